@@ -1,0 +1,7 @@
+"""Suites, planning, running and reporting: the only package that imports all the others.
+
+Importing it registers every built-in method and benchmark, and imports nothing heavy.
+"""
+
+import language  # noqa: F401 - registers
+import vision  # noqa: F401 - registers

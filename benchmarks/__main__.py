@@ -1,0 +1,6 @@
+"""``python -m benchmarks`` is ``unlearn``."""
+
+from benchmarks.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Records -> leaderboard: gaps to the seed-paired Retrain, the noise floor, intervals, ranks.
+
+Nothing here is stored as truth: a table is derived from records each time it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.plan import Plan, make_plan, trial_gap
+from benchmarks.suite import ResolvedSuite
+from common.config import canonical
+from common.metrics import (
+    Floor,
+    MetricSpec,
+    PairedDifference,
+    Summary,
+    ag2,
+    average_gap,
+    gap,
+    max_gap,
+    not_separable,
+    paired_difference,
+    retrain_floor,
+    summarise,
+    tow,
+    tow_mia,
+)
+from common.records import RunRecord
+from common.registry import BENCHMARKS
+from common.stages import StageStore
+
+DERIVED: Mapping[str, Callable[[Any, Any], float | None]] = {
+    "ag4": average_gap,
+    "ag2": ag2,
+    "max_gap": max_gap,
+    "tow": tow,
+    "tow_mia": tow_mia,
+}
+FLOOR = "retrain (second)"
+
+
+@dataclass
+class BoardRow:
+    """One row: summaries over the seeds that did not diverge.
+
+    Attributes:
+        label: Row label in the suite.
+        method: Registered method.
+        seeds: Seeds with a record.
+        diverged: seed -> where it diverged.
+        metrics: Metric -> summary of measurements.
+        gaps: Metric -> summary of signed gaps to the seed's Retrain.
+        derived: ag4, ag2, max_gap, tow, tow_mia -> summary.
+        ag_per_seed: AG4 by seed.
+        separable: False if the row's AG cannot be told from a second Retrain's; None if unknown.
+        dynamics: Logged quantities -> mean over seeds of the last value.
+        cost: Cost entries -> mean over seeds.
+        trials: Tuning trials spent on the row.
+        chosen: Parameters that tuning chose.
+    """
+
+    label: str
+    method: str
+    seeds: list[int] = field(default_factory=list)
+    diverged: dict[int, str] = field(default_factory=dict)
+    metrics: dict[str, Summary] = field(default_factory=dict)
+    gaps: dict[str, Summary] = field(default_factory=dict)
+    derived: dict[str, Summary] = field(default_factory=dict)
+    ag_per_seed: dict[int, float] = field(default_factory=dict)
+    separable: bool | None = None
+    dynamics: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+    trials: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One tuning trial: the varied parameters and its validation gap (infinite if diverged)."""
+
+    label: str
+    params: Mapping[str, Any]
+    gap: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired difference of AG4 between two rows (negative: the first is closer to Retrain)."""
+
+    first: str
+    second: str
+    difference: PairedDifference
+
+
+@dataclass
+class Leaderboard:
+    """Everything a table shows."""
+
+    suite: ResolvedSuite
+    specs: dict[str, MetricSpec]
+    rows: list[BoardRow]
+    floor: Floor
+    comparisons: list[Comparison]
+    trials: list[Trial]
+    missing: int
+    records: list[tuple[str, RunRecord]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned record is there."""
+        return self.missing == 0
+
+
+def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
+    """Reads the records that are there and derives the table."""
+    plan = make_plan(suite, store)
+    found: dict[tuple[str, int], dict[int, RunRecord]] = {}
+    records: list[tuple[str, RunRecord]] = []
+    missing = len(plan.waiting) * len(suite.spec.seeds)
+    for result in plan.results:
+        record = _record(store, result.stage.key)
+        if record is None:
+            missing += 1
+            continue
+        if result.trial is None:
+            records.append((result.label, record))
+            found.setdefault((result.label, result.replicate), {})[result.seed] = record
+    specs = {spec.name: spec for spec in BENCHMARKS[suite.spec.benchmark].metrics}
+    reference = found.get((_retrain_label(suite), 0), {})
+    floor, floor_row = _floor(found, reference, suite)
+    floors = dict(zip(sorted(reference), floor.per_seed, strict=True)) if reference else {}
+    rows = []
+    for row in suite.rows:
+        by_seed = found.get((row.label, 0), {})
+        if by_seed:
+            rows.append(_row(row.label, row.method, by_seed, reference, floors))
+    if floor_row is not None:
+        rows.append(floor_row)
+    trials = _trials(plan, store)
+    for board_row in rows:
+        mine = [trial for trial in trials if trial.label == board_row.label]
+        board_row.trials = len(mine)
+        board_row.chosen = dict(next((t.params for t in mine if t.chosen), {}))
+    return Leaderboard(
+        suite, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
+    )
+
+
+def _record(store: StageStore, key: str) -> RunRecord | None:
+    if store.done("evaluate", key) is None:
+        return None
+    return RunRecord.load(store.folder("evaluate", key) / "record.json")
+
+
+def _retrain_label(suite: ResolvedSuite) -> str:
+    return next((row.label for row in suite.rows if row.method == "retrain"), "retrain")
+
+
+def _floor(
+    found: Mapping[tuple[str, int], Mapping[int, RunRecord]],
+    reference: Mapping[int, RunRecord],
+    suite: ResolvedSuite,
+) -> tuple[Floor, BoardRow | None]:
+    second = found.get((_retrain_label(suite), 1), {})
+    empty: dict[str, float | None] = {}
+    firsts = [dict(reference[seed].metrics) for seed in sorted(reference)]
+    seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(reference)]
+    floor = retrain_floor(firsts, seconds)
+    if not second:
+        return floor, None
+    return floor, _row(FLOOR, "retrain", second, reference, {})
+
+
+def _row(
+    label: str,
+    method: str,
+    by_seed: Mapping[int, RunRecord],
+    reference: Mapping[int, RunRecord],
+    floors: Mapping[int, float | None],
+) -> BoardRow:
+    row = BoardRow(label, method, sorted(by_seed))
+    row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
+    good = {seed: by_seed[seed] for seed in row.seeds if seed not in row.diverged}
+    for name in sorted({name for record in good.values() for name in record.metrics}):
+        row.metrics |= _summary(name, [r.metrics.get(name) for r in good.values()])
+    paired = {
+        seed: (r.metrics, reference[seed].metrics) for seed, r in good.items() if seed in reference
+    }
+    if paired:
+        for name in row.metrics:
+            row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
+        for name, derive in DERIVED.items():
+            row.derived |= _summary(name, [derive(a, b) for a, b in paired.values()])
+        for seed, (a, b) in paired.items():
+            value = average_gap(a, b)
+            if value is not None:
+                row.ag_per_seed[seed] = value
+    row.separable = _separable(row, floors)
+    row.dynamics = _means([record.dynamics for record in good.values()])
+    row.cost = _means([record.cost for record in by_seed.values()])
+    return row
+
+
+def _separable(row: BoardRow, floors: Mapping[int, float | None]) -> bool | None:
+    pairs = [(row.ag_per_seed[s], floors[s]) for s in row.ag_per_seed if floors.get(s) is not None]
+    if not pairs or row.method == "retrain":
+        return None
+    return not not_separable([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def _summary(name: str, values: Sequence[float | None]) -> dict[str, Summary]:
+    known = [value for value in values if value is not None]
+    return {name: summarise(known)} if known and len(known) == len(values) else {}
+
+
+def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    result = {}
+    for name in sorted({key for row in rows for key in row}):
+        known = [row[name] for row in rows if row.get(name) is not None]
+        if known:
+            result[name] = math.fsum(v for v in known if v is not None) / len(known)
+    return result
+
+
+def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
+    """Retrain first, then by AG4; rows without one (diverged) last."""
+
+    def order(row: BoardRow) -> tuple[int, float]:
+        if row.method == "retrain":
+            return (0, 1.0 if row.label == FLOOR else 0.0)
+        ag = row.derived.get("ag4")
+        return (1, ag.mean) if ag else (2, 0.0)
+
+    return sorted(rows, key=order)
+
+
+def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]:
+    by_label = {row.label: row for row in rows}
+    result = []
+    for first, second in suite.spec.compare:
+        if first not in by_label or second not in by_label:
+            continue
+        a, b = by_label[first].ag_per_seed, by_label[second].ag_per_seed
+        seeds = sorted(set(a) & set(b))
+        if seeds:
+            difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
+            result.append(Comparison(first, second, difference))
+    return result
+
+
+def _trials(plan: Plan, store: StageStore) -> list[Trial]:
+    references = {r.seed: _record(store, r.stage.key) for r in plan.results if r.trial == -1}
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for result in plan.results:
+        if result.trial is None or result.trial < 0:
+            continue
+        record, target = _record(store, result.stage.key), references.get(result.seed)
+        if record is not None and target is not None:
+            gaps.setdefault((result.label, result.trial), []).append(trial_gap(record, target))
+    trials = []
+    for (label, index), values in gaps.items():
+        row = plan.suite.row(label)
+        varied = _varied([canonical(config) for config in row.trials])
+        params = {key: values_[index] for key, values_ in varied.items()}
+        chosen = plan.chosen.get(label) == index
+        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen))
+    return trials
+
+
+def _varied(configs: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
+    """Parameters that differ between configs -> their values, dots for nesting."""
+    varied: dict[str, list[Any]] = {}
+    for key in configs[0]:
+        values = [config[key] for config in configs]
+        if all(isinstance(value, Mapping) for value in values):
+            varied |= _varied(values, f"{prefix}{key}.")
+        elif any(value != values[0] for value in values):
+            varied[prefix + key] = values
+    return varied

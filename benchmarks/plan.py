@@ -1,0 +1,296 @@
+"""Suite -> stages.  Pure and torch-free: ``unlearn plan`` answers at once.
+
+Everything that a number depends on is in a stage's identity or in its parents' keys.  Rows that
+are tuned resolve in two steps: their trials first, then, once the trials' records exist, the
+chosen config; choosing is a pure function of those records and is never stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite
+from common.config import Strict, canonical, digest
+from common.metrics import average_gap
+from common.records import RunRecord
+from common.registry import BENCHMARKS, METHODS
+from common.stages import ENGINE_VERSION, StageStore
+
+Kind = Literal["split", "original", "retrain", "unlearn", "evaluate"]
+TRIAL_METRICS = ("ua", "ra", "va", "mia_validation")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One unit of work.
+
+    Attributes:
+        kind: What it does.
+        spec: Everything it needs besides its parents (method, params, seed, ...).
+        identity: What is hashed besides the parents' keys.
+        parents: Role -> stage.
+        name: For people, such as ``gd_sine/seed-1``.
+    """
+
+    kind: Kind
+    spec: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    parents: Mapping[str, Stage]
+    name: str
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 over identity and parents."""
+        parents = {role: stage.key for role, stage in self.parents.items()}
+        return digest(
+            {
+                "kind": self.kind,
+                "engine": ENGINE_VERSION,
+                "identity": canonical(self.identity),
+                "parents": parents,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where one evaluated model of the suite will be found."""
+
+    label: str
+    seed: int
+    replicate: int
+    trial: int | None
+    stage: Stage
+
+
+@dataclass
+class Plan:
+    """All stages of a suite that are known by now.
+
+    Attributes:
+        suite: What is planned.
+        results: Every evaluated model, in table order.
+        chosen: Row -> the trial that was chosen (index).
+        waiting: Rows whose final stages are not known before their trials are done.
+    """
+
+    suite: ResolvedSuite
+    results: list[Result] = field(default_factory=list)
+    chosen: dict[str, int] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+    def stages(self) -> Iterator[Stage]:
+        """Every stage once, parents before children."""
+        seen: set[str] = set()
+
+        def walk(stage: Stage) -> Iterator[Stage]:
+            if stage.key in seen:
+                return
+            for parent in stage.parents.values():
+                yield from walk(parent)
+            if stage.key not in seen:
+                seen.add(stage.key)
+                yield stage
+
+        for result in self.results:
+            yield from walk(result.stage)
+
+
+class Planner:
+    """Builds the stages of one suite.
+
+    Args:
+        suite: A resolved suite.
+        store: Where trials' records may already be.
+    """
+
+    def __init__(self, suite: ResolvedSuite, store: StageStore):
+        self.suite, self.store = suite, store
+        self._benchmark = BENCHMARKS[suite.spec.benchmark]
+        self._about = {"benchmark": suite.spec.benchmark, "version": self._benchmark.version}
+        self._cache: dict[Any, Stage] = {}
+
+    def plan(self) -> Plan:
+        """Every row for every seed; trials first where a row is tuned."""
+        plan = Plan(self.suite)
+        for row in self.suite.rows:
+            if row.method in REFERENCES:
+                self._add_final(plan, row, row.config)
+        for row in self.suite.rows:
+            if row.method in REFERENCES:
+                continue
+            config: Strict | None = row.config
+            if row.trials:
+                config = self._tuned(plan, row)
+            if config is not None:
+                self._add_final(plan, row, config)
+        return plan
+
+    def _tuned(self, plan: Plan, row: ResolvedRow) -> Strict | None:
+        seeds = self.suite.spec.tune.seeds if self.suite.spec.tune else ()
+        for seed in seeds:
+            reference = self._evaluate(self._retrain(seed, 0), seed, 0, trial=True)
+            if not any(r.stage.key == reference.key for r in plan.results):
+                plan.results.append(Result("retrain", seed, 0, -1, reference))
+        stages: list[list[Stage]] = []
+        for index, config in enumerate(row.trials):
+            per_seed = [
+                self._evaluate(self._unlearn(row, config, seed), seed, 0, trial=True)
+                for seed in seeds
+            ]
+            stages.append(per_seed)
+            plan.results += [
+                Result(row.label, seed, 0, index, stage)
+                for seed, stage in zip(seeds, per_seed, strict=True)
+            ]
+        best = self._choose(stages, seeds)
+        if best is None:
+            plan.waiting.append(row.label)
+            return None
+        plan.chosen[row.label] = best
+        return row.trials[best]
+
+    def _choose(self, stages: list[list[Stage]], seeds: tuple[int, ...]) -> int | None:
+        """Index of the trial with the smallest validation gap; None while trials are missing."""
+        gaps: list[float] = []
+        for per_seed in stages:
+            total = 0.0
+            for seed, stage in zip(seeds, per_seed, strict=True):
+                record = self.record(stage)
+                target = self.record(self._evaluate(self._retrain(seed, 0), seed, 0, trial=True))
+                if record is None or target is None:
+                    return None
+                total += trial_gap(record, target)
+            gaps.append(total)
+        return min(range(len(gaps)), key=gaps.__getitem__)
+
+    def record(self, stage: Stage) -> RunRecord | None:
+        """The record of an evaluate stage, if it is done."""
+        if self.store.done(stage.kind, stage.key) is None:
+            return None
+        return RunRecord.load(self.store.folder(stage.kind, stage.key) / "record.json")
+
+    def _add_final(self, plan: Plan, row: ResolvedRow, config: Strict) -> None:
+        for seed in self.suite.spec.seeds:
+            replicates = self.suite.spec.retrains if row.method == "retrain" else 1
+            for replicate in range(replicates):
+                if row.method == "original":
+                    model = self._original(seed)
+                elif row.method == "retrain":
+                    model = self._retrain(seed, replicate)
+                else:
+                    model = self._unlearn(row, config, seed)
+                stage = self._evaluate(model, seed, replicate, trial=False)
+                plan.results.append(Result(row.label, seed, replicate, None, stage))
+
+    def _stage(
+        self,
+        kind: Kind,
+        name: str,
+        identity: Mapping[str, Any],
+        parents: Mapping[str, Stage],
+        **spec: Any,
+    ) -> Stage:
+        stage = Stage(
+            kind,
+            {
+                "benchmark": self.suite.spec.benchmark,
+                "protocol": canonical(self.suite.protocol),
+                **spec,
+            },
+            {**self._about, **identity},
+            parents,
+            name,
+        )
+        return self._cache.setdefault(stage.key, stage)
+
+    def _config_identity(self, kind: str) -> dict[str, Any]:
+        return {"config": canonical(self._benchmark.identity(self.suite.protocol, kind))}
+
+    def _split(self, seed: int) -> Stage:
+        return self._stage(
+            "split",
+            f"split/seed-{seed}",
+            {**self._config_identity("split"), "seed": seed},
+            {},
+            seed=seed,
+        )
+
+    def _original(self, seed: int) -> Stage:
+        return self._stage(
+            "original",
+            f"original/seed-{seed}",
+            {**self._config_identity("train"), "seed": seed},
+            {},
+            seed=seed,
+        )
+
+    def _retrain(self, seed: int, replicate: int) -> Stage:
+        version = METHODS["retrain"].info.version
+        identity = {
+            **self._config_identity("train"),
+            "seed": seed,
+            "replicate": replicate,
+            "method_version": version,
+        }
+        return self._stage(
+            "retrain",
+            f"retrain-{replicate + 1}/seed-{seed}",
+            identity,
+            {"split": self._split(seed)},
+            seed=seed,
+            replicate=replicate,
+        )
+
+    def _unlearn(self, row: ResolvedRow, config: Strict, seed: int) -> Stage:
+        cls = METHODS[row.method]
+        params = canonical(config)
+        identity = {
+            "method": row.method,
+            "method_version": cls.info.version,
+            "params": params,
+            "seed": seed,
+        }
+        parents = {"split": self._split(seed), "original": self._original(seed)}
+        return self._stage(
+            "unlearn",
+            f"{row.label}/seed-{seed}",
+            identity,
+            parents,
+            seed=seed,
+            method=row.method,
+            params=params,
+        )
+
+    def _evaluate(self, model: Stage, seed: int, replicate: int, *, trial: bool) -> Stage:
+        method = {"original": "original", "retrain": "retrain"}.get(model.kind)
+        identity = {**self._config_identity("evaluate"), "trial": trial}
+        parents = {"model": model, "split": self._split(seed)}
+        return self._stage(
+            "evaluate",
+            model.name + ("/trial" if trial else ""),
+            identity,
+            parents,
+            seed=seed,
+            replicate=replicate,
+            trial=trial,
+            method=method or model.spec["method"],
+            params=model.spec.get("params", {}),
+        )
+
+
+def trial_gap(record: RunRecord, target: RunRecord) -> float:
+    """Mean |gap| to Retrain on forget, retain and validation data; infinite if it diverged."""
+    if record.status != "ok":
+        return math.inf
+    gap = average_gap(record.metrics, target.metrics, metrics=TRIAL_METRICS)
+    return math.inf if gap is None else gap
+
+
+def make_plan(suite: ResolvedSuite, store: StageStore) -> Plan:
+    """The plan as far as the store allows."""
+    return Planner(suite, store).plan()

@@ -1,0 +1,416 @@
+"""Leaderboard -> terminal, Markdown, CSV, JSON, HTML and SVG."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.leaderboard import FLOOR, BoardRow, Leaderboard
+from common.metrics import Summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MARK = "≈"
+LEGEND = (
+    f"Goal: the value of Retrain, column by column (→). Cells: mean ± std over seeds, then the "
+    f"signed gap to the seed's Retrain. AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA. "
+    f"{MARK} = AG4 not separable from a second Retrain (95 % t-interval of the paired difference "
+    "reaches 0)."
+)
+
+
+def value_cell(row: BoardRow, name: str) -> str:
+    """``97.0±0.9 +0.5``: mean, spread and signed gap."""
+    summary = row.metrics.get(name)
+    if summary is None:
+        return "–"
+    text = f"{summary.mean:.1f}" + ("" if summary.std is None else f"±{summary.std:.1f}")
+    gap = row.gaps.get(name)
+    if gap is not None and not (row.method == "retrain" and row.label != FLOOR):
+        text += f" {gap.mean:+.1f}"
+    return text
+
+
+def derived_cell(row: BoardRow, name: str, digits: int = 2) -> str:
+    """``1.43±0.43``."""
+    summary = row.derived.get(name)
+    return "–" if summary is None else plain(summary, digits)
+
+
+def plain(summary: Summary, digits: int = 2) -> str:
+    """``mean±std``."""
+    text = f"{summary.mean:.{digits}f}"
+    return text if summary.std is None else f"{text}±{summary.std:.{digits}f}"
+
+
+def status_cell(row: BoardRow, planned: int) -> str:
+    """n, and how many of them diverged."""
+    text = f"{len(row.seeds)}" if len(row.seeds) == planned else f"{len(row.seeds)}/{planned}"
+    return text + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
+
+
+def main_columns(board: Leaderboard) -> list[str]:
+    """Heads of the main table."""
+    specs = [board.specs[name] for name in board.suite.spec.columns]
+    heads = ["method", "n", *[f"{spec.title} {spec.arrow[0]}" for spec in specs]]
+    heads += ["AG4 ↓", "", "AG2 ↓", "max gap ↓", "ToW ↑"]
+    return heads + (["trials"] if board.trials else [])
+
+
+def main_rows(board: Leaderboard) -> list[list[str]]:
+    """Cells of the main table."""
+    planned = len(board.suite.spec.seeds)
+    rows = []
+    for row in board.rows:
+        mark = MARK if row.separable is False else ""
+        cells = [row.label, status_cell(row, planned)]
+        cells += [value_cell(row, name) for name in board.suite.spec.columns]
+        cells += [
+            derived_cell(row, "ag4"),
+            mark,
+            derived_cell(row, "ag2"),
+            derived_cell(row, "max_gap", 1),
+            derived_cell(row, "tow", 3),
+        ]
+        rows.append(cells + ([str(row.trials or "–")] if board.trials else []))
+    return rows
+
+
+BOUND_COLUMNS = [
+    "method",
+    "‖dW‖/‖W0‖",
+    "max |arg|",
+    "bound active",
+    "logit spread",
+    "forget loss",
+    "trained %",
+    "seconds",
+    "chosen by tuning",
+]
+
+
+def bound_rows(board: Leaderboard) -> list[list[str]]:
+    """Cells of the second table: did the bound act, and what did a row cost?"""
+    rows = []
+    for row in board.rows:
+        dynamics, cost = row.dynamics, row.cost
+        loss = row.metrics.get("forget_loss")
+        base, trained = cost.get("base_parameters"), cost.get("trainable_parameters")
+        rows.append(
+            [
+                row.label,
+                _number(dynamics.get("last/adapter/delta_ratio"), 3),
+                _number(dynamics.get("last/adapter/max_argument"), 3),
+                _percent(dynamics.get("last/adapter/bound_active")),
+                _number(dynamics.get("last/logits/spread"), 2),
+                "–" if loss is None else plain(loss),
+                "–" if not base or trained is None else f"{100 * trained / base:.2f}",
+                _number(cost.get("seconds"), 1),
+                ", ".join(f"{key}={_short(value)}" for key, value in row.chosen.items()) or "–",
+            ]
+        )
+    return rows
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def floor_line(board: Leaderboard) -> str:
+    """The noise floor in words."""
+    if board.floor.summary is None:
+        return "Noise floor: unknown (retrains: 2 gives it)."
+    seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)
+    return (
+        f"Noise floor (AG4 of a second Retrain against the first): "
+        f"{plain(board.floor.summary)} [{seeds}]."
+    )
+
+
+def comparison_lines(board: Leaderboard) -> list[str]:
+    """Paired differences in words."""
+    lines = []
+    for item in board.comparisons:
+        summary = item.difference.summary
+        p = item.difference.p_value
+        interval = (
+            ""
+            if summary.low is None or summary.high is None
+            else (f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]")
+        )
+        reads = "no difference shown"
+        if summary.low is not None and summary.high is not None:
+            if summary.high < 0:
+                reads = f"{item.first} is closer to Retrain"
+            elif summary.low > 0:
+                reads = f"{item.second} is closer to Retrain"
+        tail = "" if p is None else f", p {p:.2g}"
+        lines.append(
+            f"AG4 of {item.first} − {item.second}: {summary.mean:+.2f}{interval}{tail}, "
+            f"n {summary.n}: {reads}."
+        )
+    return lines
+
+
+def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A Rich table: first column left, the rest right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="left" if index == 0 else "right", no_wrap=index < 1)
+    for row in rows:
+        style = "green" if row[0] == "retrain" else "dim" if row[0] in ("original", FLOOR) else None
+        table.add_row(*row, style=style)
+    return table
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def to_markdown(board: Leaderboard) -> str:
+    """The whole report as Markdown."""
+    spec = board.suite.spec
+    seeds = ", ".join(str(seed) for seed in spec.seeds)
+    parts = [f"# {spec.suite} (v{spec.version}, measured)", spec.title, _provenance(board)]
+    if not board.complete:
+        parts.append(f"**Incomplete: {board.missing} records are missing.**")
+    parts += [
+        f"Seeds {seeds}. {LEGEND}",
+        markdown_table(main_columns(board), main_rows(board)),
+        floor_line(board),
+    ]
+    lines = comparison_lines(board)
+    if lines:
+        parts.append("Paired comparisons:\n\n" + "\n".join(f"- {line}" for line in lines))
+    parts += [
+        "## Did the bound act, and what did it cost?",
+        markdown_table(BOUND_COLUMNS, bound_rows(board)),
+        "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound active` is "
+        "the share of entries above 0.5, where sine, tanh and identity begin to differ.",
+    ]
+    parts += ["## Membership attacks", markdown_table(*attack_table(board))]
+    if board.trials:
+        parts += ["## Tuning", _tuning_text(board), markdown_table(*tuning_table(board))]
+    if spec.notes:
+        parts.append(f"Notes: {spec.notes}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _provenance(board: Leaderboard) -> str:
+    if not board.records:
+        return ""
+    record = board.records[0][1]
+    git = record.environment.get("git", {})
+    commit = git.get("commit", "unknown")[:12] + (" (dirty)" if git.get("dirty") else "")
+    versions = record.environment.get("packages", {})
+    return (
+        f"Data: {record.data.get('provenance', '?')}, digest {record.data['digest'][:12]}. "
+        f"Commit {commit}, torch {versions.get('torch', '?')}, timm {versions.get('timm', '?')}."
+    )
+
+
+def _tuning_text(board: Leaderboard) -> str:
+    tune = board.suite.spec.tune
+    assert tune is not None
+    return (
+        f"{tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}, chosen by "
+        "the smallest mean |gap| to Retrain on forget, retain and *validation* data; test data "
+        "was not scored. The chosen config was then frozen for the seeds above."
+    )
+
+
+def attack_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+    """All attacks: heads and rows."""
+    names = [name for name in board.specs if name.startswith("mia") and name != "mia_validation"]
+    names = [name for name in names if any(name in row.metrics for row in board.rows)]
+    heads = ["method", *[board.specs[name].title for name in names]]
+    rows = []
+    for row in board.rows:
+        cells = [plain(row.metrics[n], 1) if n in row.metrics else "–" for n in names]
+        rows.append([row.label, *cells])
+    return heads, rows
+
+
+def tuning_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+    """Every trial: heads and rows."""
+    rows = []
+    for trial in board.trials:
+        params = ", ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
+        gap = f"{trial.gap:.2f}" if math.isfinite(trial.gap) else "diverged"
+        rows.append([trial.label, params, gap, "chosen" if trial.chosen else ""])
+    return ["row", "trial", "validation gap", ""], rows
+
+
+def to_csv(board: Leaderboard) -> str:
+    """One line per record: label, seed, replicate, status, every metric."""
+    names = list(board.specs)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["row", "method", "seed", "replicate", "status", *names])
+    for label, record in board.records:
+        values = [record.metrics.get(name) for name in names]
+        writer.writerow(
+            [
+                label,
+                record.method,
+                record.seed,
+                record.replicate,
+                record.status,
+                *["" if value is None else repr(value) for value in values],
+            ]
+        )
+    return stream.getvalue()
+
+
+def to_json(board: Leaderboard) -> dict[str, Any]:
+    """Everything as plain numbers."""
+
+    def pack(summaries: Mapping[str, Summary]) -> dict[str, Any]:
+        return {name: vars(summary) for name, summary in summaries.items()}
+
+    rows = [
+        {
+            "row": row.label,
+            "method": row.method,
+            "seeds": row.seeds,
+            "diverged": {str(s): d for s, d in row.diverged.items()},
+            "separable": row.separable,
+            "metrics": pack(row.metrics),
+            "gaps": pack(row.gaps),
+            "derived": pack(row.derived),
+            "ag4_per_seed": {str(s): v for s, v in row.ag_per_seed.items()},
+            "dynamics": row.dynamics,
+            "cost": row.cost,
+            "trials": row.trials,
+            "chosen": row.chosen,
+        }
+        for row in board.rows
+    ]
+    floor = board.floor.summary
+    return {
+        "suite": board.suite.name,
+        "version": board.suite.spec.version,
+        "kind": "measured",
+        "complete": board.complete,
+        "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
+        "rows": rows,
+    }
+
+
+def to_svg(board: Leaderboard) -> str:
+    """AG4 of every row, one dot per seed, the floor as a band: to look at."""
+    rows = [row for row in board.rows if row.ag_per_seed and row.label != "retrain"]
+    top = max((max(row.ag_per_seed.values()) for row in rows), default=1.0) or 1.0
+    left, width, pitch, head = 190, 520, 22, 46
+    height = head + pitch * len(rows) + 40
+
+    def x(value: float) -> float:
+        return left + width * math.sqrt(value / top)
+
+    floors = [v for v in board.floor.per_seed if v is not None]
+    band = ""
+    if floors:
+        start, end = x(min(floors)), x(max(floors))
+        band = (
+            f'<rect x="{start:.1f}" y="{head - 8}" width="{max(end - start, 2):.1f}" '
+            f'height="{pitch * len(rows) + 8}" fill="#d9ead3"/>'
+        )
+    body = []
+    for index, row in enumerate(rows):
+        y = head + pitch * index + 8
+        colour = "#666" if row.method in ("retrain", "original") else "#1f4e9c"
+        body.append(
+            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{html.escape(row.label)}</text>'
+        )
+        body.append(f'<line x1="{left}" x2="{left + width}" y1="{y}" y2="{y}" stroke="#eee"/>')
+        body += [
+            f'<circle cx="{x(v):.1f}" cy="{y}" r="3.5" fill="{colour}" fill-opacity="0.55"/>'
+            for v in row.ag_per_seed.values()
+        ]
+        mean = row.derived["ag4"].mean
+        body.append(
+            f'<line x1="{x(mean):.1f}" x2="{x(mean):.1f}" y1="{y - 7}" y2="{y + 7}" '
+            f'stroke="{colour}" stroke-width="2"/>'
+        )
+    ticks = []
+    for tick in _ticks(top):
+        ticks.append(
+            f'<text x="{x(tick):.1f}" y="{height - 14}" text-anchor="middle" '
+            f'fill="#666">{tick:g}</text>'
+        )
+    title = html.escape(f"{board.suite.name}: AG4 to Retrain (points; square-root axis)")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 30}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">'
+        f'<rect width="100%" height="100%" fill="white"/>'
+        f'<text x="10" y="20" font-size="14" font-weight="bold">{title}</text>'
+        f'<text x="10" y="36" fill="#666">dots: seeds; bar: mean; green: a second Retrain '
+        f"(noise floor)</text>" + band + "".join(body) + "".join(ticks) + "</svg>\n"
+    )
+
+
+def _ticks(top: float) -> list[float]:
+    candidates = (0, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 100)
+    return [float(tick) for tick in candidates if tick <= top]
+
+
+def to_html(board: Leaderboard) -> str:
+    """A self-contained page: picture and tables."""
+
+    def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    style = (
+        "body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:collapse}"
+        "td,th{padding:.25em .6em;text-align:right;border-bottom:1px solid #ddd}"
+        "td:first-child,th:first-child{text-align:left}"
+    )
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in comparison_lines(board))
+    sections = [
+        f"<h1>{html.escape(board.suite.name)} (measured)</h1>",
+        f"<p>{html.escape(board.suite.spec.title)}</p>",
+        to_svg(board),
+        f"<p>{html.escape(LEGEND)}</p>",
+        table(main_columns(board), main_rows(board)),
+        f"<p>{html.escape(floor_line(board))}</p><ul>{lines}</ul>",
+        "<h2>Did the bound act, and what did it cost?</h2>",
+        table(BOUND_COLUMNS, bound_rows(board)),
+        "<h2>Membership attacks</h2>",
+        table(*attack_table(board)),
+    ]
+    if board.trials:
+        sections += ["<h2>Tuning</h2>", table(*tuning_table(board))]
+    return (
+        f"<!doctype html><meta charset='utf-8'><title>{html.escape(board.suite.name)}</title>"
+        f"<style>{style}</style>" + "".join(sections) + "\n"
+    )

@@ -1,0 +1,380 @@
+"""What happens inside one stage.  Everything heavy is imported here, in the process that works."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plan import Stage
+from common.benchmark import Benchmark, Runtime
+from common.config import validate
+from common.errors import CheckpointError, DataError, Diverged, GateError
+from common.methods import UnlearningMethod, UnlearnTask
+from common.records import RunRecord, clean_metrics, environment
+from common.registry import BENCHMARKS, METHODS
+from common.splits import ForgetSplit
+from common.stages import StageStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+WEIGHTS = "model.safetensors"
+SCALARS = "scalars.jsonl"
+Progress = Callable[[int, int], None]
+
+
+def run_stage(
+    stage: Stage, runtime: Runtime, *, board: Path | None = None, progress: Progress | None = None
+) -> str:
+    """Makes a stage complete unless it is; returns its status.
+
+    Args:
+        stage: What to do; its parents must be complete.
+        runtime: Where and on what.
+        board: TensorBoard folder for live scalars.
+        progress: Called with (steps done, steps in all) during training.
+    """
+    store = StageStore(runtime.store)
+    done = store.done(stage.kind, stage.key)
+    if done is None:
+        benchmark = _benchmark(stage.spec["benchmark"], json.dumps(stage.spec["protocol"]), runtime)
+        work = _Work(stage, benchmark, store, board, progress)
+        {
+            "split": work.split,
+            "original": work.original,
+            "retrain": work.retrain,
+            "unlearn": work.unlearn,
+            "evaluate": work.evaluate,
+        }[stage.kind]()
+        done = store.done(stage.kind, stage.key)
+        assert done is not None
+    return done["status"]
+
+
+@functools.lru_cache(maxsize=4)
+def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
+    cls = BENCHMARKS[name]
+    return cls(validate(cls.Config, json.loads(protocol), f"protocol of {name}"), runtime)
+
+
+class _Work:
+    """One stage being done."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        benchmark: Benchmark,
+        store: StageStore,
+        board: Path | None,
+        progress: Progress | None,
+    ):
+        self.stage, self.benchmark, self.store = stage, benchmark, store
+        self.board, self.progress = board, progress
+        self.seed: int = stage.spec["seed"]
+        self.replicate: int = stage.spec.get("replicate", 0)
+        self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": self.seed}
+
+    @contextmanager
+    def _writing(self) -> Iterator[Path]:
+        started = time.perf_counter()
+        with self.store.writing(self.stage.kind, self.stage.key, self.about) as folder:
+            yield folder
+            self.about["stage_seconds"] = round(time.perf_counter() - started, 3)
+            self.about["environment"] = environment()
+
+    def _parent(self, role: str) -> tuple[Path, dict[str, Any]]:
+        parent = self.stage.parents[role]
+        done = self.store.done(parent.kind, parent.key)
+        if done is None:
+            raise DataError(f"{self.stage.name}: its stage {parent.name} is not done; run it first")
+        return self.store.folder(parent.kind, parent.key), done
+
+    def _load_split(self) -> ForgetSplit:
+        folder, _ = self._parent("split")
+        split = ForgetSplit.load(folder / "split.safetensors")
+        found = self.benchmark.source.digest
+        if split.source_digest != found:
+            raise DataError(
+                f"the data changed: split {split.name} was made on {split.source_digest[:12]}, "
+                f"this is {found[:12]} ({self.benchmark.provenance}); use the same data or another "
+                "--store"
+            )
+        return split
+
+    # Stages --------------------------------------------------------------------------------------
+
+    def split(self) -> None:
+        """Freezes the index sets."""
+        split = self.benchmark.split(self.seed)
+        with self._writing() as folder:
+            split.save(folder / "split.safetensors")
+            self.about |= {
+                "split": split.digest,
+                "data": split.source_digest,
+                "sizes": {part: len(ids) for part, ids in split.parts.items()},
+            }
+
+    def original(self) -> None:
+        """Trains on everything."""
+        from common.methods import train_reference
+
+        split = self.benchmark.split(self.seed)
+        access = frozenset({"forget", "retain", "initial"})
+        self._train(split, access, lambda task: train_reference(task, ["forget", "retain"]))
+
+    def retrain(self) -> None:
+        """Trains on the retain set alone."""
+        method = METHODS["retrain"]
+        self._train(self._load_split(), method.info.access, method(method.Config()).unlearn)
+
+    def _train(
+        self, split: ForgetSplit, access: frozenset[str], train: Callable[[UnlearnTask], nn.Module]
+    ) -> None:
+        with self._writing() as folder:
+            task = self._task(split, access, folder, model=None)
+            model = self._guarded(train, task)
+            trained = split.train if "forget" in access else split.parts["retain"]
+            self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
+            if model is not None:
+                _save_weights(model, folder)
+                try:
+                    accuracy = self.benchmark.collect(model, trained).accuracy
+                    self.about["train_accuracy"] = accuracy
+                except Diverged as error:
+                    self._diverged(error)
+
+    def unlearn(self) -> None:
+        """Runs the method on a copy of Original."""
+        from common.adapters import adapted_layers, save_adapter, trainable_share
+
+        cls = METHODS[self.stage.spec["method"]]
+        if cls.info.scenarios and self.benchmark.scenario not in cls.info.scenarios:
+            raise DataError(
+                f"method '{self.stage.spec['method']}' does not apply to "
+                f"{self.benchmark.scenario} forgetting; remove the row"
+            )
+        split = self._load_split()
+        self._gate(split)
+        config = validate(cls.Config, self.stage.spec["params"], self.stage.name)
+        method: UnlearningMethod = cls(config)
+        with self._writing() as folder:
+            original = self._load_model("original")
+            task = self._task(split, cls.info.access, folder, model=original)
+            _reset_peak()
+            model = self._guarded(method.unlearn, task)
+            if model is None:
+                return
+            trainable, base = trainable_share(model)
+            self.about["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
+            if any(True for _ in adapted_layers(model)):
+                save_adapter(model, folder)
+            else:
+                _save_weights(model, folder)
+
+    def _gate(self, split: ForgetSplit) -> None:
+        _, done = self._parent("original")
+        minimum = self.benchmark.minimum_train_accuracy
+        if done["status"] == "ok" and done["train_accuracy"] < minimum:
+            raise GateError(
+                f"{self.stage.name}: Original reaches {done['train_accuracy']:.1f} % on its own "
+                f"training data, below minimum_train_accuracy {minimum:g}; train it longer or "
+                "lower the gate"
+            )
+        if done["status"] != "ok":
+            raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
+        assert done["trained_on"] == _ids_digest(split.train), (
+            "Original was not trained on the union of forget and retain"
+        )
+
+    def evaluate(self) -> None:
+        """Scores every part once and measures."""
+        from common.scores import save_scores
+
+        split = self._load_split()
+        trial: bool = self.stage.spec["trial"]
+        _, model_done = self._parent("model")
+        with self._writing() as folder:
+            status, detail = model_done["status"], model_done.get("status_detail", "")
+            metrics: dict[str, float | None] = {}
+            if status == "ok":
+                try:
+                    parts = self.benchmark.parts(split, trial=trial, seed=self.seed)
+                    model = self._load_model("model")
+                    scores = {
+                        name: self.benchmark.collect(model, ids) for name, ids in parts.items()
+                    }
+                    metrics = self.benchmark.evaluate(scores, trial=trial, seed=self.seed)
+                    if not trial:
+                        save_scores(scores, folder / "scores.safetensors")
+                except Diverged as error:
+                    status, detail = "diverged", error.reason
+            self.about |= {"status": status, "status_detail": detail}
+            self._record(split, model_done, metrics).save(folder / "record.json")
+
+    def _record(
+        self, split: ForgetSplit, model_done: Mapping[str, Any], metrics: Mapping[str, float | None]
+    ) -> RunRecord:
+        spec, cls = self.stage.spec, METHODS[self.stage.spec["method"]]
+        keys: dict[str, str] = {str(self.stage.kind): self.stage.key}
+        keys |= {role: parent.key for role, parent in self.stage.parents.items()}
+        return RunRecord(
+            status=self.about["status"],
+            status_detail=self.about["status_detail"],
+            benchmark=spec["benchmark"],
+            benchmark_version=type(self.benchmark).version,
+            protocol=spec["protocol"],
+            method=spec["method"],
+            method_version=cls.info.version,
+            params=spec["params"],
+            seed=self.seed,
+            replicate=self.replicate,
+            trial=spec["trial"],
+            metrics=clean_metrics(metrics),
+            dynamics=clean_metrics(model_done.get("dynamics", {})),
+            cost=clean_metrics(model_done.get("cost", {})),
+            split={"digest": split.digest, "name": split.name, **split.notes},
+            data={"digest": split.source_digest, "provenance": self.benchmark.provenance},
+            stages=keys,
+            environment=environment(),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+
+    # Helpers -------------------------------------------------------------------------------------
+
+    def _task(
+        self, split: ForgetSplit, access: frozenset[str], folder: Path, model: nn.Module | None
+    ) -> UnlearnTask:
+        from common.tracking import Tracker
+
+        benchmark = self.benchmark
+        scratch = self.store.scratch(self.stage.kind, self.stage.key)
+        # the log lives beside the checkpoint, so that a resumed run continues both
+        self._tracker = Tracker(scratch / SCALARS, self.board)
+        self._log_target = folder / SCALARS
+        builds = (self.seed,) if self.replicate == 0 else (self.seed, "replicate", self.replicate)
+        seed = builds[0] if len(builds) == 1 else _derived(*builds)
+        if model is None:
+            model = benchmark.build(seed)
+        return UnlearnTask(
+            model=model,
+            source=benchmark.source,
+            split=split,
+            access=access,
+            forward=benchmark.forward,
+            recipe=benchmark.recipe,
+            num_classes=benchmark.num_classes,
+            targets=benchmark.targets,
+            head=benchmark.head,
+            component_of=benchmark.component_of,
+            build=lambda: benchmark.build(seed),
+            seed=self.seed,
+            replicate=self.replicate,
+            tracker=self._tracker,
+            checkpoint=scratch / "checkpoint.safetensors",
+            progress=self.progress,
+        )
+
+    def _guarded(
+        self, work: Callable[[UnlearnTask], nn.Module], task: UnlearnTask
+    ) -> nn.Module | None:
+        """Runs ``work``; divergence becomes a status. Notes cost and dynamics."""
+        started = time.perf_counter()
+        model: nn.Module | None = None
+        try:
+            model = work(task)
+        except Diverged as error:
+            self._diverged(error)
+        finally:
+            self._tracker.close()
+        self.about["cost"] = {
+            "seconds": round(time.perf_counter() - started, 3),
+            "steps": float(sum(result.steps for result in task.results)),
+            "peak_bytes": _peak_bytes(),
+        }
+        dynamics: dict[str, float] = {}
+        for result in task.results:
+            dynamics |= {f"last/{k}": v for k, v in result.last.items()}
+            dynamics |= {f"max/{k}": v for k, v in result.peak.items()}
+        self.about["dynamics"] = clean_metrics(dynamics)
+        log = self.store.scratch(self.stage.kind, self.stage.key) / SCALARS
+        if log.is_file():
+            os.replace(log, self._log_target)
+        return model
+
+    def _diverged(self, error: Diverged) -> None:
+        self.about |= {"status": "diverged", "status_detail": str(error), "step": error.step}
+
+    def _load_model(self, role: str) -> nn.Module:
+        """The stored model of a parent, adapters merged."""
+        from common.adapters import ADAPTER_CONFIG, detach, load_adapter
+
+        folder, _ = self._parent(role)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            model = self.benchmark.blank()
+            _load_weights(model, folder / WEIGHTS)
+            return model
+        base = self.stage.parents[role].parents["original"]
+        model = self.benchmark.blank()
+        _load_weights(model, self.store.folder(base.kind, base.key) / WEIGHTS)
+        load_adapter(model, folder)
+        return detach(model)
+
+
+def _derived(*parts: Any) -> int:
+    from common.seeding import derive
+
+    return derive(*parts)
+
+
+def _ids_digest(ids: Any) -> str:
+    import hashlib
+
+    import numpy as np
+
+    return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()
+
+
+def _save_weights(model: nn.Module, folder: Path) -> None:
+    from safetensors.torch import save_model
+
+    save_model(model, str(folder / WEIGHTS))
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        load_model(model, str(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; delete its folder and rerun") from None
+    except (SafetensorError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: damaged or of another model ({first}); delete {path.parent} and rerun"
+        ) from None
+
+
+def _reset_peak() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_bytes() -> float | None:
+    """Peak memory on the accelerator; None on a CPU, where a process's peak is not a stage's."""
+    import torch
+
+    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None

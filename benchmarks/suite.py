@@ -1,0 +1,273 @@
+"""A suite: one leaderboard as one versioned YAML file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from common.config import Strict, apply_overrides, did_you_mean, merge, read_yaml, validate
+from common.errors import ConfigError
+from common.methods import resolve_config
+from common.registry import BENCHMARKS, METHODS
+
+SUITES = Path(__file__).parent / "suites"
+REFERENCES = ("original", "retrain")
+
+
+class Row(Strict):
+    """One row of the leaderboard.
+
+    Attributes:
+        method: Registered name; the row's own label when absent.
+        preset: Named overrides of the method.
+        params: Overrides of the method's config.
+        tune: False keeps a row out of tuning.
+    """
+
+    method: str | None = None
+    preset: str | None = None
+    params: dict[str, Any] = {}
+    tune: bool = True
+
+
+class Tune(Strict):
+    """The same trial budget for every method, chosen on the validation gap to Retrain.
+
+    Attributes:
+        seeds: Seeds of the trials; must not be among the suite's seeds.
+        trials: Trials of every method; each grid's product must have this size.
+        grids: ``default`` or a row's label -> parameter (dots for nesting) -> values.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    trials: Annotated[int, Field(ge=1)]
+    grids: dict[str, dict[str, list[Any]]]
+
+    @model_validator(mode="after")
+    def _same_budget(self) -> Tune:
+        for label, grid in self.grids.items():
+            size = 1
+            for values in grid.values():
+                size *= len(values)
+            if size != self.trials:
+                raise ValueError(
+                    f"grid '{label}' has {size} combinations, but trials is {self.trials}; "
+                    "every method gets the same number"
+                )
+        return self
+
+
+class Suite(Strict):
+    """One leaderboard.
+
+    Attributes:
+        suite: Its name.
+        version: Raised when its numbers change meaning.
+        title: One line for people.
+        notes: What a reader of the table must know.
+        benchmark: Registered benchmark.
+        protocol: The benchmark's own config.
+        seeds: One run of every row per seed.
+        retrains: Retrains per split; the second one gives the noise floor.
+        columns: Metrics of the main table.
+        methods: Label -> row, in any order.
+        defaults: Params for every row whose config has them.
+        tune: Tuning on a separate seed, if wanted.
+        compare: Pairs of labels whose paired difference is printed.
+        published: Labels of published tables to print beside (never in) the measured one.
+    """
+
+    suite: str
+    version: Annotated[int, Field(ge=1)] = 1
+    title: str = ""
+    notes: str = ""
+    benchmark: str = "vision"
+    protocol: dict[str, Any]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
+    retrains: Annotated[int, Field(ge=1, le=8)] = 2
+    columns: tuple[str, ...] = ("fa", "ra", "ta", "mia")
+    methods: dict[str, Row | None]
+    defaults: dict[str, Any] = {}
+    tune: Tune | None = None
+    compare: tuple[tuple[str, str], ...] = ()
+    published: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Suite:
+        for pair in self.compare:
+            for label in pair:
+                if label not in self.methods:
+                    raise ValueError(f"compare names '{label}', which is not a row")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("seeds holds a seed twice")
+        if self.tune and set(self.tune.seeds) & set(self.seeds):
+            raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
+        return self
+
+
+@dataclass(frozen=True)
+class ResolvedRow:
+    """A row with its full config, and the full configs of its trials (none when not tuned)."""
+
+    label: str
+    method: str
+    config: Strict
+    trials: tuple[Strict, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResolvedSuite:
+    """A validated suite: typed protocol, typed rows."""
+
+    spec: Suite
+    protocol: Strict
+    rows: tuple[ResolvedRow, ...]
+
+    @property
+    def name(self) -> str:
+        """The suite's name."""
+        return self.spec.suite
+
+    def row(self, label: str) -> ResolvedRow:
+        """The row of a label."""
+        return next(row for row in self.rows if row.label == label)
+
+
+def suite_names() -> list[str]:
+    """Built-in suites (files that start with an underscore are shared parts)."""
+    return sorted(path.stem for path in SUITES.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def find_suite(name: str) -> Path:
+    """A built-in suite's file, or a path given as such."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    path = SUITES / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, suite_names())}")
+    return path
+
+
+def load_suite(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+) -> ResolvedSuite:
+    """Reads, overrides and validates a suite.
+
+    Args:
+        name: Built-in name or path of a YAML file.
+        overrides: ``key.sub=value`` strings.
+        seeds: Replace the suite's seeds.
+        only: Keep only these rows (and the references).
+    """
+    path = find_suite(name)
+    data = apply_overrides(read_yaml(path), overrides)
+    if seeds:
+        data["seeds"] = list(seeds)
+    spec = validate(Suite, data, str(path))
+    if only:
+        spec = _only(spec, only, str(path))
+    protocol = validate(BENCHMARKS[spec.benchmark].Config, spec.protocol, f"{path}: protocol")
+    _check_columns(spec, str(path))
+    rows = tuple(
+        _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
+    )
+    _check_used(spec, rows, str(path))
+    return ResolvedSuite(spec, protocol, rows)
+
+
+def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
+    for label in only:
+        if label not in spec.methods:
+            raise ConfigError(
+                f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
+            )
+    kept = {k: v for k, v in spec.methods.items() if k in only or k in REFERENCES}
+    compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
+    return spec.model_copy(update={"methods": kept, "compare": compare})
+
+
+def _check_columns(spec: Suite, origin: str) -> None:
+    known = [metric.name for metric in BENCHMARKS[spec.benchmark].metrics]
+    for column in spec.columns:
+        if column not in known:
+            raise ConfigError(
+                f"{origin}: columns: unknown metric '{column}'{did_you_mean(column, known)}"
+            )
+
+
+def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
+    method = row.method or label
+    where = f"{origin}: methods.{label}"
+    try:
+        cls = METHODS[method]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    defaults = _applicable(cls.Config, spec.defaults)
+    params = merge(defaults, row.params)
+    config = resolve_config(method, row.preset, params, origin=f"{where}.params")
+    trials: tuple[Strict, ...] = ()
+    if spec.tune and row.tune and label not in REFERENCES and cls.info.changes_model:
+        grid = spec.tune.grids.get(label) or spec.tune.grids.get("default")
+        if grid is None:
+            raise ConfigError(f"{origin}: tune.grids: no grid for row '{label}' and no default")
+        trials = tuple(
+            resolve_config(
+                method,
+                row.preset,
+                merge(params, overrides),
+                origin=f"{origin}: tune.grids for row '{label}'",
+            )
+            for overrides in _product(grid)
+        )
+    return ResolvedRow(label, method, config, trials)
+
+
+def _applicable(config: type[Strict], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that the config knows; nested mappings apply where the nested config is set."""
+    known = config.model_fields
+    result: dict[str, Any] = {}
+    for key, value in defaults.items():
+        if key not in known:
+            continue
+        if isinstance(value, Mapping) and known[key].get_default() is None:
+            continue
+        result[key] = value
+    return result
+
+
+def _product(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    combinations = []
+    for values in itertools.product(*grid.values()):
+        nested: dict[str, Any] = {}
+        for key, value in zip(grid, values, strict=True):
+            piece: Any = value
+            for part in reversed(key.split(".")):
+                piece = {part: piece}
+            nested = merge(nested, piece)
+        combinations.append(nested)
+    return combinations
+
+
+def _check_used(spec: Suite, rows: Sequence[ResolvedRow], origin: str) -> None:
+    """A default or a grid that no row uses is a misspelling."""
+    fields = {name for row in rows for name in type(row.config).model_fields}
+    for key in spec.defaults:
+        if key not in fields:
+            raise ConfigError(
+                f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
+            )
+    labels = [*spec.methods, "default"]
+    for label in spec.tune.grids if spec.tune else ():
+        if label not in labels and label not in METHODS:
+            raise ConfigError(
+                f"{origin}: tune.grids: no row '{label}'{did_you_mean(label, labels)}"
+            )

@@ -1,0 +1,174 @@
+"""Three pictures of the results; the only file here that needs matplotlib.
+
+They are drawn from the stored results alone, so an old ``theory.json`` can be drawn again.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+STYLE = {
+    "full": ("#444444", "-"),
+    "LoRA": ("#d1495b", "-"),
+    "LoRA-w100": ("#edae49", "-"),
+    "tanh-w100": ("#30638e", "--"),
+    "sine-w100": ("#00a087", ":"),
+}
+MAIN = ("adamw", "sgd")
+NOTE = "All layers, ReLU.  Bold: seed 0; thin: other seeds; cross: next step is not finite."
+FLOOR = 1e-8  # a run that fell into a minimum has gradients of 1e-40, which would hide the rest
+DOT = {"LoRA": 40, "LoRA-w100": 110, "tanh-w100": 55, "sine-w100": 14}
+
+
+def draw(results: dict[str, Any], out: Path) -> list[Path]:
+    """Writes ``loss_bounds.png``, ``norms.png`` and ``certificate.png`` into ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "loss_bounds": loss_bounds(results),
+        "norms": norms(results),
+        "certificate": certificates(results),
+    }
+    paths = []
+    for name, figure in figures.items():
+        paths.append(out / f"{name}.png")
+        figure.savefig(paths[-1], dpi=100)
+        plt.close(figure)
+    return paths
+
+
+def _select(results: dict[str, Any], optimizer: str, rate: str) -> list[dict[str, Any]]:
+    wanted = {"optimizer": optimizer, "rate": rate, "scope": "all", "activation": "relu"}
+    return [r for r in results["runs"] if all(r[k] == v for k, v in wanted.items())]
+
+
+def _lines(axes: Axes, runs: list[dict[str, Any]], name: str) -> None:
+    """One line per run (thin: the other seeds), a cross where a number stopped being finite."""
+    for run in runs:
+        if name not in run["trace"]:
+            continue
+        color, dash = STYLE[run["variant"]]
+        first = run["seed"] == 0
+        step, value = run["trace"]["step"], np.asarray(run["trace"][name], float)
+        value = np.where(value > FLOOR, value, np.nan)
+        look: dict[str, Any] = {"color": color, "linestyle": dash, "alpha": 1.0 if first else 0.35}
+        label = run["variant"] if first else None
+        axes.plot(step, value, linewidth=2.2 if first else 1.0, label=label, **look)
+        if run["summary"]["nonfinite"] and np.isfinite(value[-1]):
+            axes.plot(step[-1], value[-1], "x", color=color, markersize=7, markeredgewidth=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    axes.grid(alpha=0.25)
+
+
+def loss_bounds(results: dict[str, Any]) -> Figure:
+    """Loss against logit gap and logit norm, every sample, with the bounds."""
+    points = np.array([p for r in results["runs"] for p in r.get("cloud", [])], float)
+    gap, loss, norm = points.T
+    classes = results["config"]["widths"][-1]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), layout="constrained")
+    inside = (gap > -15) & (gap < 15)
+    left.scatter(gap[inside], loss[inside], s=7, alpha=0.3, color="#30638e", label="samples")
+    m = np.linspace(-15, 15, 400)
+    left.plot(m, np.where(m > 0, m, np.nan), color="#d1495b", label="m")
+    left.plot(m, np.logaddexp(0, m), "--", color="#d1495b", label="log(1 + e$^m$)")
+    left.plot(m, np.logaddexp(0, m + math.log(classes - 1)), "k", label="log(1 + (C-1) e$^m$)")
+    left.plot(m, np.logaddexp(0, m + math.log(classes)), "k:", label="log(1 + C e$^m$)")
+    left.set(xlabel="logit gap  $m = \\max_{j \\neq y} z_j - z_y$", ylabel="cross-entropy L")
+    left.set(yscale="log", ylim=(1e-7, 40), title="Every loss lies between its bounds")
+    left.legend(loc="lower right")
+    kept = (loss > 1e-2) & (loss < 1e7)
+    right.scatter(norm[kept], loss[kept], s=7, alpha=0.3, color="#30638e", label="samples")
+    n = np.geomspace(norm[kept].min() / 2, norm[kept].max() * 2, 400)
+    cap = np.logaddexp(0, math.sqrt(2) * n + math.log(classes - 1))
+    right.plot(n, cap, "k", label="log(1 + (C-1) e$^{√2‖z‖}$)")
+    right.set(xscale="log", yscale="log", xlabel="logit norm ‖z‖", ylabel="cross-entropy L")
+    right.set_title("No large loss without large logits (upper bound only)")
+    right.legend(loc="lower right")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    return figure
+
+
+PANELS = {
+    "loss": "cross-entropy, forget set",
+    "logit_norm": "mean logit norm",
+    "weight_3": "last layer ‖W$_L$‖$_F$",
+    "gradient_3": "‖dL/dW$_L$‖$_F$",
+    "gradient_trained": "gradient of what is trained (A, B)",
+}
+
+
+def norms(results: dict[str, Any]) -> Figure:
+    """Loss, logits, last weight and gradients over steps: one row per optimiser and rate."""
+    rows = [(o, rate) for rate in ("moderate", "large") for o in MAIN]
+    figure, grid = plt.subplots(
+        len(rows), len(PANELS), figsize=(17, 11.5), layout="constrained", squeeze=False
+    )
+    for line, (optimizer, rate) in zip(grid, rows, strict=True):
+        runs = _select(results, optimizer, rate)
+        for axes, (name, title) in zip(line, PANELS.items(), strict=True):
+            _lines(axes, runs, name)
+            if axes in grid[0]:
+                axes.set_title(title)
+        line[0].set_ylabel(f"{optimizer}, {rate} rate", fontsize=12, fontweight="bold")
+    for axes in grid[-1]:
+        axes.set_xlabel("ascent step")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(STYLE), fontsize=12)
+    figure.supxlabel(NOTE, fontsize=12)
+    return figure
+
+
+def certificates(results: dict[str, Any]) -> Figure:
+    """Certificate ratio over steps, with the usable steps marked."""
+    rows = [(o, rate) for rate in ("moderate", "large") for o in MAIN]
+    figure, grid = plt.subplots(2, 4, figsize=(17, 7.6), layout="constrained", sharey="row")
+    for column, (optimizer, rate) in enumerate(rows):
+        runs = _select(results, optimizer, rate)
+        top, low = grid[0][column], grid[1][column]
+        _lines(top, runs, "certificate_ratio")
+        _lines(low, runs, "max_argument")
+        top.axhline(1.0, color="k", linewidth=1)
+        low.axhline(results["config"]["active_above"], color="k", linewidth=1)
+        for axes, name in ((top, "certificate_ratio"), (low, "max_argument")):
+            _mark_usable(axes, runs, name, results["config"]["usable"])
+        top.set(title=f"{optimizer}, {rate} rate", ylim=(1e-4, 1e2))
+        low.set(xlabel="ascent step", ylim=(1e-3, 1e3))
+    grid[0][0].set_ylabel(
+        "$\\|\\Delta W\\|_F \\;/\\; (\\alpha/r)\\sqrt{dk}$\n(certified to be at most 1)"
+    )
+    grid[1][0].set_ylabel("$\\max |\\omega A B^T|$\n($\\phi$ bends above .5)")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(STYLE) + 1, fontsize=12)
+    figure.supxlabel(NOTE, fontsize=12)
+    return figure
+
+
+def _mark_usable(
+    axes: Axes, runs: list[dict[str, Any]], name: str, usable: dict[str, float]
+) -> None:
+    """Dots on the steps that forgot and kept the rest; the legend gets one of them."""
+    for run in runs:
+        trace = run["trace"]
+        if name not in trace:
+            continue
+        forgot = np.asarray(trace["forget_accuracy"]) <= usable["max_forget_accuracy"]
+        good = forgot & (np.asarray(trace["retain_accuracy"]) >= usable["min_retain_accuracy"])
+        step, value = np.asarray(trace["step"])[good], np.asarray(trace[name])[good]
+        color, size = STYLE[run["variant"]][0], DOT[run["variant"]]
+        axes.scatter(step, value, s=size, facecolors="none", edgecolors=color, zorder=3)
+    label = "usable step (forgot, kept the rest)"
+    axes.scatter([], [], s=50, facecolors="none", edgecolors="#666666", label=label)

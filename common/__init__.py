@@ -1,0 +1,72 @@
+"""The engine: tensors, parameters and index sets.  It knows no pixels and no tokens.
+
+The registrations below are lazy: nothing is imported until a method is used.
+"""
+
+from common.registry import METHODS
+
+METHODS.register("original", "common.baselines:Original", summary="the model before unlearning")
+METHODS.register(
+    "retrain",
+    "common.baselines:Retrain",
+    summary="the target: trained on the retain set alone",
+)
+METHODS.register("finetune", "common.baselines:Finetune", summary="FT: keep training on retain")
+METHODS.register("ascent", "common.baselines:Ascent", summary="GA: gradient ascent on forget")
+METHODS.register(
+    "random_label",
+    "common.baselines:RandomLabel",
+    summary="RL: random labels for forget, true ones for retain",
+)
+METHODS.register("gd", "common.baselines:GradientDifference", summary="GD on all parameters")
+METHODS.register("gd_lora", "common.baselines:GDLora", summary="GD through plain LoRA (unbounded)")
+METHODS.register(
+    "gd_lora_omega",
+    "common.baselines:GDLoraOmega",
+    summary="control: LoRA with sine's omega and initial step",
+)
+METHODS.register(
+    "gd_tanh",
+    "common.baselines:GDTanh",
+    summary="GD through (alpha/r) tanh(omega A B^T)",
+)
+METHODS.register(
+    "gd_sine",
+    "common.baselines:GDSine",
+    summary="GD through (alpha/r) sin(omega A B^T): the paper's method",
+)
+METHODS.register("gd_sigmoid", "common.baselines:GDSigmoid", summary="GD through a centred sigmoid")
+METHODS.register("gd_relu", "common.baselines:GDRelu", summary="GD through ReLU (unbounded)")
+METHODS.register("gd_clip", "common.baselines:GDClip", summary="GD through a hard clamp")
+METHODS.register(
+    "gd_weight_clip",
+    "common.baselines:GDWeightClip",
+    summary="LoRA with A, B projected to [-c, c]",
+)
+METHODS.register(
+    "gd_sine_weight_clip",
+    "common.baselines:GDSineWeightClip",
+    summary="sine with A, B projected to [-c, c]",
+)
+METHODS.register("gd_penalty", "common.baselines:GDPenalty", summary="LoRA with mu ||A B^T||_F^2")
+METHODS.register(
+    "gd_sine_relative",
+    "common.baselines:GDSineRelative",
+    summary="sine, bound scaled to the layer (ours)",
+)
+METHODS.register(
+    "gd_tanh_relative",
+    "common.baselines:GDTanhRelative",
+    summary="tanh, bound scaled to the layer (ours)",
+)
+METHODS.register("gd_ul", "common.baselines:GDUl", summary="LoRA, saturating forget loss")
+METHODS.register(
+    "gd_lora_ball",
+    "common.baselines:GDLoraBall",
+    summary="LoRA in a ball ||dW|| <= c ||W0|| (ours)",
+)
+METHODS.register(
+    "gd_ball",
+    "common.baselines:GDBall",
+    summary="saturating forget loss and ball (ours)",
+)

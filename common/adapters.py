@@ -1,0 +1,355 @@
+"""Bounded adapters: attach, measure, constrain, merge, save, load.
+
+``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen ``nn.Linear`` layers of a frozen model
+(the paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  A layer keeps its
+``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from common.bounded import BOUNDED, bounded_delta, bounded_linear, gram_norm, phi_bound
+from common.errors import CheckpointError, ConfigError
+from common.schemas import AdapterConfig
+
+ADAPTER_WEIGHTS = "adapter.safetensors"
+ADAPTER_CONFIG = "adapter.json"
+
+
+class BoundedLinear(nn.Module):
+    """``nn.Linear`` with a frozen weight (k, d) and a (bounded) low-rank update.
+
+    Args:
+        base: The layer to adapt; its parameters are shared, not copied, and frozen.
+        config: Rank, bound and scales.
+        generator: Draws B ~ U(+-1/sqrt d) (and A for phi = relu, else A = 0).
+    """
+
+    def __init__(self, base: nn.Linear, config: AdapterConfig, generator: torch.Generator):
+        super().__init__()
+        k, d = base.weight.shape
+        self.weight = base.weight.requires_grad_(False)
+        self.bias = None if base.bias is None else base.bias.requires_grad_(False)
+        self.config = config
+        self.outer, self.inner = _scales(config, self.weight)
+        bound = 1.0 / math.sqrt(d)
+        Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * bound
+        A = torch.zeros(k, config.rank)
+        if config.phi == "relu":
+            A = torch.randn(k, config.rank, generator=generator) * config.init_std
+        self.A = nn.Parameter(A.to(self.weight.device))
+        self.Bt = nn.Parameter(Bt.to(self.weight.device))
+        if config.phi == "relu":  # the start is subtracted, so that dW = 0 there
+            self.register_buffer("A0", self.A.detach().clone())
+            self.register_buffer("Bt0", self.Bt.detach().clone())
+
+    def _offset(self) -> Tensor | None:
+        if self.config.phi != "relu":
+            return None
+        return self._bounded(self.get_buffer("A0"), self.get_buffer("Bt0"))
+
+    def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
+        return bounded_delta(
+            A, Bt, phi=self.config.phi, outer=self.outer, inner=self.inner, clip=self.config.clip
+        )
+
+    def delta(self) -> Tensor:
+        """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
+        delta = self._bounded(self.A, self.Bt)
+        offset = self._offset()
+        return delta if offset is None else delta - offset
+
+    @property
+    def entry_bound(self) -> float:
+        """Entrywise bound on dW: (alpha/r) sup|phi|, or c rms(W0) sup|phi|; may be infinite."""
+        return self.outer * phi_bound(self.config.phi, self.config.clip)
+
+    def arguments(self) -> Tensor:
+        """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
+        return self.inner * (self.A @ self.Bt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., k)."""
+        return bounded_linear(
+            x,
+            self.weight,
+            self.bias,
+            self.A,
+            self.Bt,
+            phi=self.config.phi,
+            outer=self.outer,
+            inner=self.inner,
+            clip=self.config.clip,
+            offset=self._offset(),
+        )
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """A plain layer with W0 + dW; computed in float32, cast back to the weight's dtype."""
+        k, d = self.weight.shape
+        layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
+        merged = (self.weight.float() + self.delta().float()).to(self.weight.dtype)
+        layer.weight = nn.Parameter(merged)
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias.detach().clone())
+        return layer
+
+    def extra_repr(self) -> str:
+        """Sizes and bound, for ``print(model)``."""
+        k, d = self.weight.shape
+        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.inner:g}"
+
+
+def _scales(config: AdapterConfig, weight: Tensor) -> tuple[float, float]:
+    """(outer, inner) of dW = outer * phi(inner * A B^T)."""
+    if config.bound == "absolute":
+        return config.scale, config.omega
+    rms = float(weight.detach().float().square().mean().sqrt())
+    if rms == 0.0:
+        raise ConfigError("bound: relative needs weights that are not all zero")
+    outer = config.c * rms
+    return outer, config.scale * config.omega / outer
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, BoundedLinear]]:
+    """(name, layer) of every adapted layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, BoundedLinear):
+            yield name, module
+
+
+def attach(
+    model: nn.Module,
+    targets: Sequence[str],
+    config: AdapterConfig,
+    generator: torch.Generator,
+    *,
+    trainable: Sequence[str] = (),
+) -> list[str]:
+    """Freezes ``model`` and adapts every module that a pattern matches, in place.
+
+    Args:
+        model: Any module.
+        targets: Glob patterns on module names, such as ``blocks.*.mlp.fc1``.
+        config: Rank, bound and scales; the same for all layers.
+        generator: Draws the initial factors.
+        trainable: Glob patterns on parameter names that stay trainable (the head, if asked for).
+
+    Returns:
+        Names of the adapted layers, in the model's order.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or something that is not an ``nn.Linear``.
+    """
+    modules = dict(model.named_modules())
+    chosen: set[str] = set()
+    for pattern in targets:
+        hits = fnmatch.filter(modules, pattern)
+        if not hits:
+            linear = [name for name, module in modules.items() if type(module) is nn.Linear]
+            raise ConfigError(
+                f"adapter target '{pattern}' matches no layer; linear layers here: "
+                f"{', '.join(linear[:6])}{' ...' if len(linear) > 6 else ''}"
+            )
+        chosen.update(hits)
+    for name in chosen:
+        if type(modules[name]) is not nn.Linear:
+            raise ConfigError(
+                f"adapter target '{name}' is a {type(modules[name]).__name__}, not nn.Linear; "
+                "choose patterns that match linear layers only"
+            )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    names = [name for name in modules if name in chosen]
+    for name in names:
+        _replace(model, name, BoundedLinear(modules[name], config, generator))
+    for name, parameter in model.named_parameters():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in trainable):
+            parameter.requires_grad_(True)
+    return names
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Merges every adapter in place: the original architecture and state-dict keys."""
+    for name, layer in list(adapted_layers(model)):
+        _replace(model, name, layer.merged())
+    return model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent_name, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent_name), child, module)
+
+
+def trainable_share(model: nn.Module) -> tuple[int, int]:
+    """(trainable parameters, base parameters); the base excludes A and B."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    factors = sum(layer.A.numel() + layer.Bt.numel() for _, layer in adapted_layers(model))
+    total = sum(p.numel() for p in model.parameters())
+    return trainable, total - factors
+
+
+# Constraints, applied after optimizer steps ------------------------------------------------------
+
+
+@torch.no_grad()
+def clip_factors_(model: nn.Module, threshold: float) -> None:
+    """Weight clipping: projects every entry of A and B to [-threshold, threshold]."""
+    for _, layer in adapted_layers(model):
+        layer.A.clamp_(-threshold, threshold)
+        layer.Bt.clamp_(-threshold, threshold)
+
+
+@torch.no_grad()
+def project_ball_(model: nn.Module, c: float) -> float:
+    """Scales A and B of each layer so that ``||dW||_F <= c ||W0||_F``; ours, not the paper's.
+
+    phi is 1-Lipschitz with phi(0) = 0, so ``outer * inner * ||A B^T||_F`` bounds ``||dW||_F``
+    (with equality for plain LoRA).  Layers with ``W0 = 0`` are skipped.  Related: norm-bounded
+    LoRA (arXiv 2501.19050).
+
+    Returns:
+        Share of layers that were outside their ball.
+    """
+    outside = total = 0
+    for _, layer in adapted_layers(model):
+        radius = c * float(torch.linalg.vector_norm(layer.weight.float()))
+        if radius == 0.0:
+            continue
+        total += 1
+        norm = layer.outer * layer.inner * gram_norm(layer.A, layer.Bt)
+        if not torch.isfinite(norm):
+            continue  # the divergence guard reports it
+        if norm > radius:
+            outside += 1
+            factor = (radius / norm).sqrt() * (1 - 1e-6)
+            layer.A.mul_(factor)
+            layer.Bt.mul_(factor)
+            after = layer.outer * layer.inner * gram_norm(layer.A, layer.Bt)
+            assert after <= radius * (1 + 1e-4), f"projection left the ball: {after} > {radius}"
+    return outside / max(total, 1)
+
+
+def check_ball(config: AdapterConfig) -> None:
+    """Raises :class:`ConfigError` where a ball would not be a certificate."""
+    if config.phi not in BOUNDED | {"identity"}:
+        raise ConfigError(f"ball: not a certificate for phi: {config.phi}; use identity or a bound")
+
+
+def factor_penalty(model: nn.Module) -> Tensor:
+    """``sum over layers of ||A B^T||_F^2``, differentiable (the paper's open question)."""
+    terms = [((la.A.mT @ la.A) * (la.Bt @ la.Bt.mT)).sum() for _, la in adapted_layers(model)]
+    return torch.stack(terms).sum()
+
+
+# Saving and loading ------------------------------------------------------------------------------
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Writes A, B^T and every other trainable parameter as safetensors, plus a JSON config."""
+    from safetensors.torch import save_file
+
+    layers = dict(adapted_layers(model))
+    assert layers, "nothing is attached"
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        for key in ("A", "Bt", "A0", "Bt0"):
+            if hasattr(layer, key):
+                tensors[f"{name}.{key}"] = getattr(layer, key).detach()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and name not in tensors:
+            tensors[name] = parameter.detach()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {key: value.contiguous().cpu() for key, value in tensors.items()}, folder / ADAPTER_WEIGHTS
+    )
+    first = next(iter(layers.values()))
+    meta = {
+        "format": 1,
+        "config": first.config.model_dump(mode="json"),
+        "layers": {name: _fingerprint(layer.weight) for name, layer in layers.items()},
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
+
+
+def _fingerprint(weight: Tensor) -> list[float]:
+    """[rows, columns, ||W0||_F]: tells whether an adapter meets the weight it was trained on."""
+    return [*weight.shape, round(float(torch.linalg.vector_norm(weight.detach().double())), 6)]
+
+
+def load_adapter(model: nn.Module, folder: Path) -> list[str]:
+    """Attaches a saved adapter to ``model`` in place; the base weights must be the same.
+
+    Raises:
+        CheckpointError: Files are missing or damaged, or the model is another one.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        meta = json.loads((folder / ADAPTER_CONFIG).read_text())
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        config = AdapterConfig.model_validate(meta["config"])
+        expected = dict(meta["layers"])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
+    except (json.JSONDecodeError, SafetensorError, KeyError, TypeError, ValidationError) as error:
+        raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
+    modules = dict(model.named_modules())
+    for name, fingerprint in expected.items():
+        layer = modules.get(name)
+        if type(layer) is not nn.Linear:
+            raise CheckpointError(f"{folder}: the model has no linear layer '{name}'; wrong model?")
+        found = _fingerprint(layer.weight)
+        if found[:2] != fingerprint[:2] or not math.isclose(
+            found[2], fingerprint[2], rel_tol=1e-4, abs_tol=1e-6
+        ):
+            raise CheckpointError(
+                f"{folder}: layer '{name}' is not the one that this adapter was trained on "
+                f"(shape and norm {found} instead of {fingerprint}); use the same base model"
+            )
+    others = [key for key in tensors if key.rpartition(".")[0] not in expected]
+    names = attach(model, list(expected), config, torch.Generator(), trainable=others)
+    _, unexpected = model.load_state_dict(tensors, strict=False)
+    if unexpected:
+        raise CheckpointError(f"{folder}: unknown tensors {unexpected[:3]}; wrong model?")
+    return names
+
+
+def adapter_statistics(model: nn.Module) -> dict[str, float]:
+    """How far each adapter has moved, and whether the bound acts.
+
+    Returns:
+        ``delta_ratio``: ||dW||_F / ||W0||_F over all adapted layers together; ``delta_ratio_max``:
+        of the worst layer; ``max_argument``: max |inner A B^T|; ``bound_active``: share of entries
+        with |argument| > 0.5; ``certificate``: ||dW||_F over the bound's own ceiling (0 if none).
+    """
+    delta2 = base2 = active = entries = ceiling2 = 0.0
+    worst = largest = 0.0
+    with torch.no_grad():
+        for _, layer in adapted_layers(model):
+            moved = float(layer.delta().float().square().sum())
+            base = float(layer.weight.float().square().sum())
+            arguments = layer.arguments().abs()
+            delta2, base2 = delta2 + moved, base2 + base
+            worst = max(worst, math.sqrt(moved / base) if base else 0.0)
+            largest = max(largest, float(arguments.max()))
+            active += float((arguments > 0.5).sum())
+            entries += arguments.numel()
+            ceiling2 += layer.entry_bound**2 * arguments.numel()
+    return {
+        "delta_ratio": math.sqrt(delta2 / base2) if base2 else 0.0,
+        "delta_ratio_max": worst,
+        "max_argument": largest,
+        "bound_active": active / max(entries, 1.0),
+        "certificate": math.sqrt(delta2 / ceiling2) if math.isfinite(ceiling2) else 0.0,
+    }

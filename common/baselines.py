@@ -1,0 +1,319 @@
+"""Methods that know no modality.
+
+Defaults come from small trials on digits (rank 8, alpha 16, omega 100, base rate 3e-3 divided by
+the adapter's slope, lambda 0.1, 100 steps); ``paper_literal`` and ``paper_two_rates`` hold the
+paper's own settings.  The variants differ in a config only: a new one is a subclass of a few lines
+or, in a suite, a row with ``params``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from common.methods import (
+    PAPER_LITERAL,
+    GradientConfig,
+    GradientMethod,
+    MethodInfo,
+    UnlearningMethod,
+    UnlearnTask,
+    train_reference,
+)
+from common.schemas import AdapterConfig, FitConfig, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.objectives import Objective
+
+PAPER = "Stable Forgetting: Bounded Parameter-Efficient Unlearning in Foundation Models"
+BOTH = frozenset({"forget", "retain"})
+
+
+class Original(UnlearningMethod):
+    """The model before unlearning: what doing nothing scores."""
+
+    info = MethodInfo(1, "-", frozenset(), changes_model=False)
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Returns the model as it is."""
+        return task.model
+
+
+class Retrain(UnlearningMethod):
+    """The target: trained from the same start on the retain set alone, with Original's recipe."""
+
+    info = MethodInfo(1, "exact unlearning", frozenset({"retain", "initial"}))
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains a fresh model."""
+        return train_reference(task, ["retain"])
+
+
+class Finetune(GradientMethod):
+    """FT: keep training on the retain set and hope that the rest is forgotten.
+
+    Formula: minimise CE(B_r).  Source: the SalUn and Unlearn-Sparse repositories.
+    """
+
+    info = MethodInfo(
+        1, "Golatkar et al. 2020 (as FT in SalUn, arXiv 2310.12508)", frozenset({"retain"})
+    )
+
+    class Config(GradientConfig):
+        lr: Positive = 1e-3
+        lam: NonNegative = 0.0
+
+    def objective(self) -> Objective:
+        """Cross-entropy on retain."""
+        from common.objectives import CrossEntropy
+
+        return CrossEntropy("retain")
+
+
+class Ascent(GradientMethod):
+    """GA: gradient ascent on the forget set.  Never reads retain data.
+
+    Formula: minimise -CE(B_f), or -log(1 - p_y) with ``forget_loss: unlikelihood``.
+    Source: Graves et al. 2021; Thudi et al. 2022.
+    """
+
+    info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", frozenset({"forget"}))
+
+    class Config(GradientConfig):
+        steps: Annotated[int, Field(ge=1)] | None = 50
+        lr: Positive = 1e-5
+
+    def objective(self) -> Objective:
+        """Ascent on forget."""
+        from common.objectives import Forgetting
+
+        return Forgetting(self.config.forget_loss)
+
+
+class RandomLabel(UnlearningMethod):
+    """RL: train on random labels for the forget set and true labels for the retain set.
+
+    Formula: each epoch y~ ~ U{0..C-1} for D_f; ``mixed``: one shuffled pass over D_f u D_r;
+    ``sequential``: a pass over D_f, then one over D_r (what the SalUn repository does on CIFAR-10).
+    Source: Golatkar et al. 2020; the SalUn repository (Classification/unlearn/RL.py).
+    """
+
+    info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
+
+    class Config(FitConfig):
+        epochs: Annotated[int, Field(ge=1)] | None = 3
+        batch_size: Annotated[int, Field(ge=1)] = 64
+        lr: Positive = 3e-4
+        mode: Literal["mixed", "sequential"] = "mixed"
+        exclude_true: bool = False
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes on relabelled data."""
+        from common.loading import ChainedLoader, RelabelledLoader
+        from common.objectives import CrossEntropy
+
+        config: Any = self.config
+        micro = max(1, config.batch_size // config.accumulation)
+
+        def relabel(*parts: str) -> RelabelledLoader:
+            return RelabelledLoader(
+                task.loader(*parts, batch_size=micro),
+                task.indices("forget"),
+                task.num_classes,
+                exclude_true=config.exclude_true,
+            )
+
+        if config.mode == "mixed":
+            loader: Any = relabel("forget", "retain")
+        else:
+            loader = ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
+        fields = {name: getattr(config, name) for name in FitConfig.model_fields}
+        task.fit(task.model, CrossEntropy("mixed"), {"mixed": loader}, FitConfig(**fields))
+        return task.model
+
+
+class GradientDifference(GradientMethod):
+    """GD: descend on retain and ascend on forget, all parameters trained.
+
+    Formula: minimise CE(B_r) - lambda CE(B_f); B_r and B_f share one forward.
+    Source: Liu et al. 2022; the paper's eq. "gradient difference".
+    """
+
+    info = MethodInfo(1, "Liu et al. 2022 (arXiv 2203.12817); the paper, eq. 2", BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_LITERAL
+
+    class Config(GradientConfig):
+        lr: Positive = 1e-4
+
+    def objective(self) -> Objective:
+        """The weighted or the two-rate reading."""
+        from common.objectives import GradientDifference as Difference
+
+        config = self.config
+        if config.reading == "two_rates":
+            return Difference(config.alpha_r, config.alpha_f, config.forget_loss)
+        return Difference(1.0, config.lam, config.forget_loss)
+
+
+def _adapter(**fields: Any) -> AdapterConfig:
+    return AdapterConfig(**fields)
+
+
+class GDLora(GradientDifference):
+    """GD + LoRA: h = W0 x + (alpha/r) A B^T x + b.  Unbounded, the paper's antagonist."""
+
+    info = MethodInfo(1, "LoRA, arXiv 2106.09685", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+
+
+class GDLoraOmega(GradientDifference):
+    """GD + LoRA with omega inside: the control for every bounded adapter.
+
+    Same omega, same initial step in weight space as sine and tanh; phi = identity.  What it shares
+    with them cannot be due to the bound.
+    """
+
+    info = MethodInfo(1, "control (ours)", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(omega=100.0)
+
+
+class GDTanh(GradientDifference):
+    """GD + Tanh: h = W0 x + (alpha/r) tanh(omega A B^T) x + b."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="tanh", omega=100.0)
+
+
+class GDSine(GradientDifference):
+    """GD + Sine, the paper's method: h = W0 x + (alpha/r) sin(omega A B^T) x + b."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="sine", omega=100.0)
+
+
+class GDSigmoid(GradientDifference):
+    """GD + Sigmoid, centred so that the model is unchanged at the start: 0.5 tanh(z / 2)."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="sigmoid", omega=100.0)
+
+
+class GDRelu(GradientDifference):
+    """GD + ReLU, unbounded.  A starts small instead of zero, and phi(Z0) is subtracted.
+
+    With A = 0 its gradient is exactly zero for ever.
+    """
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="relu")
+
+
+class GDClip(GradientDifference):
+    """GD + hard clamp of omega A B^T to [-c, c]: the bound without smoothness."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="clip", omega=100.0, clip=1.5)
+
+
+class GDWeightClip(GradientDifference):
+    """GD + LoRA with A and B projected to [-c, c] after each step (c = 1.5 in the paper)."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+        weight_clip: Positive | None = 1.5
+
+
+class GDSineWeightClip(GradientDifference):
+    """GD + Sine with A and B projected to [-c, c]."""
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="sine", omega=100.0)
+        weight_clip: Positive | None = 1.5
+
+
+class GDPenalty(GradientDifference):
+    """GD + LoRA with mu ||A B^T||_F^2 added to the loss: the paper's open question."""
+
+    info = MethodInfo(1, PAPER + " (limitations)", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+        penalty: NonNegative = 1e-2
+
+
+class GDSineRelative(GradientDifference):
+    """GD + Sine with the bound scaled to the layer: |dW_ij| <= c rms(W0).  Ours."""
+
+    info = MethodInfo(1, "ours", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="sine", bound="relative")
+
+
+class GDTanhRelative(GradientDifference):
+    """GD + Tanh with the bound scaled to the layer: |dW_ij| <= c rms(W0).  Ours."""
+
+    info = MethodInfo(1, "ours", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter(phi="tanh", bound="relative")
+
+
+class GDUl(GradientDifference):
+    """GD + LoRA with the saturating forget loss -log(1 - p_y) instead of ascent."""
+
+    info = MethodInfo(1, "unlikelihood, arXiv 1908.04319", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+        forget_loss: Literal["cross_entropy", "unlikelihood"] = "unlikelihood"
+        lam: NonNegative = 1.0
+
+
+class GDLoraBall(GradientDifference):
+    """GD + LoRA kept in the ball ||dW||_F <= c ||W0||_F by projection.  Ours."""
+
+    info = MethodInfo(1, "ours; related: NB-LoRA, arXiv 2501.19050", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+        ball: Positive | None = 0.25
+
+
+class GDBall(GradientDifference):
+    """GD-Ball: the saturating forget loss and the ball together.  Ours.
+
+    Formula: minimise CE(B_r) + lambda mean -log(1 - p_y(B_f)); after each step scale A, B so that
+    ||dW||_F <= c ||W0||_F.  More forgiving to its hyperparameters on class forgetting in small
+    trials, not better at its best, and not erasure.
+    """
+
+    info = MethodInfo(1, "ours; related: NB-LoRA arXiv 2501.19050, unlikelihood 1908.04319", BOTH)
+
+    class Config(GradientConfig):
+        adapter: AdapterConfig | None = _adapter()
+        forget_loss: Literal["cross_entropy", "unlikelihood"] = "unlikelihood"
+        lam: NonNegative = 1.0
+        ball: Positive | None = 0.25

@@ -1,0 +1,148 @@
+"""The protocol object: what a modality must provide so that the harness can run it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.config import Strict
+from common.metrics import MetricSpec
+from common.schemas import FitConfig
+from common.splits import ForgetSplit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from common.loading import Batch, Source
+    from common.scores import Scores
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What does not change numbers, and is therefore never hashed.
+
+    Attributes:
+        store: Root folder of everything written.
+        data_root: Where local data lie, if anywhere.
+        device: Torch device name; ``auto`` takes the first accelerator.
+        threads: Torch threads of each process.
+        plugins: Plugin files that every process loads.
+    """
+
+    store: Path = Path("runs")
+    data_root: Path | None = None
+    device: str = "auto"
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+
+
+class Benchmark(ABC):
+    """One protocol: data, model, scenario, training recipe, evaluation.
+
+    Importing a subclass's module must not import torch; constructing it may.
+    """
+
+    version: ClassVar[int]
+    metrics: ClassVar[tuple[MetricSpec, ...]]
+    Config: ClassVar[type[Strict]]
+
+    def __init__(self, config: Any, runtime: Runtime):
+        self.config = config
+        self.runtime = runtime
+
+    @classmethod
+    @abstractmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """The part of the config that a stage of ``kind`` depends on (it is hashed).
+
+        Kinds: ``split``, ``train`` (Original and Retrain), ``evaluate``.
+        """
+
+    @property
+    @abstractmethod
+    def scenario(self) -> str:
+        """Name of the scenario, for methods that apply to some only."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """The data."""
+
+    @property
+    @abstractmethod
+    def provenance(self) -> str:
+        """Where the data came from, in words; goes into records."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Width of the logits."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> FitConfig:
+        """How Original and Retrain are trained."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Sequence[str]:
+        """Parameter-name patterns of the classifier head."""
+
+    @property
+    def minimum_train_accuracy(self) -> float:
+        """An Original below this (percent) is not unlearned."""
+        return 0.0
+
+    @abstractmethod
+    def split(self, seed: int) -> ForgetSplit:
+        """The frozen index sets of a seed."""
+
+    @abstractmethod
+    def build(self, seed: int) -> nn.Module:
+        """A model before training, on the runtime's device."""
+
+    @abstractmethod
+    def blank(self) -> nn.Module:
+        """The architecture alone, ready to receive stored weights."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits aligned with the batch's labels."""
+
+    @abstractmethod
+    def component_of(self, name: str) -> str:
+        """Component (mlp, attention, head, other) of a parameter."""
+
+    @abstractmethod
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Index sets to score.  A trial never includes test data."""
+
+    @abstractmethod
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """Measurements of one model: nothing here refers to another model."""
+
+    def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
+        """One pass over an index set."""
+        from common.loading import ordered_batches
+        from common.scores import collect
+
+        model.eval()
+        batches = ordered_batches(self.source, indices, self.evaluation_batch)
+        forward: Callable[[Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
+        return collect(forward, batches)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples per forward in evaluation."""
+        return 256

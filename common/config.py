@@ -1,0 +1,207 @@
+"""Strict YAML -> pydantic models.  The only config loader.
+
+What is read is what is hashed: unknown keys, wrong types and missing keys are errors that name the
+file, the key and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from common.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _mentions_bool(annotation: Any) -> bool:
+    if annotation is bool or annotation is Any:
+        return True
+    return any(_mentions_bool(arg) for arg in typing.get_args(annotation))
+
+
+class Strict(BaseModel):
+    """Base of every config: frozen, no unknown keys, no NaN, no yes/no where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_numbers(cls, value: Any, info: Any) -> Any:
+        field = cls.model_fields.get(info.field_name)
+        if field is None or _mentions_bool(field.annotation):
+            return value
+        items = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in items):
+            raise ValueError("yes/no/true/false is not valid here (YAML reads bare `no` as false)")
+        return value
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML that refuses a key written twice."""
+
+
+def _construct_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"line {key_node.start_mark.line + 1}: key {key!r} must be text (quote it)"
+            )
+        if key in mapping:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: key '{key}' is written twice")
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """Parses YAML text; every failure is a one-line :class:`ConfigError` naming ``origin``."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise ConfigError(f"{origin}:{where} {problem}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads one YAML mapping and resolves its one-level ``extends`` (a path beside the file)."""
+    mapping = _read_mapping(path)
+    parent_name = mapping.pop("extends", None)
+    if parent_name is None:
+        return mapping
+    if not isinstance(parent_name, str):
+        raise ConfigError(f"{path}: extends: must be a file name")
+    parent = _read_mapping(path.parent / parent_name)
+    if "extends" in parent:
+        raise ConfigError(f"{path}: extends: '{parent_name}' itself extends; one level only")
+    return merge(parent, mapping)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error})") from None
+    mapping = parse_yaml(text, str(path))
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{path}: must be a mapping of keys to values")
+    return mapping
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges nested mappings; ``over`` wins, lists are replaced whole."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Applies ``key.sub=value`` strings; values are read as YAML."""
+    result = dict(mapping)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {text}: write it as key.sub=value")
+        nested: Any = parse_yaml(value, f"--set {key}")
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
+    return result
+
+
+def validate(model: type[M], data: Any, origin: str) -> M:
+    """Validates ``data``; the first problem becomes one line with a did-you-mean."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_first_problem(model, error)}") from None
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    parts = [str(part) for part in first["loc"]]
+    key = ".".join(parts) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, first["loc"][:-1])
+        text = f"{key}: unknown key{did_you_mean(parts[-1], known)}"
+    elif first["type"] == "missing":
+        text = f"{key}: required key is missing"
+    else:
+        message = first["msg"].removeprefix("Value error, ")
+        text = f"{key}: {message} (got {_short(first['input'])})"
+    more = len(problems) - 1
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
+    """Field names of the model at ``loc``, looking through unions and containers."""
+    models = _models_in(model)
+    for part in loc:
+        step: list[type[BaseModel]] = []
+        for candidate in models:
+            field = candidate.model_fields.get(str(part))
+            step += _models_in(field.annotation) if field else [candidate]
+        models = step
+    return sorted({name for candidate in models for name in candidate.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for arg in typing.get_args(annotation) for found in _models_in(arg)]
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?`` or the list of what is known."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def canonical(value: Any) -> Any:
+    """Plain JSON types with tuples as lists and whole floats kept floats."""
+    if isinstance(value, BaseModel):
+        return canonical(value.model_dump(mode="json"))
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [canonical(item) for item in items]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{value} is not a number that can be stored")
+    return value
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of ``value``."""
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

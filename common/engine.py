@@ -1,0 +1,438 @@
+"""The one training loop, and the one importer of accelerate.
+
+:func:`fit` trains whatever requires gradients, on whatever an objective makes of named batches.
+Training Original, Retrain and every gradient-based unlearning method go through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+
+from common.adapters import BoundedLinear, adapted_layers, adapter_statistics
+from common.errors import CheckpointError, Diverged
+from common.loading import Batch, Loader
+from common.objectives import Objective, Terms
+from common.schemas import FitConfig
+
+logger = logging.getLogger(__name__)
+
+ModelForward = Callable[[nn.Module, Batch], Tensor]
+AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
+
+
+class ScalarSink(Protocol):
+    """Where scalars go; see :class:`common.tracking.Tracker`."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records named values at a step."""
+
+
+class Stateful(Protocol):
+    """Something whose tensors belong into a checkpoint."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a state."""
+
+
+@dataclass
+class FitResult:
+    """What a finished run cost and how it ended."""
+
+    steps: int
+    seconds: float
+    last: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+
+
+def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+    """Optimizer steps of a run; epochs count passes over the first loader."""
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    first = next(iter(loaders.values()))
+    return math.ceil(config.epochs * first.batches_per_epoch / config.accumulation)
+
+
+def learning_rate(config: FitConfig, step: int, total: int) -> float:
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then constant or cosine to 0."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    progress = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def fit(
+    model: nn.Module,
+    objective: Objective,
+    loaders: Mapping[str, Loader],
+    config: FitConfig,
+    *,
+    forward: ModelForward,
+    seed: int,
+    tracker: ScalarSink | None = None,
+    after_step: Sequence[AfterStep] = (),
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    checkpoint: Path | None = None,
+    stateful: Mapping[str, Stateful] | None = None,
+    component_of: Callable[[str], str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FitResult:
+    """Trains ``model`` in place.
+
+    Args:
+        model: Its parameters that require gradients are trained.
+        objective: Makes a loss of named batches.
+        loaders: One stream per part that the objective reads.
+        config: Length, optimizer, precision.
+        forward: (model, batch) -> logits.
+        seed: Seeds torch's global stream (dropout) for the duration of the run only.
+        tracker: Receives losses, norms and adapter statistics.
+        after_step: Called with the model after each optimizer step (projections); may return
+            scalars to log.
+        penalty: Added to the objective, a function of the model's parameters.
+        checkpoint: File for mid-run checkpoints; an existing one is resumed.
+        stateful: Further states to keep in checkpoints, by name.
+        component_of: Parameter name -> component, for norms.
+        progress: Called with (steps done, steps in all).
+
+    Raises:
+        Diverged: A loss became non-finite or larger than ``config.loss_cap``.
+    """
+    run = _Run(model, objective, loaders, config, forward, penalty, component_of, stateful or {})
+    started = time.perf_counter()
+    with _seeded(seed, run.accelerator.device):
+        first = run.resume(checkpoint)
+        model.train()
+        for step in range(first, run.total):
+            scalars = run.step(step)
+            for hook in after_step:
+                scalars.update(hook(model) or {})
+            run.guard(step)
+            if run.logs(step):
+                scalars.update(run.measure(step))
+                run.note(scalars)
+                if tracker is not None and run.accelerator.is_main_process:
+                    tracker.scalars(step + 1, scalars)
+            if checkpoint and (step + 1) % config.checkpoint_every == 0 and step + 1 < run.total:
+                run.save(checkpoint, step + 1)
+            if progress:
+                progress(step + 1, run.total)
+        run.guard(run.total - 1, final=True)
+    run.finish()
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
+    return FitResult(run.total, time.perf_counter() - started, run.last, run.peak)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
+    """An accelerator for this run; accelerate keeps one per process, so an old one is dropped."""
+    AcceleratorState._reset_state()
+    return Accelerator(
+        mixed_precision=config.mixed_precision,
+        gradient_accumulation_steps=config.accumulation,
+        cpu=device.type == "cpu",
+    )
+
+
+class _Run:
+    """State of one call of :func:`fit`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        loaders: Mapping[str, Loader],
+        config: FitConfig,
+        forward: ModelForward,
+        penalty: Callable[[nn.Module], Tensor] | None,
+        component_of: Callable[[str], str] | None,
+        stateful: Mapping[str, Stateful],
+    ):
+        self.config, self.model, self.objective = config, model, objective
+        self.loaders = dict(loaders)
+        self.penalty = penalty
+        self.stateful: dict[str, Stateful] = {**self.loaders, **stateful}
+        self.component_of = component_of or (lambda name: "all")
+        self.total = total_steps(config, loaders)
+        self.accelerator = make_accelerator(config, next(model.parameters()).device)
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        assert self.trained, "nothing to train: no parameter requires a gradient"
+        self.raw_optimizer = _optimizer(config, list(self.trained.values()))
+        self.prepared, self.optimizer = self.accelerator.prepare(model, self.raw_optimizer)
+        self._forward = forward
+        self.first_bad = torch.full((), -1, device=self.accelerator.device)
+        self.logit_stats: tuple[Tensor, Tensor] | None = None
+        self.last: dict[str, float] = {}
+        self.peak: dict[str, float] = {}
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits = self._forward(self.prepared, batch)
+        self.logit_stats = (logits.detach().float().mean(), logits.detach().float().std())
+        return logits
+
+    def logs(self, step: int) -> bool:
+        return (step + 1) % self.config.log_every == 0 or step == 0 or step + 1 == self.total
+
+    def step(self, step: int) -> dict[str, float]:
+        """One optimizer step; returns scalars when this step is logged."""
+        rate = learning_rate(self.config, step, self.total)
+        for group in self.raw_optimizer.param_groups:
+            group["lr"] = rate
+        sums: dict[str, Tensor] = {}
+        for _ in range(self.config.accumulation):
+            with self.accelerator.accumulate(self.prepared):
+                terms, batches = self._backward()
+                for name, value in terms.parts.items():
+                    sums[name] = sums.get(name, value.detach() * 0) + value.detach()
+                self._watch(step, terms)
+                if self.accelerator.sync_gradients:
+                    self._clip()
+                    if self.logs(step):
+                        self.last = self._norms()
+                        if self._probes(step):
+                            self.last |= self._probe(batches)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        if not self.logs(step):
+            return {}
+        losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
+        return {**losses, "lr": rate, **self.last}
+
+    def _backward(self) -> tuple[Terms, dict[str, Batch]]:
+        batches = {part: self.loaders[part].next() for part in self.objective.parts}
+        terms = self.objective(self.forward, batches)
+        total = terms.total
+        if self.penalty is not None:
+            extra = self.penalty(self.model)
+            total = total + extra
+            terms = Terms(total, {**terms.parts, "penalty": extra})
+        self.accelerator.backward(total)
+        return terms, batches
+
+    def _watch(self, step: int, terms: Terms) -> None:
+        values = torch.stack([terms.total, *terms.parts.values()]).detach().float()
+        bad = ~(values.isfinite().all() & (values.abs() <= self.config.loss_cap).all())
+        unset = self.first_bad < 0
+        self.first_bad = torch.where(bad & unset, step + 1, self.first_bad)
+
+    def guard(self, step: int, *, final: bool = False) -> None:
+        """Raises if a loss was bad: every step on a CPU, at logged steps elsewhere (no sync)."""
+        if self.first_bad.device.type == "cpu" or self.logs(step) or final:
+            bad = int(self.first_bad)
+            if bad > 0:
+                raise Diverged(bad, f"loss not finite or above {self.config.loss_cap:g}")
+        if final:
+            for name, parameter in self.trained.items():
+                if not bool(parameter.detach().isfinite().all()):
+                    raise Diverged(step + 1, f"parameter {name} is not finite")
+
+    def _clip(self) -> None:
+        if self.config.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(list(self.trained.values()), self.config.max_grad_norm)
+
+    def _group(self, name: str) -> str:
+        leaf = name.rpartition(".")[2]
+        return {"A": "A", "Bt": "B"}.get(leaf, self.component_of(name))
+
+    def _norms(self) -> dict[str, float]:
+        """Frobenius norms of gradients and weights of what is trained, by component."""
+        squares: dict[str, Tensor] = {}
+        for name, parameter in self.trained.items():
+            group = self._group(name)
+            for kind, tensor in (("grad_norm", parameter.grad), ("weight_norm", parameter)):
+                if tensor is None:
+                    continue
+                key = f"{kind}/{group}"
+                square = tensor.detach().float().square().sum()
+                squares[key] = squares[key] + square if key in squares else square
+        return {key: math.sqrt(max(float(value), 0.0)) for key, value in squares.items()}
+
+    def _probes(self, step: int) -> bool:
+        every = self.config.probe_every
+        return every > 0 and (step == 0 or (step + 1) % every == 0 or step + 1 == self.total)
+
+    def _probe(self, batches: Mapping[str, Batch]) -> dict[str, float]:
+        """Gradient norms with respect to every effective weight matrix, frozen or not.
+
+        The gradient with respect to a frozen W0 under an adapter is the gradient with respect to
+        the effective weight W0 + dW: what the paper's dynamics figures show.
+        """
+        frozen = [p for p in self.model.parameters() if not p.requires_grad and p.ndim == 2]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            weights = {
+                n: p
+                for n, p in self.model.named_parameters()
+                if p.ndim == 2 and n.rpartition(".")[2] not in ("A", "Bt")
+            }
+            terms = self.objective(lambda batch: self._forward(self.model, batch), batches)
+            grads = torch.autograd.grad(terms.total, list(weights.values()), allow_unused=True)
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        squares: dict[str, float] = {}
+        for name, grad in zip(weights, grads, strict=True):
+            if grad is not None:
+                key = f"probe_grad_norm/{self.component_of(name)}"
+                squares[key] = squares.get(key, 0.0) + float(grad.float().square().sum())
+        norms = {key: math.sqrt(value) for key, value in squares.items()}
+        return norms | self._effective_norms()
+
+    def _effective_norms(self) -> dict[str, float]:
+        layers = dict(adapted_layers(self.model))
+        squares: dict[str, float] = {}
+        with torch.no_grad():
+            for name, module in self.model.named_modules():
+                if isinstance(module, BoundedLinear):
+                    weight = layers[name].weight + layers[name].delta()
+                elif isinstance(module, nn.Linear):
+                    weight = module.weight
+                else:
+                    continue
+                key = f"effective_weight_norm/{self.component_of(name + '.weight')}"
+                squares[key] = squares.get(key, 0.0) + float(weight.float().square().sum())
+        return {key: math.sqrt(value) for key, value in squares.items()}
+
+    def measure(self, step: int) -> dict[str, float]:
+        """Logit statistics and adapter statistics at a logged step."""
+        values: dict[str, float] = {}
+        if self.logit_stats is not None:
+            mean, spread = self.logit_stats
+            values |= {"logits/mean": float(mean), "logits/spread": float(spread)}
+        if any(True for _ in adapted_layers(self.model)):
+            statistics = adapter_statistics(self.model)
+            values |= {f"adapter/{key}": value for key, value in statistics.items()}
+        return values
+
+    def note(self, scalars: Mapping[str, float]) -> None:
+        """Keeps the last and the largest value of everything logged."""
+        self.last = dict(scalars)
+        for key, value in scalars.items():
+            if math.isfinite(value):
+                self.peak[key] = max(self.peak.get(key, -math.inf), value)
+
+    def finish(self) -> None:
+        """Gives the caller's model back without accelerate's wrapping."""
+        self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
+        self.raw_optimizer.zero_grad(set_to_none=True)
+
+    # Checkpoints: safetensors only ---------------------------------------------------------------
+
+    def _identity(self) -> str:
+        return json.dumps([sorted(self.trained), self.config.model_dump(mode="json")])
+
+    def save(self, path: Path, step: int) -> None:
+        """Writes everything needed to continue, atomically."""
+        if not self.accelerator.is_main_process:
+            return
+        from safetensors.torch import save_file
+
+        tensors = {f"model.{name}": p.detach() for name, p in self.trained.items()}
+        tensors |= {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        for index, state in self.raw_optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
+        for name, item in self.stateful.items():
+            tensors |= {f"state.{name}.{key}": value for key, value in item.state().items()}
+        tensors["rng"] = torch.get_rng_state()
+        meta = {
+            "step": str(step),
+            "identity": self._identity(),
+            "notes": json.dumps([_finite(self.last), self.peak]),
+        }
+        if self.accelerator.scaler is not None:
+            meta["scaler"] = json.dumps(self.accelerator.scaler.state_dict())
+        temporary = path.with_suffix(".partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        save_file(copies, temporary, metadata=meta)
+        os.replace(temporary, path)
+
+    def resume(self, path: Path | None) -> int:
+        """Loads a checkpoint of this very run if there is one; returns the next step."""
+        if path is None or not path.is_file():
+            return 0
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
+        if meta.get("identity") != self._identity():
+            raise CheckpointError(f"{path}: checkpoint of another run; delete it")
+        self._restore(tensors, meta)
+        logger.info("resumed at step %s from %s", meta["step"], path)
+        return int(meta["step"])
+
+    def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> None:
+        groups: dict[str, dict[str, Any]] = {"model": {}, "buffer": {}, "optimizer": {}}
+        states: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "state":
+                name, _, leaf = rest.rpartition(".")
+                states.setdefault(name, {})[leaf] = tensor
+            elif kind in groups:
+                groups[kind][rest] = tensor
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(groups["model"][name])
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(groups["buffer"][name])
+        packed: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in groups["optimizer"].items():
+            index, _, leaf = key.partition(".")
+            packed.setdefault(int(index), {})[leaf] = tensor
+        whole = self.raw_optimizer.state_dict()
+        self.raw_optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
+        for name, item in self.stateful.items():
+            item.load_state(states[name])
+        torch.set_rng_state(tensors["rng"])
+        self.last, self.peak = json.loads(meta["notes"])
+        if self.accelerator.scaler is not None and "scaler" in meta:
+            self.accelerator.scaler.load_state_dict(json.loads(meta["scaler"]))
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in values.items() if math.isfinite(value)}
+
+
+def _optimizer(config: FitConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD; weight decay on matrices only."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, fused=True)

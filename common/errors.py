@@ -1,0 +1,48 @@
+"""The errors that a user can cause and mend.
+
+Everything here ends as one clear line and exit code 2 on the command line.  Invariants of our own
+code are ``assert``s instead: they are bugs, and deserve a traceback.
+"""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """Something the user can mend; the message says what is wrong and how."""
+
+
+class ConfigError(UserError):
+    """A suite, a parameter or a command-line value is not valid."""
+
+
+class DataError(UserError):
+    """A data set is missing, malformed, or not the one that was used before."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint or adapter is missing, damaged, or belongs to another model."""
+
+
+class AccessError(UserError):
+    """A method asked for data that it did not declare."""
+
+
+class GateError(UserError):
+    """The Original model is too weak for its forgetting to mean anything."""
+
+
+class Diverged(RuntimeError):
+    """Training left the finite numbers.  A status of a run, never a crash.
+
+    Args:
+        step: First step (counted from 1) with a non-finite or excessive loss.
+        reason: What was seen, in words.
+    """
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"diverged at step {step}: {reason}")
+        self.step = step
+        self.reason = reason
+
+    def __reduce__(self):
+        return Diverged, (self.step, self.reason)

@@ -1,0 +1,224 @@
+"""Named streams of batches over index sets.
+
+A *source* turns indices into tensors (pixels, tokens: it knows, we do not).  A :class:`Loader`
+decides which indices come next: shuffled by its own generator, without replacement until the set
+is used up, for ever.  Its state is a few integers and a permutation, so a killed run resumes with
+the very next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Attributes:
+        inputs: What the model's ``forward`` takes, by name; every tensor is batch-first.
+        labels: Int64 targets: (N,) for classes, (N, T) with -100 where ignored for sequences.
+        indices: (N,) int64, CPU: where the samples sit in the source.
+    """
+
+    inputs: Mapping[str, Tensor]
+    labels: Tensor
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def with_labels(self, labels: Tensor) -> Batch:
+        """The same inputs with other labels."""
+        return Batch(self.inputs, labels, self.indices)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples ``start`` to ``stop``."""
+        inputs = {name: tensor[start:stop] for name, tensor in self.inputs.items()}
+        return Batch(inputs, self.labels[start:stop], self.indices[start:stop])
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Batches with equal sample shapes as one."""
+    names = batches[0].inputs
+    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in names}
+    labels = torch.cat([batch.labels for batch in batches])
+    return Batch(inputs, labels, torch.cat([batch.indices for batch in batches]))
+
+
+class Source(Protocol):
+    """Where samples come from; implemented by each modality."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        """The samples at ``indices`` (int64, CPU), on the source's device.
+
+        With a generator, training augmentation is drawn from it; without, none is applied.
+        """
+
+
+class Loader:
+    """Endless shuffled batches of one index set.
+
+    Args:
+        source: Where samples come from.
+        indices: Int64 index set.
+        batch_size: Samples per batch; the last batch of an epoch may be smaller.
+        generator: Draws order and augmentation; owned by this loader.
+        augment: Apply the source's training augmentation.
+        shard: (rank, world): this process takes every ``world``-th sample of each batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        indices: np.ndarray,
+        batch_size: int,
+        generator: torch.Generator,
+        *,
+        augment: bool = True,
+        shard: tuple[int, int] = (0, 1),
+    ):
+        self.source = source
+        self.indices = torch.as_tensor(np.asarray(indices, dtype=np.int64))
+        self.batch_size = min(batch_size, len(self.indices))
+        self.generator = generator
+        self.augment = augment
+        self.shard = shard
+        self.epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches until every sample was seen once."""
+        return -(-len(self.indices) // self.batch_size)
+
+    def next(self) -> Batch:
+        """The next batch; starts a new shuffled epoch when the set is used up."""
+        if self._position >= len(self._order):
+            order = torch.randperm(len(self.indices), generator=self.generator)
+            self._order, self._position, self.epoch = self.indices[order], 0, self.epoch + 1
+        chosen = self._order[self._position : self._position + self.batch_size]
+        self._position += self.batch_size
+        rank, world = self.shard
+        if world > 1:
+            chosen = chosen[rank::world] if len(chosen) >= world else chosen
+        return self.source.fetch(chosen, augment=self.generator if self.augment else None)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue, as tensors."""
+        return {
+            "order": self._order.clone(),
+            "cursor": torch.tensor([self._position, self.epoch]),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self._order = state["order"].clone()
+        self._position, self.epoch = (int(value) for value in state["cursor"])
+        self.generator.set_state(state["generator"])
+
+
+class RelabelledLoader(Loader):
+    """A loader that gives the members of one index set random labels, redrawn every epoch.
+
+    Args:
+        inner: Where batches come from (its generator is shared).
+        members: Indices whose labels are replaced.
+        num_classes: Labels are drawn from 0 to ``num_classes - 1``.
+        exclude_true: Never draw the true label.
+    """
+
+    def __init__(
+        self, inner: Loader, members: np.ndarray, num_classes: int, *, exclude_true: bool = False
+    ):
+        self.__dict__.update(inner.__dict__)
+        self.members = torch.as_tensor(np.asarray(members, dtype=np.int64)).sort().values
+        self.num_classes = num_classes
+        self.exclude_true = exclude_true
+        self._shift = torch.zeros(len(self.members), dtype=torch.int64)
+        self._drawn_for = -1
+
+    def next(self) -> Batch:
+        """The next batch with replaced labels."""
+        batch = super().next()
+        if self.epoch != self._drawn_for:
+            self._shift = torch.randint(
+                int(self.exclude_true),
+                self.num_classes,
+                (len(self.members),),
+                generator=self.generator,
+            )
+            self._drawn_for = self.epoch
+        place = torch.searchsorted(self.members, batch.indices).clamp_max(len(self.members) - 1)
+        member = self.members[place] == batch.indices
+        shift = torch.where(member, self._shift[place], 0).to(batch.labels.device)
+        return batch.with_labels((batch.labels + shift) % self.num_classes)
+
+    def state(self) -> dict[str, Tensor]:
+        """Order, cursor, generator, and this epoch's labels."""
+        return super().state() | {"shift": self._shift, "drawn_for": torch.tensor(self._drawn_for)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        super().load_state(state)
+        self._shift, self._drawn_for = state["shift"].clone(), int(state["drawn_for"])
+
+
+class ChainedLoader(Loader):
+    """One full pass over each of several loaders in turn, for ever."""
+
+    def __init__(self, loaders: Sequence[Loader]):
+        self.loaders = list(loaders)
+        self.count = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass over all."""
+        return sum(loader.batches_per_epoch for loader in self.loaders)
+
+    def next(self) -> Batch:
+        """The next batch of the loader whose turn it is."""
+        place = self.count % self.batches_per_epoch
+        self.count += 1
+        for loader in self.loaders:
+            if place < loader.batches_per_epoch:
+                return loader.next()
+            place -= loader.batches_per_epoch
+        raise AssertionError("unreachable")
+
+    def state(self) -> dict[str, Tensor]:
+        """States of all, and whose turn it is."""
+        merged = {"count": torch.tensor(self.count)}
+        for index, loader in enumerate(self.loaders):
+            merged |= {f"{index}-{key}": value for key, value in loader.state().items()}
+        return merged
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self.count = int(state["count"])
+        for index, loader in enumerate(self.loaders):
+            mine = f"{index}-"
+            loader.load_state({k[len(mine) :]: v for k, v in state.items() if k.startswith(mine)})
+
+
+def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[Batch]:
+    """Every sample once, in order, without augmentation: for evaluation."""
+    ids = torch.as_tensor(np.asarray(indices, dtype=np.int64))
+    for start in range(0, len(ids), batch_size):
+        yield source.fetch(ids[start : start + batch_size])
+
+
+Forward = Callable[[Batch], Tensor]
+"""Batch -> logits: (N, C) or (N, T, C), aligned with the batch's labels."""

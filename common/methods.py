@@ -1,0 +1,349 @@
+"""What an unlearning method is, what it is given, and the gradient methods' common body.
+
+This module and :mod:`common.baselines` import torch only inside functions: listing and planning
+read classes and configs, and must answer at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from common.config import Strict, did_you_mean, merge, validate
+from common.errors import AccessError, ConfigError
+from common.registry import METHODS
+from common.schemas import AdapterConfig, FitConfig, NonNegative, Positive
+from common.seeding import derive, generator
+from common.splits import ForgetSplit
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
+    from common.loading import Loader, Source
+    from common.objectives import Objective
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """Facts about a method that the harness enforces or prints.
+
+    Attributes:
+        version: Raised whenever the same config would give other numbers.
+        paper: Where the method comes from.
+        access: Parts that it may read (``forget``, ``retain``); ``initial`` allows a fresh model.
+            Asking for anything else raises.
+        scenarios: Scenarios it applies to; empty means all.
+        changes_model: False for Original.
+    """
+
+    version: int
+    paper: str
+    access: frozenset[str]
+    scenarios: frozenset[str] = frozenset()
+    changes_model: bool = True
+
+
+@dataclass
+class UnlearnTask:
+    """Everything a method gets: a model, guarded data, and the engine's wiring.
+
+    Attributes:
+        model: A copy of Original that the method may change and return.
+        source: The modality's data source.
+        split: The frozen index sets.
+        access: What the method declared.
+        forward: (model, batch) -> logits.
+        recipe: How Original was trained.
+        num_classes: Width of the logits.
+        targets: Adapter target patterns by placement.
+        head: Parameter-name patterns of the classifier head.
+        component_of: Parameter name -> component (mlp, attention, head, other).
+        build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
+        seed: Of this run.
+        replicate: 0, or which further Retrain this is.
+        tracker: Where scalars go.
+        checkpoint: File for mid-run checkpoints.
+        progress: Called with (steps done, steps in all).
+    """
+
+    model: nn.Module
+    source: Source
+    split: ForgetSplit
+    access: frozenset[str]
+    forward: ModelForward
+    recipe: FitConfig
+    num_classes: int
+    targets: Mapping[str, Sequence[str]]
+    head: Sequence[str]
+    component_of: Callable[[str], str]
+    build: Callable[[], nn.Module]
+    seed: int
+    replicate: int = 0
+    tracker: ScalarSink | None = None
+    checkpoint: Path | None = None
+    progress: Callable[[int, int], None] | None = None
+    results: list[FitResult] = field(default_factory=list)
+
+    def _guard(self, *wanted: str) -> None:
+        for part in wanted:
+            if part not in self.access:
+                raise AccessError(
+                    f"the method asked for '{part}' but declares only "
+                    f"{sorted(self.access)}; add it to info.access"
+                )
+
+    def indices(self, *parts: str) -> np.ndarray:
+        """The union of parts, sorted; only declared parts are given out."""
+        import numpy as np
+
+        self._guard(*parts)
+        return np.sort(np.concatenate([self.split.parts[part] for part in parts]))
+
+    def generator(self, *names: str | int) -> torch.Generator:
+        """An independent random stream of this run."""
+        return generator(self.seed, "method", self.replicate, *names)
+
+    def loader(self, *parts: str, batch_size: int, augment: bool = True) -> Loader:
+        """An endless shuffled stream over the union of parts, with its own generator."""
+        from common.loading import Loader
+
+        return Loader(
+            self.source,
+            self.indices(*parts),
+            batch_size,
+            self.generator("batches", *parts),
+            augment=augment,
+        )
+
+    def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
+        """One loader per part, with the config's micro-batch size."""
+        micro = max(1, config.batch_size // config.accumulation)
+        return {part: self.loader(part, batch_size=micro) for part in parts}
+
+    def fresh_model(self) -> nn.Module:
+        """A model as it was before it saw any training data of the task."""
+        self._guard("initial")
+        return self.build()
+
+    def fit(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        loaders: Mapping[str, Loader],
+        config: FitConfig,
+        *,
+        after_step: Sequence[AfterStep] = (),
+        penalty: Callable[[nn.Module], torch.Tensor] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> FitResult:
+        """:func:`common.engine.fit` with this task's wiring; call it once or several times."""
+        from common.engine import fit
+
+        stage = len(self.results)
+        path = self.checkpoint
+        if path is not None and stage:
+            path = path.with_name(f"{path.stem}-{stage}{path.suffix}")
+        result = fit(
+            model,
+            objective,
+            loaders,
+            config,
+            forward=self.forward,
+            seed=derive(self.seed, "engine", self.replicate, stage),
+            tracker=self.tracker,
+            after_step=after_step,
+            penalty=penalty,
+            checkpoint=path,
+            stateful=stateful,
+            component_of=self.component_of,
+            progress=self.progress,
+        )
+        self.results.append(result)
+        return result
+
+
+class UnlearningMethod(ABC):
+    """A baseline: one class, one file or less.
+
+    Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides.
+    """
+
+    info: ClassVar[MethodInfo]
+    Config: ClassVar[type[Strict]] = Strict
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __init__(self, config: Strict):
+        self.config: Any = config
+
+    @abstractmethod
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Returns the unlearned model: ``task.model`` changed in place, or another one.
+
+        A model returned with adapters attached is stored as an adapter and merged for evaluation.
+        """
+
+
+def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
+    """Trains a fresh model on the union of parts with the task's recipe (Original, Retrain)."""
+    from common.loading import Loader
+    from common.objectives import CrossEntropy
+
+    model = task.fresh_model()
+    micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
+    loader = Loader(task.source, task.indices(*parts), micro, task.generator("train"))
+    task.fit(model, CrossEntropy("train"), {"train": loader}, task.recipe)
+    return model
+
+
+def resolve_config(
+    name: str, preset: str | None, params: Mapping[str, Any], *, origin: str
+) -> Strict:
+    """A method's full config: its defaults, then a preset, then ``params``."""
+    cls = METHODS[name]
+    overrides: Mapping[str, Any] = {}
+    if preset is not None:
+        if preset not in cls.presets:
+            hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
+            raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
+        overrides = cls.presets[preset]
+    params = merge(overrides, params)
+    defaults = cls.Config().model_dump()
+    if params.get("epochs") and "steps" not in params:
+        defaults.pop("steps", None)
+    if params.get("steps") and "epochs" not in params:
+        defaults.pop("epochs", None)
+    return validate(cls.Config, merge(defaults, params), origin)
+
+
+class GradientConfig(FitConfig):
+    """Config of the gradient methods: the engine's, plus objective, adapter and constraints.
+
+    Attributes:
+        lam: Weight lambda of the forget term; the retain weight alpha_r is normalised to 1.
+        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
+            saturates.
+        reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
+            update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
+        alpha_r: Retain rate of ``two_rates``.
+        alpha_f: Forget rate of ``two_rates``.
+        adapter: None trains the whole model.
+        lr_scaling: ``slope`` divides lr by omega * phi'(0) (squared under SGD), so that every
+            adapter starts with the same step in weight space; ``none`` takes lr as it is.
+        weight_clip: Project A and B to [-c, c] after each step.
+        ball: Scale A and B after each step so that ||dW||_F <= c ||W0||_F (ours).
+        penalty: mu of mu * sum ||A B^T||_F^2.
+    """
+
+    steps: Annotated[int, Field(ge=1)] | None = 100
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    lr: Positive = 3e-3
+    lam: NonNegative = 0.1
+    forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
+    reading: Literal["weighted", "two_rates"] = "weighted"
+    alpha_r: Positive = 1e-5
+    alpha_f: Positive = 1e-4
+    adapter: AdapterConfig | None = None
+    lr_scaling: Literal["slope", "none"] = "slope"
+    weight_clip: Positive | None = None
+    ball: Positive | None = None
+    penalty: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _constraints_need_adapters(self) -> GradientConfig:
+        for name in ("weight_clip", "ball", "penalty"):
+            if getattr(self, name) and self.adapter is None:
+                raise ValueError(f"{name} constrains adapters; give adapter too")
+        if self.ball and self.adapter and self.adapter.phi == "relu":
+            raise ValueError("ball is no certificate for phi: relu; use identity or a bound")
+        return self
+
+    def engine(self) -> FitConfig:
+        """The engine's part, with the rate scaled as configured."""
+        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
+        if self.reading == "two_rates":
+            fields |= {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+        elif self.adapter is not None and self.lr_scaling == "slope":
+            power = 2 if self.optimizer == "sgd" else 1
+            fields["lr"] = self.lr / self.adapter.slope**power
+        return FitConfig(**fields)
+
+
+PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
+    "paper_literal": {
+        "lr": 1e-5,
+        "lam": 10.0,
+        "steps": 500,
+        "batch_size": 128,
+        "lr_scaling": "none",
+    },
+    "paper_two_rates": {
+        "reading": "two_rates",
+        "alpha_r": 1e-5,
+        "alpha_f": 1e-4,
+        "steps": 500,
+        "batch_size": 128,
+    },
+}
+"""The paper's vision settings in both readings of its rates (alpha_r 1e-5, alpha_f 1e-4, 500
+iterations, no clipping).  Its adapter dropout of 0.05 is not applied."""
+
+
+class GradientMethod(UnlearningMethod):
+    """Objective + parameters -> method: attach an adapter (or not), fit, constrain."""
+
+    Config: ClassVar[type[Strict]] = GradientConfig
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What is minimised."""
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Runs the objective on the parts that it names."""
+        objective = self.objective()
+        config = self.config.engine()
+        if self.config.adapter is not None:
+            self._attach(task)
+        task.fit(
+            task.model,
+            objective,
+            task.loaders(objective.parts, config),
+            config,
+            after_step=self._constraints(),
+            penalty=self._penalty(),
+        )
+        return task.model
+
+    def _attach(self, task: UnlearnTask) -> None:
+        from common.adapters import attach
+
+        adapter: AdapterConfig = self.config.adapter
+        patterns = adapter.targets or task.targets[adapter.placement]
+        head = task.head if adapter.train_head else ()
+        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
+
+    def _constraints(self) -> list[AfterStep]:
+        from common.adapters import clip_factors_, project_ball_
+
+        config: GradientConfig = self.config
+        hooks: list[AfterStep] = []
+        if config.weight_clip is not None:
+            threshold = config.weight_clip
+            hooks.append(lambda model: clip_factors_(model, threshold))
+        if config.ball is not None:
+            c = config.ball
+            hooks.append(lambda model: {"adapter/at_ball": project_ball_(model, c)})
+        return hooks
+
+    def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
+        from common.adapters import factor_penalty
+
+        mu = self.config.penalty
+        return (lambda model: mu * factor_penalty(model)) if mu else None

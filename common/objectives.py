@@ -1,0 +1,161 @@
+"""Pure losses on logits and labels, and the objectives made of them.
+
+Nothing here knows a modality: logits are (N, C) or (N, T, C), labels (N,) or (N, T) with -100
+where a position does not count; a sample's loss is the mean over its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.loading import Batch, Forward, concatenate
+
+IGNORE = -100
+ForgetLoss = Literal["cross_entropy", "unlikelihood"]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an objective returns: the scalar to minimise and its named parts (detached later)."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+
+
+class Objective(Protocol):
+    """Sees only logits of named batches."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the batches that it reads."""
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Minimise ``total``; log every entry of ``parts``."""
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """z_y - logsumexp_{c != y} z_c = log p_y - log(1 - p_y), per position, in float32.
+
+    Args:
+        logits: (..., C).
+        labels: (...), -100 gives 0.
+    """
+    logits = logits.float()
+    target = labels.clamp_min(0).unsqueeze(-1)
+    own = logits.gather(-1, target).squeeze(-1)
+    others = logits.scatter(-1, target, float("-inf")).logsumexp(-1)
+    return torch.where(labels == IGNORE, torch.zeros_like(own), own - others)
+
+
+def _per_sample(values: Tensor, labels: Tensor) -> Tensor:
+    """(N,) means over the positions that count."""
+    if labels.ndim == 1:
+        return values
+    counted = (labels != IGNORE).to(values.dtype)
+    dims = tuple(range(1, labels.ndim))
+    return (values * counted).sum(dims) / counted.sum(dims).clamp_min(1)
+
+
+def sample_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) cross-entropy -log p_y per sample."""
+    flat = F.cross_entropy(
+        logits.float().reshape(-1, logits.shape[-1]),
+        labels.reshape(-1),
+        reduction="none",
+        ignore_index=IGNORE,
+    )
+    return _per_sample(flat.view(labels.shape), labels)
+
+
+def sample_unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) unlikelihood -log(1 - p_y) per sample, as softplus of the margin.
+
+    Saturates: its gradient vanishes as p_y -> 0, unlike that of ascent on cross-entropy.
+    Source: unlikelihood training, arXiv 1908.04319.
+    """
+    values = F.softplus(margins(logits, labels))
+    return _per_sample(values * (labels != IGNORE), labels)
+
+
+def joint_logits(forward: Forward, batches: Sequence[Batch]) -> list[Tensor]:
+    """Logits of several batches from ONE forward where their shapes allow it."""
+    shapes = {tuple((k, v.shape[1:]) for k, v in batch.inputs.items()) for batch in batches}
+    if len(shapes) > 1:
+        return [forward(batch) for batch in batches]
+    logits = forward(concatenate(batches))
+    return list(logits.split([len(batch) for batch in batches]))
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Mean cross-entropy on one part: training, Retrain, fine-tuning."""
+
+    part: str = "retain"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The one part."""
+        return (self.part,)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Descends on cross-entropy."""
+        batch = batches[self.part]
+        loss = sample_cross_entropy(forward(batch), batch.labels).mean()
+        return Terms(loss, {f"{self.part}_loss": loss})
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """Forgetting without retain data: ascent on cross-entropy, or the saturating loss.
+
+    Formula: minimise ``-CE(B_f)`` (gradient ascent) or ``mean -log(1 - p_y)`` on B_f.
+    """
+
+    forget_loss: ForgetLoss = "cross_entropy"
+    parts: tuple[str, ...] = ("forget",)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Pushes the forget batch away from its labels."""
+        batch = batches["forget"]
+        push, loss = forget_terms(forward(batch), batch.labels, self.forget_loss)
+        return Terms(push, {"forget_loss": loss})
+
+
+def forget_terms(logits: Tensor, labels: Tensor, kind: ForgetLoss) -> tuple[Tensor, Tensor]:
+    """(term to minimise, cross-entropy to log) on forget data."""
+    if kind == "unlikelihood":
+        with torch.no_grad():
+            loss = sample_cross_entropy(logits, labels).mean()
+        return sample_unlikelihood(logits, labels).mean(), loss
+    loss = sample_cross_entropy(logits, labels).mean()
+    return -loss, loss
+
+
+@dataclass(frozen=True)
+class GradientDifference:
+    """Descend on retain, push away on forget.
+
+    Formula: minimise ``w_r CE(B_r) + w_f forget_term(B_f)``.  With w_r = 1, w_f = lambda this is
+    the weighted reading of the paper's objective; with w_r = alpha_r, w_f = alpha_f under SGD of
+    rate 1 it is its update rule literally (eq. "gradient difference").
+    """
+
+    retain_weight: float = 1.0
+    forget_weight: float = 0.1
+    forget_loss: ForgetLoss = "cross_entropy"
+    parts: tuple[str, ...] = ("retain", "forget")
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """One forward over both batches."""
+        retain, forget = batches["retain"], batches["forget"]
+        retain_logits, forget_logits = joint_logits(forward, [retain, forget])
+        kept = sample_cross_entropy(retain_logits, retain.labels).mean()
+        push, loss = forget_terms(forget_logits, forget.labels, self.forget_loss)
+        total = self.retain_weight * kept + self.forget_weight * push
+        return Terms(total, {"retain_loss": kept, "forget_loss": loss})

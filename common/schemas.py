@@ -1,0 +1,119 @@
+"""Configs of the engine and of the adapters.
+
+They live apart from the code that uses them because that code needs torch, and listing, planning
+and reporting must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from common.config import Strict
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+Phi = Literal["sine", "tanh", "sigmoid", "relu", "clip", "identity"]
+Placement = Literal["mlp", "attention", "all"]
+
+
+class AdapterConfig(Strict):
+    """A (bounded) low-rank adapter; defaults are those of plain LoRA at the paper's rank.
+
+    Attributes:
+        rank: r of A (k x r) and B (d x r).
+        alpha: LoRA's alpha; the outer factor is s = alpha / rank.
+        phi: The entrywise function; ``identity`` is plain LoRA.
+        omega: Inner frequency.
+        bound: ``absolute`` is the paper's s * phi(omega A B^T).  ``relative`` (ours) scales the
+            bound to each layer: c * rms(W0) * phi(s * omega * A B^T / (c * rms(W0))), which has
+            the same slope at zero.
+        c: Size of the relative bound in units of rms(W0).
+        clip: Threshold of phi = clip, on omega * A B^T.
+        placement: Which of the model's target patterns are adapted.
+        targets: Glob patterns that replace the model's own for ``placement``.
+        train_head: Train the classifier head too (the paper does not say; off by default).
+        init_std: Standard deviation of A for phi = relu, which cannot start from zero.
+    """
+
+    rank: Count = 8
+    alpha: Positive = 16.0
+    phi: Phi = "identity"
+    omega: Positive = 1.0
+    bound: Literal["absolute", "relative"] = "absolute"
+    c: Positive = 0.25
+    clip: Positive = 1.5
+    placement: Placement = "mlp"
+    targets: tuple[str, ...] | None = None
+    train_head: bool = False
+    init_std: Positive = 1e-3
+
+    @model_validator(mode="after")
+    def _relative_needs_a_bound(self) -> AdapterConfig:
+        if self.bound == "relative" and self.phi not in ("sine", "tanh"):
+            raise ValueError("bound: relative takes phi: sine or tanh")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """s = alpha / r."""
+        return self.alpha / self.rank
+
+    @property
+    def slope(self) -> float:
+        """Slope of dW in A B^T at zero, in units of s: the effective step under Adam."""
+        return self.omega * (0.25 if self.phi == "sigmoid" else 1.0)
+
+
+class FitConfig(Strict):
+    """One training run of the engine.
+
+    Attributes:
+        steps: Optimizer steps; exactly one of ``steps`` and ``epochs`` is given.
+        epochs: Passes over the loader named first.
+        batch_size: Samples per optimizer step and per named loader.
+        schedule: Learning rate after warm-up.
+        warmup_steps: Linear warm-up from 0.
+        accumulation: Micro-batches per optimizer step.
+        max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
+        mixed_precision: Autocast precision.
+        loss_cap: A loss part above this in absolute value counts as divergence.
+        checkpoint_every: Steps between mid-stage checkpoints.
+        log_every: Steps between logged scalars.
+        probe_every: Steps between full gradient probes of frozen and trained weights by component
+            (one extra forward and backward each); 0 is off.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count = 64
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    eps: Positive = 1e-8
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    accumulation: Count = 1
+    max_grad_norm: Positive | None = None
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    loss_cap: Positive = 1e4
+    checkpoint_every: Count = 500
+    log_every: Count = 10
+    probe_every: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_replace_steps(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("epochs") and "steps" not in data:
+            return {**data, "steps": None}
+        return data
+
+    @model_validator(mode="after")
+    def _one_length(self) -> FitConfig:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of steps and epochs")
+        return self

@@ -1,0 +1,1 @@
+"""The language arm: nothing is registered yet."""

@@ -1,0 +1,208 @@
+"""Gaps, averages, intervals and the noise floor; the published tables recomputed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from common.metrics import (
+    MetricSpec,
+    ag2,
+    average_gap,
+    gap,
+    harmonic_mean,
+    ks_two_sample,
+    max_gap,
+    not_separable,
+    paired_difference,
+    retrain_floor,
+    summarise,
+    tow,
+    tow_mia,
+)
+
+# The paper's ViT tables: method -> FA or UA, RA, TA, MIA, printed AG, recomputed mean |gap|.
+CIFAR10 = {
+    "Retrain": (99.12, 99.94, 98.85, 2.94, 0.00, 0.00),
+    "FT": (98.24, 99.71, 98.02, 4.15, 0.83, 0.79),
+    "GA": (96.31, 98.85, 96.48, 8.72, 2.37, 3.01),
+    "SalUn": (98.45, 99.82, 98.31, 3.61, 0.54, 0.50),
+    "NOVO": (98.38, 99.78, 98.25, 3.47, 0.59, 0.51),
+    "LetheViT": (98.62, 99.88, 98.48, 3.21, 0.34, 0.30),
+    "Fast-NTK": (97.89, 99.45, 97.72, 5.28, 1.22, 1.30),
+    "GD+LoRA": (97.82, 99.62, 97.91, 6.24, 1.55, 1.47),
+    "GD+Tanh": (98.55, 99.93, 98.40, 3.25, 0.25, 0.34),
+    "GD+Sine": (98.71, 99.98, 98.59, 3.08, 0.10, 0.21),
+}
+CIFAR100 = {
+    "Retrain": (38.12, 99.95, 61.24, 58.35, 0.00, 0.00),
+    "FT": (41.25, 98.42, 57.14, 65.42, 5.82, 3.96),
+    "GA": (48.72, 95.18, 51.35, 72.85, 12.41, 9.94),
+    "SalUn": (39.85, 99.21, 59.42, 61.28, 3.48, 1.81),
+    "CoUn": (38.24, 99.85, 60.52, 59.42, 2.58, 0.50),
+    "GD+LoRA": (52.31, 97.85, 53.82, 78.21, 10.05, 10.89),
+    "GD+Tanh": (37.90, 99.90, 60.40, 59.60, 2.50, 0.59),
+    "GD+Sine": (37.48, 99.93, 60.85, 59.14, 2.35, 0.46),
+}
+
+
+def as_row(values, forgetting):
+    """A published row with both forget accuracy and its complement."""
+    first, ra, ta, mia = values[:4]
+    fa = first if forgetting == "fa" else 100 - first
+    return {"fa": fa, "ua": 100 - fa, "ra": ra, "ta": ta, "mia": mia}
+
+
+PUBLISHED = [
+    pytest.param(as_row(values, key), as_row(table["Retrain"], key), values, id=f"{key}-{method}")
+    for key, table in (("fa", CIFAR10), ("ua", CIFAR100))
+    for method, values in table.items()
+    if method != "Retrain"
+]
+
+
+@pytest.mark.parametrize(("row", "retrain", "values"), PUBLISHED)
+def test_average_gap_of_the_published_rows(row, retrain, values):
+    assert average_gap(row, retrain) == pytest.approx(values[5], abs=0.005 + 1e-9)
+    assert average_gap(row, retrain, ("fa", "ra", "ta", "mia")) == average_gap(row, retrain)
+
+
+def test_sixteen_published_rows_of_which_none_has_its_printed_gap():
+    assert len(PUBLISHED) == 16
+    for param in PUBLISHED:
+        row, retrain, values = param.values
+        assert abs(average_gap(row, retrain) - values[4]) > 0.03
+
+
+RETRAIN = {"fa": 90.0, "ua": 10.0, "ra": 99.0, "ta": 88.0, "mia": 20.0}
+ROW = {"fa": 94.0, "ua": 6.0, "ra": 98.0, "ta": 85.0, "mia": 12.0}
+
+
+def test_gaps_by_hand():
+    assert ROW["ua"] + ROW["fa"] == RETRAIN["ua"] + RETRAIN["fa"] == 100
+    assert gap(ROW, RETRAIN, "ua") == -4 and gap(ROW, RETRAIN, "fa") == 4
+    assert average_gap(ROW, RETRAIN) == (4 + 1 + 3 + 8) / 4
+    assert ag2(ROW, RETRAIN) == (3 + 8) / 2
+    assert max_gap(ROW, RETRAIN) == 8
+    assert tow(ROW, RETRAIN) == pytest.approx(0.96 * 0.99 * 0.97)
+    assert tow_mia(ROW, RETRAIN) == pytest.approx(0.92 * 0.99 * 0.97)
+
+
+@pytest.mark.parametrize("measure", [average_gap, ag2, max_gap, tow, tow_mia])
+def test_retrain_against_itself_and_unknown_values(measure):
+    assert measure(RETRAIN, RETRAIN) == (1 if measure in (tow, tow_mia) else 0)
+    for broken in (ROW | {"mia": None, "ta": None}, {}):
+        assert measure(broken, RETRAIN) is None and measure(RETRAIN, broken) is None
+
+
+percent = st.floats(0, 100)
+rows = st.fixed_dictionaries({name: percent for name in ("fa", "ua", "ra", "ta", "mia")})
+
+
+@given(rows, rows)
+def test_gap_properties(row, reference):
+    assert average_gap(row, reference) == average_gap(reference, row)
+    assert 0 <= average_gap(row, reference) <= max_gap(row, reference) + 1e-9
+    assert 0 <= tow(row, reference) <= 1
+    assert gap(row, reference, "ta") == -gap(reference, row, "ta")
+
+
+def test_metric_spec_arrows():
+    arrows = [MetricSpec("m", better, "M").arrow for better in ("higher", "lower", "reference")]
+    assert arrows == ["↑", "↓", "→ Retrain"]
+    with pytest.raises(AssertionError, match="better"):
+        MetricSpec("m", "up", "M")  # type: ignore[arg-type]
+
+
+def test_harmonic_mean():
+    assert harmonic_mean([1.0, 0.5]) == pytest.approx(2 / 3)
+    assert harmonic_mean([1.0, 0.0]) == 0
+    assert harmonic_mean([1.0, None]) is None
+    values = [0.3, 0.9, 0.55]
+    assert harmonic_mean(values) == pytest.approx(stats.hmean(values))
+
+
+def test_ks_by_hand_and_against_scipy():
+    apart = ks_two_sample([1, 2, 3], [4, 5, 6])
+    assert apart.statistic == 1 and apart.p_value == pytest.approx(2 / math.comb(6, 3))
+    assert (apart.n_first, apart.n_second) == (3, 3)
+    first, second = [0.1, 0.4, 0.5, 0.9], [0.2, 0.45, 1.3]
+    assert ks_two_sample(first, second).p_value == stats.ks_2samp(first, second).pvalue
+    with pytest.raises(AssertionError, match="finite"):
+        ks_two_sample([1.0, math.nan], [1.0])
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.sampled_from([0.8, 0.95, 0.99]))
+def test_t_interval_matches_scipy(values, confidence):
+    summary = summarise(values, confidence)
+    assert summary.low <= summary.mean <= summary.high and summary.n == len(values)
+    if summary.std > 1e-9:
+        low, high = stats.t.interval(
+            confidence, len(values) - 1, loc=summary.mean, scale=stats.sem(values)
+        )
+        assert (summary.low, summary.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
+
+
+def test_summary_by_hand_and_of_one_value():
+    three = summarise([1.0, 2.0, 3.0])
+    assert (three.mean, three.std) == (2.0, 1.0)
+    assert three.high - three.mean == pytest.approx(4.302652729696142 / math.sqrt(3))
+    one = summarise([5.0])
+    assert (one.mean, one.std, one.low, one.high, one.n) == (5.0, None, None, None, 1)
+
+
+def test_retrain_floor():
+    first = [RETRAIN, RETRAIN | {"ra": 98.0}, RETRAIN]
+    second = [RETRAIN | {"mia": 24.0}, RETRAIN, RETRAIN | {"mia": None}]
+    floor = retrain_floor(first, second)
+    assert floor.per_seed == (1.0, 0.25, None)
+    assert floor.summary.mean == 0.625 and floor.summary.n == 2
+    assert retrain_floor(first[:1], second[2:]).summary is None
+    assert retrain_floor(first, first).per_seed == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ags", "floors", "expected"),
+    [
+        ([5.0, 5.2, 5.1], [1.0, 1.1, 0.9], False),
+        ([1.0, 1.2, 0.8], [0.9, 1.3, 0.7], True),
+        # Three seeds apart in mean, yet too scattered to tell.
+        ([2.0, 9.0, 1.5], [1.0, 1.0, 1.0], True),
+        # Pairing sees a small gap that is the same on every, very different, split.
+        ([2.0, 12.0, 22.1], [1.0, 11.0, 21.0], False),
+        ([0.5], [0.5], True),
+        ([0.6], [0.5], False),
+        ([5.0, None, 5.2], [1.0, 1.0, 1.1], False),
+        ([None], [0.5], True),
+        ([0.2, 0.1, 0.2], [1.0, 1.0, 1.0], True),
+    ],
+)
+def test_not_separable(ags, floors, expected):
+    assert not_separable(ags, floors) is expected
+
+
+def test_not_separable_wants_matching_seeds():
+    with pytest.raises(ValueError, match="shorter"):
+        not_separable([1.0, 2.0], [1.0])
+
+
+@given(st.lists(st.tuples(percent, percent), min_size=2, max_size=8))
+def test_paired_difference_matches_scipy(pairs):
+    first, second = zip(*pairs, strict=True)
+    result = paired_difference(first, second)
+    assert result.positive == sum(a > b for a, b in pairs)
+    assert result.negative == sum(a < b for a, b in pairs)
+    assert 0 <= result.p_value <= 1
+    if result.summary.std > 1e-6:
+        expected = stats.ttest_rel(first, second).pvalue
+        assert result.p_value == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_paired_difference_edges():
+    assert paired_difference([1.0], [2.0]).p_value is None
+    assert paired_difference([1.0, 2.0], [1.0, 2.0]).p_value == 1
+    assert paired_difference([2.0, 3.0], [1.0, 2.0]).p_value == 0

@@ -1,0 +1,196 @@
+"""Per-sample scores: against float64 references, at the edges, and through a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from common.errors import DataError, Diverged
+from common.loading import Batch
+from common.scores import COLUMNS, Scores, collect, load_scores, save_scores
+
+
+def batches_of(logits, labels, size=4):
+    """Batches whose only input is the logits that the "model" will return."""
+    logits, labels = torch.as_tensor(logits), torch.as_tensor(labels)
+    for start in range(0, len(labels), size):
+        rows = torch.arange(start, min(start + size, len(labels)))
+        yield Batch({"logits": logits[rows]}, labels[rows], rows + 100)
+
+
+def score(logits, labels, **options) -> Scores:
+    return collect(lambda batch: batch.inputs["logits"], batches_of(logits, labels), **options)
+
+
+def reference(logits, labels):
+    """The textbook formulas in float64."""
+    z = np.asarray(logits, dtype=np.float64)
+    rows = np.arange(len(labels))
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    true = p[rows, labels]
+    not_p = np.stack([np.delete(p, c, axis=1).sum(1) for c in range(p.shape[1])], axis=1)
+    terms = p * np.log(not_p)
+    terms[rows, labels] = 0
+    return {
+        "loss": -np.log(true),
+        "probability": true,
+        "margin": np.log(true) - np.log(not_p[rows, labels]),
+        "entropy": -(p * np.log(p)).sum(1),
+        "modified_entropy": -not_p[rows, labels] * np.log(true) - terms.sum(1),
+        "correct": (z.argmax(1) == labels).astype(float),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(np.float32, (7, 4), elements=st.floats(-20, 20, width=32)),
+    hnp.arrays(np.int64, 7, elements=st.integers(0, 3)),
+)
+def test_scores_match_the_textbook_formulas(logits, labels):
+    scores = score(logits, labels)
+    for name, expected in reference(logits, labels).items():
+        np.testing.assert_allclose(getattr(scores, name), expected, rtol=2e-5, atol=2e-5)
+    assert scores.indices.tolist() == list(range(100, 107))
+    assert scores.labels.tolist() == labels.tolist()
+    np.testing.assert_allclose(scores.probs.sum(1), 1, rtol=1e-5)
+
+
+def test_dtypes_length_and_accuracy():
+    scores = score(np.eye(4, dtype=np.float32) * 3, [0, 1, 2, 0])
+    assert len(scores) == 4 and scores.accuracy == 75.0
+    assert scores.indices.dtype == scores.labels.dtype == np.int64
+    assert {getattr(scores, name).dtype for name in (*COLUMNS, "probs")} == {np.dtype("float32")}
+
+
+def test_modified_entropy_is_song_and_mittal_not_the_lineage():
+    """p = (.7, .2, .1), y = 0 gives 0.162, whatever else is in the batch.
+
+    Code of the SalUn lineage takes log p for log(1 - p) and flips the columns of every label in the
+    batch: 0.66 alone, 1.62 beside a sample of class 1, 3.47 with all classes present.
+    """
+    p = np.array([0.7, 0.2, 0.1])
+    by_hand = -0.3 * np.log(0.7) - 0.2 * np.log(0.8) - 0.1 * np.log(0.9)
+    for present, faulty in (([0], 0.66), ([0, 1], 1.62), ([0, 1, 2], 3.47)):
+        flipped = np.where(np.isin(np.arange(3), present), 1 - p, p)
+        assert -(flipped * np.log(p)).sum() == pytest.approx(faulty, abs=5e-3)
+        value = score(np.log([p] * len(present)), present).modified_entropy[0]
+        assert value == pytest.approx(by_hand, abs=1e-6)
+        assert value == pytest.approx(0.162, abs=5e-4)
+
+
+@pytest.mark.parametrize("gap", [15.0, 40.0, 200.0, 1e4])
+def test_saturated_softmax_keeps_its_margin_and_stays_finite(gap):
+    scores = score([[gap, 0.0, 0.0], [gap, 0.0, 0.0]], [0, 1])
+    scores.check_finite()
+    assert scores.margin == pytest.approx([gap - np.log(2), -gap], rel=1e-6)
+    assert scores.loss[0] == pytest.approx(np.log1p(2 * np.exp(-gap)), rel=1e-5)
+    assert scores.modified_entropy[1] == pytest.approx(2 * gap, rel=1e-3, abs=0.8)
+
+
+def test_half_precision_logits_are_scored_in_float32():
+    logits = torch.tensor([[9.0, 0.5, -1.0]])
+    half, full = score(logits.bfloat16(), [0]), score(logits, [0])
+    assert half.loss[0] == full.loss[0] and half.loss.dtype == np.float32
+
+
+def test_batching_does_not_change_a_score():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(11, 5)).astype(np.float32), rng.integers(0, 5, 11)
+
+    def forward(batch):
+        return batch.inputs["logits"]
+
+    one = collect(forward, batches_of(logits, labels, 11))
+    many = collect(forward, batches_of(logits, labels, 3))
+    for name in (*COLUMNS, "probs", "indices", "labels"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(many, name))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_logits_are_a_status(bad):
+    with pytest.raises(Diverged, match="1 of 2 logit rows are not finite"):
+        score([[0.0, 1.0], [bad, 0.0]], [0, 1])
+
+
+def test_no_sample_is_an_error():
+    with pytest.raises(DataError, match="no samples"):
+        collect(lambda batch: batch.inputs["logits"], [])
+
+
+def test_sequences_are_token_means_over_labelled_tokens():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(5, 6, 7)).astype(np.float32)
+    labels = rng.integers(0, 7, (5, 6))
+    labels[:, 0] = -100
+    labels[3, 2:] = -100
+    logits[3, 4] = np.nan  # padding may hold anything
+    scores = score(logits, labels)
+    assert scores.probs is None and scores.labels is None and len(scores) == 5
+    for n in range(5):
+        kept = labels[n] != -100
+        for name, tokens in reference(logits[n, kept], labels[n, kept]).items():
+            assert getattr(scores, name)[n] == pytest.approx(tokens.mean(), abs=2e-6), name
+
+
+def test_chunks_of_tokens_do_not_change_sequences(monkeypatch):
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(4, 5, 3)).astype(np.float32)
+    labels = rng.integers(0, 3, (4, 5))
+    whole = score(logits, labels)
+    monkeypatch.setattr("common.scores._CHUNK_ELEMENTS", 7)
+    np.testing.assert_array_equal(score(logits, labels).loss, whole.loss)
+
+
+def test_a_sequence_without_labels_is_an_error():
+    with pytest.raises(DataError, match="no labelled token"):
+        score(np.zeros((2, 3, 4), np.float32), [[0, 1, 2], [-100, -100, -100]])
+
+
+def test_round_trip(tmp_path):
+    rng = np.random.default_rng(3)
+    forget = score(rng.normal(size=(6, 3)), rng.integers(0, 3, 6))
+    test = score(rng.normal(size=(4, 2, 3)), rng.integers(0, 3, (4, 2)))
+    save_scores({"forget": forget, "a/test": test}, tmp_path / "scores.safetensors")
+    loaded = load_scores(tmp_path / "scores.safetensors")
+    assert list(loaded) == ["a/test", "forget"]
+    assert loaded["a/test"].labels is None and loaded["a/test"].probs is None
+    for name in (*COLUMNS, "indices", "labels", "probs"):
+        np.testing.assert_array_equal(getattr(loaded["forget"], name), getattr(forget, name))
+        assert getattr(loaded["forget"], name).dtype == getattr(forget, name).dtype
+
+
+def test_unreadable_files_are_data_errors(tmp_path):
+    from safetensors.numpy import save_file
+
+    damaged, other = tmp_path / "damaged", tmp_path / "other"
+    damaged.write_bytes(b"not safetensors")
+    save_file({"x": np.zeros(3)}, other)
+    for path in (damaged, other, tmp_path / "absent"):
+        with pytest.raises(DataError, match="delete it and rerun"):
+            load_scores(path)
+
+
+def test_select_and_check_finite():
+    scores = score(np.eye(3, dtype=np.float32), [0, 1, 2])
+    assert scores.select(np.array([2, 0])).indices.tolist() == [102, 100]
+    assert scores.select(scores.labels == 1).labels.tolist() == [1]
+    scores.entropy[1] = np.nan
+    with pytest.raises(Diverged, match="entropy"):
+        scores.check_finite()
+
+
+def test_reading_and_attacking_need_no_torch():
+    code = (
+        "import sys, common.scores, common.mia, common.metrics;"
+        "print([m for m in ('torch', 'sklearn', 'scipy.stats') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from common.config import validate
+from common.errors import CheckpointError, ConfigError, DataError
+from vision import models
+from vision.models import (
+    TARGETS,
+    adapter_parameters,
+    build_model,
+    component_of,
+    input_spec,
+    load_checkpoint,
+    parameter_share,
+)
+from vision.schemas import ModelConfig
+
+TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
+
+
+def build(seed=0, *, classes=5, chans=3, **fields):
+    config = ModelConfig(**TINY | fields)
+    return build_model(config, num_classes=classes, in_chans=chans, generator_seed=seed)
+
+
+def timm_tiny(seed=0, *, classes=5, **fields):
+    config = ModelConfig(name="vit_tiny_patch16_224", **{"image_size": 32} | fields)
+    return build_model(config, num_classes=classes, in_chans=3, generator_seed=seed)
+
+
+def equal(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_seed_decides_every_bit_and_the_global_state_stays():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = build(1), build(1), build(2)
+    assert torch.equal(before, torch.get_rng_state())
+    assert equal(first, again) and not equal(first, other)
+    torch.manual_seed(6)
+    assert equal(first, build(1))
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("chans", [1, 3])
+def test_scratch_shapes(stem, pool, chans):
+    model = build(stem=stem, pool=pool, chans=chans, patch_size=4)
+    assert model(torch.randn(3, chans, 8, 8)).shape == (3, 5)
+    tokens = 4 + (pool == "token")
+    assert model.forward_features(torch.randn(1, chans, 8, 8)).shape == (1, tokens, 16)
+
+
+def test_conv_stem_has_no_running_statistics():
+    model = build(stem="conv")
+    assert not list(model.buffers())
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.modules()) == 2
+
+
+def test_small_settings_have_the_known_sizes():
+    small = ModelConfig(image_size=16, patch_size=4, dim=96, stem="conv", pool="avg")
+    model = build_model(small, num_classes=10, in_chans=3, generator_seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 475_882
+
+
+def test_image_size_can_be_replaced():
+    config = ModelConfig(**TINY)
+    model = build_model(config, num_classes=5, in_chans=3, generator_seed=0, image_size=16)
+    assert model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+    with pytest.raises(ConfigError, match="multiple of patch_size"):
+        build_model(config, num_classes=5, in_chans=3, generator_seed=0, image_size=10)
+
+
+# -- input ----------------------------------------------------------------------------------------
+
+
+def test_input_spec():
+    vit = input_spec(ModelConfig(name="vit_small_patch16_224.augreg_in21k"))
+    assert vit == (224, (0.5,) * 3, (0.5,) * 3)
+    deit = input_spec(ModelConfig(name="deit_small_patch16_224.fb_in1k", image_size=96))
+    assert deit == (96, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    miil = input_spec(ModelConfig(name="vit_base_patch16_224_miil.in21k"), image_size=64)
+    assert miil == (64, (0.0,) * 3, (1.0,) * 3)
+    assert input_spec(ModelConfig(), in_chans=1) == (16, (0.3,), (0.35,))
+    grey = input_spec(ModelConfig(name="deit_small_patch16_224.fb_in1k"), in_chans=1)
+    assert grey.mean == pytest.approx((0.449,), abs=1e-9) and len(grey.std) == 1
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "trainable", "percent"),
+    [
+        ("vit_small_patch16_224.augreg_in21k", 368_640, 1.70),
+        ("vit_base_patch16_224.augreg_in21k", 737_280, 0.86),
+        ("vit_large_patch16_224.augreg_in21k", 1_966_080, 0.65),
+    ],
+)
+def test_shares_of_rank_8_on_the_mlp(name, trainable, percent):
+    for classes in (10, 100):
+        share = parameter_share(ModelConfig(name=name), 8, num_classes=classes)
+        assert share.trainable == trainable
+        assert round(share.percent, 2) == percent
+
+
+def test_share_of_all_linear_layers_and_base_count():
+    config = ModelConfig(name="vit_small_patch16_224.augreg_in21k", pretrained=True)
+    share = parameter_share(config, 8, num_classes=10, placement="all")
+    assert round(share.percent, 2) == 2.72
+    assert share.base == 21_669_514
+
+
+def test_counts_agree_with_a_built_model():
+    model = build()
+    share = parameter_share(ModelConfig(**TINY), 3, num_classes=5)
+    assert share.base == sum(parameter.numel() for parameter in model.parameters())
+    assert share.trainable == 2 * 2 * 3 * (16 + 64)
+    assert adapter_parameters(model, 3, TARGETS["attention"]) == 2 * 3 * (16 + 48 + 16 + 16)
+
+
+def test_components():
+    names = [name for name, _ in build(stem="conv").named_parameters()]
+    found = {name: component_of(name) for name in names}
+    assert found["blocks.1.mlp.fc2.weight"] == "mlp"
+    assert found["blocks.0.attn.qkv.bias"] == "attention"
+    assert found["head.weight"] == "head"
+    assert found["patch_embed.proj.weight"] == found["blocks.0.norm1.weight"] == "other"
+    assert component_of("blocks.3.mlp.fc1.Bt") == "mlp"
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_checkpoint_round_trip(tmp_path):
+    original = build(1)
+    save_file(original.state_dict(), tmp_path / "m.safetensors")
+    assert equal(original, build(2, checkpoint=str(tmp_path / "m.safetensors")))
+
+
+@pytest.mark.parametrize("name", ["m.pth", "m.pt", "m.bin", "m.pkl"])
+def test_pickled_checkpoints_are_refused_unread(tmp_path, name):
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(CheckpointError, match="safetensors"):
+        build(checkpoint=str(tmp_path / name))
+
+
+def change(state, kind):
+    if kind == "missing":
+        del state["norm.weight"]
+    elif kind == "unknown":
+        state["extra.weight"] = torch.zeros(2)
+    elif kind == "shape":
+        state["blocks.0.mlp.fc1.weight"] = torch.zeros(3, 3)
+    else:
+        state["blocks.0.mlp.fc1.weight"][0, 0] = float("nan")
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "'norm.weight' is missing"),
+        ("unknown", "'extra.weight' is unknown"),
+        ("shape", r"'blocks.0.mlp.fc1.weight' has shape \(3, 3\), not \(64, 16\)"),
+        ("nan", "'blocks.0.mlp.fc1.weight' holds NaN"),
+    ],
+)
+def test_the_first_key_that_does_not_fit_is_named(tmp_path, kind, message):
+    model = build()
+    path = tmp_path / "m.safetensors"
+    save_file(change(model.state_dict(), kind), path)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(model, path)
+
+
+def test_damaged_and_missing_checkpoints(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file(build().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:500])
+    for target in (path, tmp_path / "none.safetensors"):
+        with pytest.raises(CheckpointError, match="not a readable safetensors"):
+            build(checkpoint=str(target))
+
+
+def test_scratch_never_gets_a_silent_new_head(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file(build(classes=7).state_dict(), path)
+    with pytest.raises(CheckpointError, match=r"head\.weight"):
+        build(classes=5, checkpoint=str(path))
+
+
+def test_timm_checkpoint_keeps_a_fitting_head_and_replaces_another(tmp_path):
+    path = tmp_path / "m.safetensors"
+    original = timm_tiny(1)
+    save_file(original.state_dict(), path)
+    assert equal(original, timm_tiny(2, checkpoint=str(path)))
+    other = timm_tiny(2, classes=7, checkpoint=str(path))
+    assert torch.equal(other.blocks[3].mlp.fc1.weight, original.blocks[3].mlp.fc1.weight)
+    assert torch.equal(other.head.weight, timm_tiny(2, classes=7).head.weight)
+    larger = timm_tiny(2, checkpoint=str(path), image_size=48)
+    assert larger.pos_embed.shape == (1, 10, 192)
+    assert torch.equal(larger.pos_embed[:, 0], original.pos_embed[:, 0])
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def test_unknown_names_and_tags():
+    for name, hint in (
+        ("vit_smal_patch16_224", "did you mean 'vit_small_patch16_224'"),
+        ("vit_small_patch16_224.nope", "augreg_in21k"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            build_model(ModelConfig(name=name), num_classes=5, in_chans=3, generator_seed=0)
+
+
+def test_an_unreachable_hub_names_the_mend(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(models, "create_model", unreachable)
+    config = ModelConfig(name="vit_tiny_patch16_224.augreg_in21k", pretrained=True)
+    with pytest.raises(DataError, match=r"no route to host.*checkpoint") as caught:
+        build_model(config, num_classes=5, in_chans=3, generator_seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_ignores_the_number_of_classes_is_caught(monkeypatch):
+    wrong = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 1000))
+    monkeypatch.setattr(models, "create_model", lambda *args, **kwargs: wrong)
+    with pytest.raises(AssertionError, match="1000 logits for 5 classes"):
+        timm_tiny()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pretrained": True}, "no pretrained weights"),
+        ({"name": "vit_tiny_patch16_224", "dim": 64}, "dim: only for name: scratch"),
+        ({"name": "x", "pretrained": True, "checkpoint": "y"}, "one of"),
+        ({"dim": 65}, "multiple of heads"),
+        ({"image_size": 20}, "multiple of patch_size"),
+        ({"stem": "conv", "patch_size": 2}, "multiple of 4"),
+        ({"depth": None}, "depth"),
+        ({"image_size": True}, "not valid here"),
+    ],
+)
+def test_config_errors(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(ModelConfig, fields, "suite.yaml")
