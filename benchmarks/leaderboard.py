@@ -17,14 +17,15 @@ from common.metrics import (
     Floor,
     MetricSpec,
     PairedDifference,
+    Separability,
     Summary,
     ag2,
     average_gap,
     gap,
     max_gap,
-    not_separable,
     paired_difference,
     retrain_floor,
+    separability,
     summarise,
     tow,
     tow_mia,
@@ -56,7 +57,7 @@ class BoardRow:
         gaps: Metric -> summary of signed gaps to the seed's Retrain.
         derived: ag4, ag2, max_gap, tow, tow_mia -> summary.
         ag_per_seed: AG4 by seed.
-        separable: False if the row's AG cannot be told from a second Retrain's; None if unknown.
+        separability: Where the row's AG lies with respect to the noise floor; None if unknown.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         trials: Tuning trials spent on the row.
@@ -71,7 +72,7 @@ class BoardRow:
     gaps: dict[str, Summary] = field(default_factory=dict)
     derived: dict[str, Summary] = field(default_factory=dict)
     ag_per_seed: dict[int, float] = field(default_factory=dict)
-    separable: bool | None = None
+    separability: Separability | None = None
     dynamics: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0
@@ -200,17 +201,14 @@ def _row(
             value = average_gap(a, b)
             if value is not None:
                 row.ag_per_seed[seed] = value
-    row.separable = _separable(row, floors)
+    if row.method != "retrain":
+        seeds = list(row.ag_per_seed)
+        row.separability = separability(
+            [row.ag_per_seed[s] for s in seeds], [floors.get(s) for s in seeds]
+        )
     row.dynamics = _means([record.dynamics for record in good.values()])
     row.cost = _means([record.cost for record in by_seed.values()])
     return row
-
-
-def _separable(row: BoardRow, floors: Mapping[int, float | None]) -> bool | None:
-    pairs = [(row.ag_per_seed[s], floors[s]) for s in row.ag_per_seed if floors.get(s) is not None]
-    if not pairs or row.method == "retrain":
-        return None
-    return not not_separable([a for a, _ in pairs], [b for _, b in pairs])
 
 
 def _summary(name: str, values: Sequence[float | None]) -> dict[str, Summary]:

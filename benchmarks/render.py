@@ -15,21 +15,23 @@ from common.metrics import Summary
 if TYPE_CHECKING:
     from rich.table import Table
 
-MARK = "≈"
+MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
 LEGEND = (
-    f"Goal: the value of Retrain, column by column (→). Cells: mean ± std over seeds, then the "
-    f"signed gap to the seed's Retrain. AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA. "
-    f"{MARK} = AG4 not separable from a second Retrain (95 % t-interval of the paired difference "
-    "reaches 0)."
+    "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the signed "
+    "gap to the seed's Retrain. AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA. "
+    "≈ inside the noise floor (no further from Retrain than a second Retrain); ? outside on "
+    "average, but too few seeds to tell (95 % t-interval of the paired difference reaches 0)."
 )
 
 
-def value_cell(row: BoardRow, name: str) -> str:
+def value_cell(row: BoardRow, name: str, *, spread: bool = True) -> str:
     """``97.0±0.9 +0.5``: mean, spread and signed gap."""
     summary = row.metrics.get(name)
     if summary is None:
         return "–"
-    text = f"{summary.mean:.1f}" + ("" if summary.std is None else f"±{summary.std:.1f}")
+    text = f"{summary.mean:.1f}"
+    if spread and summary.std is not None:
+        text += f"±{summary.std:.1f}"
     gap = row.gaps.get(name)
     if gap is not None and not (row.method == "retrain" and row.label != FLOOR):
         text += f" {gap.mean:+.1f}"
@@ -40,6 +42,12 @@ def derived_cell(row: BoardRow, name: str, digits: int = 2) -> str:
     """``1.43±0.43``."""
     summary = row.derived.get(name)
     return "–" if summary is None else plain(summary, digits)
+
+
+def mean_cell(row: BoardRow, name: str, digits: int) -> str:
+    """The mean alone; spreads are in the JSON."""
+    summary = row.derived.get(name)
+    return "–" if summary is None else f"{summary.mean:.{digits}f}"
 
 
 def plain(summary: Summary, digits: int = 2) -> str:
@@ -54,31 +62,37 @@ def status_cell(row: BoardRow, planned: int) -> str:
     return text + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
 
 
-def main_columns(board: Leaderboard) -> list[str]:
-    """Heads of the main table."""
+def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
+    """Heads of the main table; ``compact`` fits 80 columns."""
     specs = [board.specs[name] for name in board.suite.spec.columns]
-    heads = ["method", "n", *[f"{spec.title} {spec.arrow[0]}" for spec in specs]]
-    heads += ["AG4 ↓", "", "AG2 ↓", "max gap ↓", "ToW ↑"]
+    titles = [f"{spec.title} {spec.arrow[0]}" for spec in specs]
+    if compact:
+        return ["method", *titles, "AG4 ↓"]
+    heads = ["method", "n", *titles, "AG4 ↓", "", "AG2 ↓", "max gap ↓", "ToW ↑", "ToW-MIA ↑"]
     return heads + (["trials"] if board.trials else [])
 
 
-def main_rows(board: Leaderboard) -> list[list[str]]:
+def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
     """Cells of the main table."""
-    planned = len(board.suite.spec.seeds)
-    rows = []
-    for row in board.rows:
-        mark = MARK if row.separable is False else ""
-        cells = [row.label, status_cell(row, planned)]
-        cells += [value_cell(row, name) for name in board.suite.spec.columns]
-        cells += [
-            derived_cell(row, "ag4"),
-            mark,
-            derived_cell(row, "ag2"),
-            derived_cell(row, "max_gap", 1),
-            derived_cell(row, "tow", 3),
-        ]
-        rows.append(cells + ([str(row.trials or "–")] if board.trials else []))
-    return rows
+    return [
+        _compact_cells(board, row) if compact else _full_cells(board, row) for row in board.rows
+    ]
+
+
+def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
+    cells = [value_cell(row, name, spread=False) for name in board.suite.spec.columns]
+    mark = MARKS[row.separability]
+    label = row.label + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
+    return [label, *cells, f"{mean_cell(row, 'ag4', 2)} {mark or ' '}"]
+
+
+def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
+    cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
+    cells += [value_cell(row, name) for name in board.suite.spec.columns]
+    cells += [derived_cell(row, "ag4"), MARKS[row.separability]]
+    cells += [mean_cell(row, "ag2", 2), mean_cell(row, "max_gap", 1)]
+    cells += [mean_cell(row, "tow", 3), mean_cell(row, "tow_mia", 3)]
+    return cells + ([str(row.trials or "–")] if board.trials else [])
 
 
 BOUND_COLUMNS = [
@@ -179,7 +193,7 @@ def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
         pad_edge=False,
     )
     for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index == 0 else "right", no_wrap=index < 1)
+        table.add_column(head, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
         style = "green" if row[0] == "retrain" else "dim" if row[0] in ("original", FLOOR) else None
         table.add_row(*row, style=style)
@@ -300,7 +314,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
             "method": row.method,
             "seeds": row.seeds,
             "diverged": {str(s): d for s, d in row.diverged.items()},
-            "separable": row.separable,
+            "separability": row.separability,
             "metrics": pack(row.metrics),
             "gaps": pack(row.gaps),
             "derived": pack(row.derived),

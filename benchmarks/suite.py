@@ -238,8 +238,9 @@ def _applicable(config: type[Strict], defaults: Mapping[str, Any]) -> dict[str, 
     for key, value in defaults.items():
         if key not in known:
             continue
-        if isinstance(value, Mapping) and known[key].get_default() is None:
-            continue
+        unset = known[key].get_default() is None
+        if unset and (isinstance(value, Mapping) or key in ("steps", "epochs")):
+            continue  # an adapter that the method has not, or the other way to give a length
         result[key] = value
     return result
 

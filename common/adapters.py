@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from common.bounded import BOUNDED, bounded_delta, bounded_linear, gram_norm, phi_bound
 from common.errors import CheckpointError, ConfigError
@@ -23,6 +23,7 @@ from common.schemas import AdapterConfig
 
 ADAPTER_WEIGHTS = "adapter.safetensors"
 ADAPTER_CONFIG = "adapter.json"
+FACTORS = ("A", "Bt")
 
 
 class BoundedLinear(nn.Module):
@@ -51,6 +52,7 @@ class BoundedLinear(nn.Module):
         if config.phi == "relu":  # the start is subtracted, so that dW = 0 there
             self.register_buffer("A0", self.A.detach().clone())
             self.register_buffer("Bt0", self.Bt.detach().clone())
+        self.train(base.training)
 
     def _offset(self) -> Tensor | None:
         if self.config.phi != "relu":
@@ -94,14 +96,15 @@ class BoundedLinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """A plain layer with W0 + dW; computed in float32, cast back to the weight's dtype."""
+        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype."""
         k, d = self.weight.shape
         layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
-        merged = (self.weight.float() + self.delta().float()).to(self.weight.dtype)
-        layer.weight = nn.Parameter(merged)
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        merged = self.weight.to(wide) + self.delta().to(wide)
+        layer.weight = nn.Parameter(merged.to(self.weight.dtype))
         if self.bias is not None:
             layer.bias = nn.Parameter(self.bias.detach().clone())
-        return layer
+        return layer.train(self.training)
 
     def extra_repr(self) -> str:
         """Sizes and bound, for ``print(model)``."""
@@ -142,7 +145,8 @@ def attach(
         targets: Glob patterns on module names, such as ``blocks.*.mlp.fc1``.
         config: Rank, bound and scales; the same for all layers.
         generator: Draws the initial factors.
-        trainable: Glob patterns on parameter names that stay trainable (the head, if asked for).
+        trainable: Glob patterns on parameter names that stay trainable (the head, if asked for);
+            W0 and b of an adapted layer never do.
 
     Returns:
         Names of the adapted layers, in the model's order.
@@ -151,7 +155,7 @@ def attach(
         ConfigError: A pattern matches nothing, or something that is not an ``nn.Linear``.
     """
     modules = dict(model.named_modules())
-    chosen: set[str] = set()
+    chosen: dict[str, None] = {}
     for pattern in targets:
         hits = fnmatch.filter(modules, pattern)
         if not hits:
@@ -160,12 +164,13 @@ def attach(
                 f"adapter target '{pattern}' matches no layer; linear layers here: "
                 f"{', '.join(linear[:6])}{' ...' if len(linear) > 6 else ''}"
             )
-        chosen.update(hits)
+        chosen.update(dict.fromkeys(hits))
     for name in chosen:
-        if type(modules[name]) is not nn.Linear:
+        kind = type(modules[name])
+        if kind is not nn.Linear or not name:
             raise ConfigError(
-                f"adapter target '{name}' is a {type(modules[name]).__name__}, not nn.Linear; "
-                "choose patterns that match linear layers only"
+                f"adapter target '{name or '(the whole model)'}' is a {kind.__name__}, not an "
+                "nn.Linear inside the model; choose patterns that match linear layers only"
             )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -173,7 +178,8 @@ def attach(
     for name in names:
         _replace(model, name, BoundedLinear(modules[name], config, generator))
     for name, parameter in model.named_parameters():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in trainable):
+        adapted = name.rpartition(".")[0] in chosen
+        if not adapted and any(fnmatch.fnmatch(name, pattern) for pattern in trainable):
             parameter.requires_grad_(True)
     return names
 
@@ -255,23 +261,22 @@ def factor_penalty(model: nn.Module) -> Tensor:
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Writes A, B^T and every other trainable parameter as safetensors, plus a JSON config."""
+    """Writes the factors as safetensors, plus a JSON config.
+
+    Every other trainable parameter is written too, and every persistent buffer, as running
+    statistics move while an adapter trains.
+    """
     from safetensors.torch import save_file
 
     layers = dict(adapted_layers(model))
     assert layers, "nothing is attached"
-    tensors: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        for key in ("A", "Bt", "A0", "Bt0"):
-            if hasattr(layer, key):
-                tensors[f"{name}.{key}"] = getattr(layer, key).detach()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and name not in tensors:
-            tensors[name] = parameter.detach()
+    kept = {f"{name}.{key}" for name in layers for key in FACTORS}
+    kept |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - kept
+    tensors = {name: value for name, value in model.state_dict().items() if name not in frozen}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {key: value.contiguous().cpu() for key, value in tensors.items()}, folder / ADAPTER_WEIGHTS
-    )
+    copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    save_file(copies, folder / ADAPTER_WEIGHTS)
     first = next(iter(layers.values()))
     meta = {
         "format": 1,
@@ -292,18 +297,7 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     Raises:
         CheckpointError: Files are missing or damaged, or the model is another one.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        meta = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
-        config = AdapterConfig.model_validate(meta["config"])
-        expected = dict(meta["layers"])
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
-    except (json.JSONDecodeError, SafetensorError, KeyError, TypeError, ValidationError) as error:
-        raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
+    config, expected, tensors = _read_adapter(folder)
     modules = dict(model.named_modules())
     for name, fingerprint in expected.items():
         layer = modules.get(name)
@@ -317,12 +311,49 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
                 f"{folder}: layer '{name}' is not the one that this adapter was trained on "
                 f"(shape and norm {found} instead of {fingerprint}); use the same base model"
             )
-    others = [key for key in tensors if key.rpartition(".")[0] not in expected]
-    names = attach(model, list(expected), config, torch.Generator(), trainable=others)
-    _, unexpected = model.load_state_dict(tensors, strict=False)
-    if unexpected:
-        raise CheckpointError(f"{folder}: unknown tensors {unexpected[:3]}; wrong model?")
+    factors = _factor_shapes(config, expected)
+    others = {key: value for key, value in tensors.items() if key not in factors}
+    shapes = {name: value.shape for name, value in model.state_dict().items()} | factors
+    for key in [*factors, *others]:
+        if key not in tensors or shapes.get(key) != tensors[key].shape:
+            raise CheckpointError(
+                f"{folder}: tensor '{key}' is missing or does not fit; wrong model or damaged file"
+            )
+    trainable = [glob.escape(key) for key in others]
+    targets = [glob.escape(name) for name in expected]
+    names = attach(model, targets, config, torch.Generator(), trainable=trainable)
+    model.load_state_dict(tensors, strict=False)
     return names
+
+
+def _read_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, list[float]], dict[str, Tensor]]:
+    """(config, layer -> fingerprint, tensors) of a saved adapter."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        meta = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        config = AdapterConfig.model_validate(meta["config"])
+        layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
+        if not layers or any(len(row) != 3 for row in layers.values()):
+            raise ValueError("no layers")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
+    except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
+    return config, layers, tensors
+
+
+def _factor_shapes(config: AdapterConfig, layers: Mapping[str, Sequence[float]]) -> dict[str, Size]:
+    """Shape of every tensor that the adapted layers themselves need."""
+    shapes: dict[str, Size] = {}
+    for name, (rows, columns, _) in layers.items():
+        A, Bt = Size([int(rows), config.rank]), Size([config.rank, int(columns)])
+        shapes |= {f"{name}.A": A, f"{name}.Bt": Bt}
+        if config.phi == "relu":
+            shapes |= {f"{name}.A0": A, f"{name}.Bt0": Bt}
+    return shapes
 
 
 def adapter_statistics(model: nn.Module) -> dict[str, float]:

@@ -66,6 +66,7 @@ class Finetune(GradientMethod):
     class Config(GradientConfig):
         lr: Positive = 1e-3
         lam: NonNegative = 0.0
+        reading: Literal["weighted"] = "weighted"
 
     def objective(self) -> Objective:
         """Cross-entropy on retain."""
@@ -86,6 +87,7 @@ class Ascent(GradientMethod):
     class Config(GradientConfig):
         steps: Annotated[int, Field(ge=1)] | None = 50
         lr: Positive = 1e-5
+        reading: Literal["weighted"] = "weighted"
 
     def objective(self) -> Objective:
         """Ascent on forget."""

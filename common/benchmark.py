@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from common.config import Strict
 from common.metrics import MetricSpec
 from common.schemas import FitConfig
-from common.splits import ForgetSplit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from common.loading import Batch, Source
     from common.scores import Scores
+    from common.splits import ForgetSplit
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,13 @@ def phi_bound(name: str, clip: float = 1.5) -> float:
 def bounded_delta(
     A: Tensor, Bt: Tensor, *, phi: str, outer: float, inner: float, clip: float = 1.5
 ) -> Tensor:
-    """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d)."""
-    return outer * apply_phi(phi, inner * (A @ Bt), clip)
+    """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
+
+    Computed in the factors' own precision even under autocast: arguments of many radians do not
+    survive bfloat16, and the merged layer must be the one that was trained.
+    """
+    with torch.autocast(A.device.type, enabled=False):
+        return outer * apply_phi(phi, inner * (A @ Bt), clip)
 
 
 def bounded_linear(
@@ -76,7 +81,7 @@ def bounded_linear(
 
     Args:
         x: (..., d).
-        weight: Frozen W0, (k, d).
+        weight: Frozen W0, (k, d); the product is taken in its dtype.
         bias: Frozen (k,) or None.
         A: (k, r).
         Bt: (r, d).
@@ -90,18 +95,22 @@ def bounded_linear(
         (..., k).
     """
     if phi == "identity":
+        A, Bt = A.to(weight.dtype), Bt.to(weight.dtype)
         return F.linear(x, weight, bias) + F.linear(F.linear(x, Bt), A) * (outer * inner)
     delta = bounded_delta(A, Bt, phi=phi, outer=outer, inner=inner, clip=clip)
     if offset is not None:
         delta = delta - offset
-    return F.linear(x, weight + delta, bias)
+    return F.linear(x, (weight + delta).to(weight.dtype), bias)
 
 
 def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:
-    """||A B^T||_F from r x r Gram matrices, in float32 at least, never forming k x d.
+    """||A B^T||_F from r x r Gram matrices, never forming k x d.
 
-    tr((A^T A)(B^T B)) = ||A B^T||_F^2.
+    tr((A^T A)(B^T B)) = ||A B^T||_F^2.  In float64, as squaring halves the digits: where columns of
+    A and B cancel in the product, float32 would report a norm that is far too small (a device that
+    has no float64 gets float32).
     """
-    A, Bt = (A.float(), Bt.float()) if A.dtype.itemsize < 4 else (A, Bt)
+    dtype = torch.float32 if A.device.type == "mps" else torch.float64
+    A, Bt = A.to(dtype), Bt.to(dtype)
     squared = ((A.mT @ A) * (Bt @ Bt.mT)).sum()
     return squared.clamp_min(0).sqrt()

@@ -78,6 +78,9 @@ def parse_yaml(text: str, origin: str) -> Any:
         where = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not valid YAML"
         raise ConfigError(f"{origin}:{where} {problem}") from None
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML's scalar constructors let these through: a date of 2024-13-45, !!bool maybe
+        raise ConfigError(f"{origin}: not valid YAML ({error})") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -141,7 +144,8 @@ def validate(model: type[M], data: Any, origin: str) -> M:
 
 def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # a misspelt key explains a missing one, so it comes first
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     parts = [str(part) for part in first["loc"]]
     key = ".".join(parts) or "(top level)"
     if first["type"] == "extra_forbidden":

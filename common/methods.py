@@ -19,7 +19,6 @@ from common.errors import AccessError, ConfigError
 from common.registry import METHODS
 from common.schemas import AdapterConfig, FitConfig, NonNegative, Positive
 from common.seeding import derive, generator
-from common.splits import ForgetSplit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
     from common.loading import Loader, Source
     from common.objectives import Objective
+    from common.splits import ForgetSplit
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,10 @@ def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
 def resolve_config(
     name: str, preset: str | None, params: Mapping[str, Any], *, origin: str
 ) -> Strict:
-    """A method's full config: its defaults, then a preset, then ``params``."""
+    """A method's full config: its defaults, then a preset, then ``params``.
+
+    Where a later one gives ``steps`` or ``epochs`` alone, the other of an earlier one is dropped.
+    """
     cls = METHODS[name]
     overrides: Mapping[str, Any] = {}
     if preset is not None:
@@ -214,13 +217,13 @@ def resolve_config(
             hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
             raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
         overrides = cls.presets[preset]
-    params = merge(overrides, params)
-    defaults = cls.Config().model_dump()
-    if params.get("epochs") and "steps" not in params:
-        defaults.pop("steps", None)
-    if params.get("steps") and "epochs" not in params:
-        defaults.pop("epochs", None)
-    return validate(cls.Config, merge(defaults, params), origin)
+    config = cls.Config().model_dump()
+    for layer in (overrides, params):
+        config = merge(config, layer)
+        for given, other in (("epochs", "steps"), ("steps", "epochs")):
+            if layer.get(given) is not None and other not in layer and other in config:
+                config[other] = None
+    return validate(cls.Config, config, origin)
 
 
 class GradientConfig(FitConfig):
@@ -325,7 +328,13 @@ class GradientMethod(UnlearningMethod):
         from common.adapters import attach
 
         adapter: AdapterConfig = self.config.adapter
-        patterns = adapter.targets or task.targets[adapter.placement]
+        patterns = adapter.targets or task.targets.get(adapter.placement, ())
+        if not patterns:
+            known = ", ".join(task.targets)
+            raise ConfigError(
+                f"adapter: this model has no layers for placement: {adapter.placement} (known: "
+                f"{known}); choose another or give targets"
+            )
         head = task.head if adapter.train_head else ()
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
 

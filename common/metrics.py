@@ -126,6 +126,38 @@ def tow_mia(row: Row, reference: Row) -> float | None:
     return tow(row, reference, against="mia")
 
 
+def student_central(t: float, dof: int) -> float:
+    """P(|T| <= t) of Student's t with a whole number of degrees of freedom, t >= 0.
+
+    The finite sums of Abramowitz & Stegun 26.7.3 and 26.7.4: exact, and at once, where importing
+    SciPy would take longer than the whole report.
+    """
+    theta = math.atan(t / math.sqrt(dof))
+    sine, cosine = math.sin(theta), math.cos(theta)
+    term = cosine if dof % 2 else 1.0
+    total = term if dof > 1 else 0.0
+    for k in range(3 if dof % 2 else 2, dof - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    if dof % 2:
+        return 2 / math.pi * (theta + sine * total)
+    return sine * total
+
+
+def student_quantile(p: float, dof: int) -> float:
+    """The t with P(T <= t) = p, for 0.5 <= p < 1, by bisection."""
+    low, high = 0.0, 1.0
+    while 0.5 + student_central(high, dof) / 2 < p:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if 0.5 + student_central(middle, dof) / 2 < p:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 @dataclass(frozen=True)
 class Summary:
     """Mean over seeds with its uncertainty; None where one seed cannot tell.
@@ -153,9 +185,7 @@ def summarise(values: Sequence[float], confidence: float = 0.95) -> Summary:
     if n == 1:
         return Summary(mean, None, None, None, 1)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * std / math.sqrt(n)
+    half = student_quantile(0.5 + confidence / 2, n - 1) * std / math.sqrt(n)
     return Summary(mean, std, mean - half, mean + half, n)
 
 
@@ -225,10 +255,8 @@ def _two_sided_p(summary: Summary) -> float | None:
         return None
     if summary.std == 0:
         return 1.0 if summary.mean == 0 else 0.0
-    from scipy.special import stdtr
-
     t = summary.mean / (summary.std / math.sqrt(summary.n))
-    return float(2 * stdtr(summary.n - 1, -abs(t)))
+    return 1.0 - student_central(abs(t), summary.n - 1)
 
 
 def not_separable(ags: Sequence[float | None], floors: Sequence[float | None]) -> bool:
@@ -257,3 +285,24 @@ def not_separable(ags: Sequence[float | None], floors: Sequence[float | None]) -
         return True
     summary = paired_difference(*zip(*pairs, strict=True)).summary
     return (summary.mean if summary.low is None else summary.low) <= 0
+
+
+Separability = Literal["inside", "unclear", "outside"]
+
+
+def separability(
+    ags: Sequence[float | None], floors: Sequence[float | None]
+) -> Separability | None:
+    """Where a row's AG lies with respect to the noise floor; None if nothing is known.
+
+    ``inside``: its mean is no larger than the largest per-seed floor, so a second Retrain does no
+    better.  ``unclear``: its mean is larger, but :func:`not_separable` holds: too few seeds for
+    its spread.  ``outside``: it differs from a second Retrain.
+    """
+    known = [value for value in ags if value is not None]
+    noise = [value for value in floors if value is not None]
+    if not known or not noise:
+        return None
+    if math.fsum(known) / len(known) <= max(noise):
+        return "inside"
+    return "unclear" if not_separable(ags, floors) else "outside"

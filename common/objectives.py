@@ -40,17 +40,21 @@ class Objective(Protocol):
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """z_y - logsumexp_{c != y} z_c = log p_y - log(1 - p_y), per position, in float32.
+    """z_y - logsumexp_{c != y} z_c = log p_y - log(1 - p_y), per position, in float32 or wider.
 
     Args:
         logits: (..., C).
         labels: (...), -100 gives 0.
     """
-    logits = logits.float()
+    logits = _wide(logits)
     target = labels.clamp_min(0).unsqueeze(-1)
     own = logits.gather(-1, target).squeeze(-1)
     others = logits.scatter(-1, target, float("-inf")).logsumexp(-1)
     return torch.where(labels == IGNORE, torch.zeros_like(own), own - others)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 def _per_sample(values: Tensor, labels: Tensor) -> Tensor:
@@ -65,7 +69,7 @@ def _per_sample(values: Tensor, labels: Tensor) -> Tensor:
 def sample_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """(N,) cross-entropy -log p_y per sample."""
     flat = F.cross_entropy(
-        logits.float().reshape(-1, logits.shape[-1]),
+        _wide(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         reduction="none",
         ignore_index=IGNORE,

@@ -69,7 +69,7 @@ class Registry(Generic[T]):
 
     def _add(self, entry: Entry) -> None:
         old = self._entries.get(entry.name)
-        if old is not None and old.origin != entry.origin:
+        if old is not None and (old.origin, _path(old)) != (entry.origin, _path(entry)):
             raise ConfigError(
                 f"{self.kind} '{entry.name}' is registered twice: {old.origin} and {entry.origin}"
             )
@@ -103,6 +103,11 @@ class Registry(Generic[T]):
         return target
 
 
+def _path(entry: Entry) -> str:
+    target = entry.target
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
 def _import(path: str, who: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
@@ -117,7 +122,15 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
         _load_file(Path(file))
     if installed:
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            point.load()
+            try:
+                point.load()
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; mend or "
+                    "uninstall it"
+                ) from error
 
 
 def _load_file(path: Path) -> None:
@@ -139,7 +152,11 @@ def _load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"--plugin {path}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--plugin {path}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 METHODS: Registry[Any] = Registry("method", "common.methods:UnlearningMethod")

@@ -77,7 +77,7 @@ class FitConfig(Strict):
         batch_size: Samples per optimizer step and per named loader.
         schedule: Learning rate after warm-up.
         warmup_steps: Linear warm-up from 0.
-        accumulation: Micro-batches per optimizer step.
+        accumulation: Micro-batches per optimizer step; divides ``batch_size``.
         max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
         mixed_precision: Autocast precision.
         loss_cap: A loss part above this in absolute value counts as divergence.
@@ -107,13 +107,17 @@ class FitConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _epochs_replace_steps(cls, data: Any) -> Any:
+    def _one_replaces_the_default_of_the_other(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("epochs") and "steps" not in data:
             return {**data, "steps": None}
+        if isinstance(data, dict) and data.get("steps") and "epochs" not in data:
+            return {**data, "epochs": None}
         return data
 
     @model_validator(mode="after")
     def _one_length(self) -> FitConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
+        if self.batch_size % self.accumulation:
+            raise ValueError("accumulation must divide batch_size")
         return self

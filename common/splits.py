@@ -89,11 +89,12 @@ class ForgetSplit:
                 parts = {part: file.get_tensor(part) for part in file.keys()}  # noqa: SIM118
             notes = {k.removeprefix("note."): v for k, v in metadata.items() if k[:5] == "note."}
             split = cls(metadata["name"], parts, metadata["source_digest"], notes)
+            intact = split.digest == metadata["digest"]
         except (SafetensorError, KeyError, OSError) as error:
             raise DataError(
                 f"{path}: not a readable split ({error}); delete it and rerun"
             ) from None
-        if split.digest != metadata["digest"]:
+        if not intact:
             raise DataError(f"{path}: indices do not match their digest; delete it and rerun")
         return split
 

@@ -8,10 +8,12 @@ on one stage end with one folder.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import platform
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ ENGINE_VERSION = 1
 """Raised when the loop, the adapters or the scores would give other numbers for the same config;
 part of every key, guarded by golden tests."""
 KEY_LENGTH = 20
+HOST = platform.node().replace("/", "_").replace("@", "_") or "local"
+"""A store may be shared by machines, and a process number means nothing on another one."""
 
 
 class StageStore:
@@ -48,13 +52,13 @@ class StageStore:
         """What a complete stage says of itself; None if it is not complete."""
         path = self.folder(kind, key) / DONE
         try:
-            text = path.read_text(encoding="utf-8")
+            content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            done = json.loads(text)
+            done = json.loads(content)
             found = done["key"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             raise DataError(f"{path}: damaged; delete the folder {path.parent} and rerun") from None
         if found != key:
             raise DataError(f"{path}: belongs to another stage; delete {path.parent} and rerun")
@@ -70,24 +74,28 @@ class StageStore:
             about: Written as ``done.json`` at the end; the block may still add to it.
         """
         self._stages.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-{kind}-", dir=self._stages))
+        temporary = self._stages / f".{os.getpid()}@{HOST}@{kind}-{secrets.token_hex(4)}"
+        temporary.mkdir()
         try:
             yield temporary
             write_json(temporary / DONE, {"key": key, "kind": kind, **about})
             try:
                 os.rename(temporary, self.folder(kind, key))
-            except OSError:
+            except OSError as error:
                 if self.done(kind, key) is None:
-                    raise
+                    raise DataError(
+                        f"{self.folder(kind, key)}: cannot be completed ({error.strerror}); delete "
+                        "it and rerun"
+                    ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(self.scratch(kind, key), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes temporary folders whose process is gone."""
+        """Removes temporary folders of this machine whose process is gone."""
         if self._stages.is_dir():
-            for leftover in self._stages.glob(".*-*"):
-                process = leftover.name[1:].partition("-")[0]
+            for leftover in self._stages.glob(f".*@{glob.escape(HOST)}@*"):
+                process = leftover.name[1:].partition("@")[0]
                 if process.isdigit() and not _alive(int(process)):
                     shutil.rmtree(leftover, ignore_errors=True)
 

@@ -16,7 +16,6 @@ from common.benchmark import Benchmark, Runtime
 from common.config import Strict
 from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
-from common.splits import ForgetSplit
 from vision.metrics import METRICS, vision_metrics
 from vision.schemas import DataConfig, ModelConfig, ScenarioConfig
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from common.loading import Batch
     from common.metrics import MetricSpec
     from common.scores import Scores
+    from common.splits import ForgetSplit
     from vision.data import ImageSource
 
 

@@ -1,0 +1,13 @@
+"""Contract checks: what every method and every benchmark must keep, tried on something tiny.
+
+``unlearn check NAME`` prints them and the tests assert them.  A method runs on vectors in a
+four-class toy problem with a small residual network whose layers are named as in a transformer, so
+the checks need no modality, no download and about a second.  Passing them shows that a method keeps
+the harness's promises; it says nothing about how well the method forgets.
+"""
+
+from common.checks.benchmarks import check_benchmark
+from common.checks.methods import check_method
+from common.checks.results import CheckResult
+
+__all__ = ["CheckResult", "check_benchmark", "check_method"]

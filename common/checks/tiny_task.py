@@ -1,0 +1,239 @@
+"""A toy unlearning problem that knows no modality: vectors, four classes, a small network.
+
+The contract checks run methods on it: no download, no pixels, no tokens, milliseconds per run.  Its
+layers are named as in a transformer, its data source can refuse undeclared samples, and its
+network has dropout, so that a method that leans on torch's global random stream shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.adapters import adapted_layers
+from common.errors import AccessError
+from common.loading import Batch
+from common.methods import UnlearnTask, train_reference
+from common.schemas import FitConfig
+from common.seeding import generator
+from common.splits import ForgetSplit, class_forget, random_forget
+
+CLASSES, WIDTH, TOKENS, PER_CLASS = 4, 16, 3, 36
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("blocks.*.mlp.fc1", "blocks.*.mlp.fc2"),
+    "attention": ("blocks.*.attn.qkv", "blocks.*.attn.proj"),
+    "all": ("blocks.*.mlp.fc*", "blocks.*.attn.*"),
+}
+RECIPE = FitConfig(epochs=6, batch_size=16, lr=3e-3)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        return self.proj((query @ key.mT / WIDTH**0.5).softmax(-1) @ value)
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(WIDTH, 2 * WIDTH)
+        self.fc2 = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(nn.functional.gelu(self.fc1(x)))
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn, self.mlp = _Attention(), _Mlp()
+        self.drop = nn.Dropout(0.1)  # a method that depends on torch's global stream shows
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+
+class TinyNet(nn.Module):
+    """(N, TOKENS * WIDTH) vectors -> (N, CLASSES) logits; two residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([_Block(), _Block()])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cuts each vector into tokens, mixes them, classifies their mean."""
+        tokens = self.embed(x.view(len(x), TOKENS, WIDTH))
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(self.norm(tokens.mean(dim=1)))
+
+
+class VectorSource:
+    """Labelled vectors in memory that can refuse to give some of them out.
+
+    Args:
+        forbidden: Index -> name of its part; fetching one raises :class:`AccessError` and is noted
+            in ``violations``, in case the caller swallows the error.
+    """
+
+    def __init__(self, forbidden: Mapping[int, str] | None = None):
+        stream = generator(0, "checks", "data")
+        centres = torch.randn(CLASSES, TOKENS * WIDTH, generator=stream)
+        self._labels = torch.arange(CLASSES * PER_CLASS) % CLASSES
+        spread = torch.randn(len(self._labels), TOKENS * WIDTH, generator=stream)
+        self._values = centres[self._labels] + spread
+        self._forbidden = dict(forbidden or {})
+        self.violations: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of vectors and labels."""
+        return tensors_digest({"values": self._values, "labels": self._labels})
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        """The vectors at ``indices``; with a generator, a little noise from it is added."""
+        touched = {self._forbidden[i] for i in indices.tolist() if i in self._forbidden}
+        if touched:
+            self.violations += sorted(touched)
+            raise AccessError(f"read samples of {sorted(touched)} without declaring them")
+        values = self._values[indices]
+        if augment is not None:
+            values = values + 0.05 * torch.randn(values.shape, generator=augment)
+        return Batch({"x": values}, self._labels[indices], indices)
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes, dtypes and bits."""
+    state = hashlib.sha256()
+    for name, tensor in tensors.items():
+        array = tensor.detach().cpu().contiguous().view(-1)
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        state.update(array.view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _component_of(name: str) -> str:
+    parts = name.split(".")
+    components = {"mlp": "mlp", "attn": "attention", "head": "head"}
+    return next((components[part] for part in parts if part in components), "other")
+
+
+def _forward(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.inputs["x"])
+
+
+def _fresh(seed: int = 0) -> TinyNet:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return TinyNet()
+
+
+def make_split(scenario: str, source: VectorSource) -> ForgetSplit:
+    """Forgets one class (``class``) or a quarter of the training vectors (anything else)."""
+    labels = source._labels.numpy()
+    everything = np.arange(len(labels))
+    train = everything[: 2 * len(labels) // 3]
+    held_out = everything[len(train) :]
+    if scenario == "class":
+        forget = class_forget(train, labels, [1])
+    else:
+        forget = random_forget(train.tolist(), 0.25, 0)
+    parts = {
+        "forget": forget,
+        "retain": np.setdiff1d(train, forget),
+        "validation": held_out[::2],
+        "test": held_out[1::2],
+    }
+    return ForgetSplit(f"checks/{scenario}", parts, source.digest)
+
+
+@dataclass
+class WatchedTask(UnlearnTask):
+    """Notes what is trained and where adapters start.
+
+    Attributes:
+        fitted: ``id`` of every parameter that was trained through :meth:`fit`.
+        start: Largest |dW| when adapters were first given to :meth:`fit`; None without adapters.
+    """
+
+    fitted: set[int] = field(default_factory=set)
+    start: float | None = None
+
+    def fit(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Looks at the model, then trains it."""
+        with torch.no_grad():
+            moved = [float(layer.delta().abs().max()) for _, layer in adapted_layers(model)]
+        if moved and self.start is None:
+            self.start = max(moved)
+        self.fitted |= {id(p) for p in model.parameters() if p.requires_grad}
+        return super().fit(model, *args, **kwargs)
+
+
+def make_task(
+    model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
+) -> WatchedTask:
+    """A task around ``model``.
+
+    Args:
+        model: What the method may change.
+        scenario: ``class`` or ``random``.
+        seed: Of the run.
+        access: Parts that the method may ask for.
+        poisoned: The source raises when any other part is fetched.
+    """
+    split = make_split(scenario, VectorSource())
+    forbidden = {
+        index: part
+        for part, indices in split.parts.items()
+        if poisoned and part not in access
+        for index in indices.tolist()
+    }
+    return WatchedTask(
+        model=model,
+        source=VectorSource(forbidden),
+        split=split,
+        access=access,
+        forward=_forward,
+        recipe=RECIPE,
+        num_classes=CLASSES,
+        targets=TARGETS,
+        head=("head.*",),
+        component_of=_component_of,
+        build=_fresh,
+        seed=seed,
+    )
+
+
+@functools.cache
+def original() -> TinyNet:
+    """The network trained on forget and retain; shared, so copy it before use."""
+    access = frozenset({"forget", "retain", "initial"})
+    task = make_task(nn.Identity(), "random", 0, access, poisoned=False)
+    model = train_reference(task, ["forget", "retain"])
+    assert isinstance(model, TinyNet)
+    return model.eval()
+
+
+def outputs(model: nn.Module) -> Tensor:
+    """Logits on every vector, in eval mode."""
+    source = VectorSource()
+    model.eval()
+    with torch.no_grad():
+        return _forward(model, source.fetch(torch.arange(CLASSES * PER_CLASS)))
