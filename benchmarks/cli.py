@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -48,6 +49,7 @@ Workers = Annotated[
 ]
 ExecutorName = Annotated[str, typer.Option("--executor", help="auto, inline, processes, ray.")]
 STORE = Path("runs")
+INTERRUPTED = 130
 WIDE = 146
 """Columns that the full main table needs; a narrower terminal gets the compact one."""
 
@@ -66,6 +68,11 @@ def _runtime(
 
     if data_root is not None and not data_root.is_dir():
         raise ConfigError(f"--data-root {data_root}: no such folder")
+    existing = store.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"--store {store}: {existing} is not a folder that can be written")
     return Runtime(
         store=store.absolute(),
         data_root=data_root and data_root.absolute(),
@@ -125,7 +132,7 @@ def show(
     """Show a method (formula, source, defaults, access) or a suite (its YAML)."""
     _registered(plugin)
     from benchmarks.suite import find_suite, suite_names
-    from common.config import did_you_mean
+    from common.config import did_you_mean, read_yaml
     from common.registry import BENCHMARKS, METHODS
 
     if name in METHODS:
@@ -136,6 +143,7 @@ def show(
             raise ConfigError(f"{path}: no such file")
         from rich.syntax import Syntax
 
+        read_yaml(path)
         console.print(Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default"))
     elif name in BENCHMARKS:
         _show_benchmark(name)
@@ -176,7 +184,7 @@ def _show_benchmark(name: str) -> None:
 
     cls = BENCHMARKS[name]
     console.print(f"[bold]{name}[/bold]  version {cls.version}")
-    console.print(inspect.getdoc(cls) or "", highlight=False)
+    console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     console.print(_left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))
 
@@ -258,7 +266,7 @@ def _run(
     suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
 ) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.display import Display
-    from benchmarks.executors import make_executor
+    from benchmarks.executors import abandon, make_executor
     from benchmarks.leaderboard import make_leaderboard
     from benchmarks.schedule import run_suite
     from benchmarks.write import write_report
@@ -271,11 +279,12 @@ def _run(
         with Display(console, suite.name) as display:
             outcome = run_suite(suite, runtime, pool, watcher=display)
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        abandon(pool)
         raise
     pool.shutdown()
     board = make_leaderboard(suite, StageStore(runtime.store))
-    write_report(board, runtime.store, boards=outcome.executed > 0)
+    shown = (runtime.store / "tensorboard" / suite.name).is_dir()
+    write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
     return board, outcome.failed
 
 
@@ -297,10 +306,12 @@ def _print_board(board: Leaderboard) -> None:
     compact = console.width < WIDE
     heads = render.main_columns(board, compact=compact)
     console.print(render.rich_table(title, heads, render.main_rows(board, compact=compact)))
-    console.print(render.LEGEND, style="dim", highlight=False)
-    console.print(render.floor_line(board), highlight=False)
+    console.print(render.LEGEND, style="dim", highlight=False, markup=False)
+    if compact and any(row.diverged for row in board.rows):
+        console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
+    console.print(render.floor_line(board), highlight=False, markup=False)
     for line in render.comparison_lines(board):
-        console.print(f"  {line}", highlight=False)
+        console.print(f"  {line}", highlight=False, markup=False)
     if not board.complete:
         console.print(f"[yellow]Incomplete: {board.missing} records are missing.[/yellow]")
 
@@ -325,7 +336,7 @@ def _short_path(path: Path) -> str:
 
 def _fail(failed: dict[str, str]) -> None:
     for text in failed.values():
-        error_console.print(f"failed: {text}", style="red", highlight=False, markup=False)
+        _tell(f"failed: {text}")
     if failed:
         raise typer.Exit(1)
 
@@ -363,6 +374,7 @@ def stage(
             f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
             f"plan {suite} --keys"
         )
+    StageStore(runtime.store).sweep()
     prepare_worker(threads, runtime.plugins, orphan_guard=False)
     with _bar(hits[0].name) as progress:
         status = run_stage(
@@ -450,6 +462,8 @@ def check(
 ) -> None:
     """Check a method against the harness's contract, on a tiny model."""
     _registered(plugin)
+    from rich.markup import escape
+
     from common.checks import check_method
     from common.registry import METHODS
 
@@ -464,8 +478,61 @@ def check(
         console.print(f"{mark}  {method}: {len(results) - len(bad)} of {len(results)} checks pass")
         for result in bad if all_ else results:
             sign = "[green]+[/green]" if result.ok else "[red]-[/red]"
-            console.print(f"    {sign} {result.name}: {result.detail}", highlight=False)
+            console.print(
+                f"    {sign} {escape(result.name)}: {escape(result.detail)}", highlight=False
+            )
     if broken:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method "
+    "gd_sine --out forgotten/  ·  unlearn apply --model vit.safetensors --arch "
+    "vit_small_patch16_224 --num-classes 10 --forget forget/ --method ascent --out out/ "
+    "--set lr=1e-5"
+)
+def apply(
+    model: Annotated[
+        Path, typer.Option(help="Folder (model.safetensors + config.json) or .safetensors file.")
+    ],
+    forget: Annotated[Path, typer.Option(help="Images to forget: CLASS/x.png.")],
+    method: Annotated[str, typer.Option(help="A method (see: unlearn ls methods).")],
+    out: Annotated[Path, typer.Option(help="New folder: merged model, adapter, audit.json.")],
+    retain: Annotated[Path | None, typer.Option(help="Images to keep: CLASS/x.png.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Unseen images, for the audit only.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of the method.")] = None,
+    set_: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    arch: Annotated[str | None, typer.Option(help="timm name, for a bare file.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Classes, for a bare file.")] = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    plugin: Plugins = None,
+) -> None:
+    """Make your own timm model forget your own folder of images."""
+    _registered(plugin)
+    from benchmarks.apply import ApplyRequest
+    from benchmarks.apply import apply as run_apply
+
+    result = run_apply(
+        ApplyRequest(
+            model=model,
+            forget=forget,
+            method=method,
+            out=out,
+            retain=retain,
+            test=test,
+            preset=preset,
+            params=tuple(set_ or ()),
+            seed=seed,
+            arch=arch,
+            num_classes=num_classes,
+            device=device,
+            threads=threads,
+        )
+    )
+    console.print(result.message, highlight=False, markup=False)
+    if result.status != "ok":
         raise typer.Exit(1)
 
 
@@ -530,20 +597,45 @@ def demo(
     _fail(failed)
 
 
+def _tell(text: str) -> None:
+    """One line on stderr, however long."""
+    line = " ".join(text.split())
+    error_console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+_USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+"""Base of the command line's own errors; where its module lies depends on Typer's version."""
+
+
 def main() -> None:
-    """Entry point: user errors are one line and exit code 2."""
-    logging.basicConfig(level=os.environ.get("SF_LOG", "WARNING"), format="%(message)s")
+    """Entry point: what the user can mend is one line and exit code 2."""
+    logging.basicConfig(level=_log_level(), format="%(message)s")
     logging.captureWarnings(True)
     try:
-        app(standalone_mode=True)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
-        error_console.print(
-            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
-        sys.exit(2)
-    except KeyboardInterrupt:
-        error_console.print("interrupted; what is complete is kept, run again to continue")
-        sys.exit(130)
+        _tell(f"error: {error}")
+        code = 2
+    except _USAGE as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see: {context.command_path} --help)" if context else ""
+        _tell(f"error: {error.format_message()}{hint}")
+        code = 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        _tell(f"error: {error.filename or 'the store'}: {error.strerror}; mend it and run again")
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _tell("interrupted; what is complete is kept, run again to continue")
+    sys.exit(code)
+
+
+def _log_level() -> str:
+    level = os.environ.get("SF_LOG", "WARNING").upper()
+    return level if level in logging.getLevelNamesMapping() else "WARNING"
 
 
 if __name__ == "__main__":

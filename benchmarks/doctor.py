@@ -111,6 +111,8 @@ def _disk(store: Path) -> Finding:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 2**30
+    if not folder.is_dir():
+        return Finding("disk", "bad", f"{folder} is not a folder", "choose another --store")
     if not os.access(folder, os.W_OK):
         return Finding("disk", "bad", f"{folder} cannot be written", "choose another --store")
     if free < 2:

@@ -81,6 +81,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def abandon(executor: Executor) -> None:
+    """Stops without waiting for running stages: they are redone, or resume, in the next run."""
+    workers = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in workers:
+        process.terminate()
+
+
 def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...]) -> Executor:
     """An executor by name; ``auto`` is inline for one worker and a process pool for more."""
     if name not in NAMES:

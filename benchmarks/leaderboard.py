@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.plan import Plan, make_plan, trial_gap
 from benchmarks.suite import ResolvedSuite
 from common.config import canonical
+from common.errors import DataError
 from common.metrics import (
     Floor,
     MetricSpec,
@@ -131,6 +132,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         if result.trial is None:
             records.append((result.label, record))
             found.setdefault((result.label, result.replicate), {})[result.seed] = record
+    _check_one_data_set(records)
     specs = {spec.name: spec for spec in BENCHMARKS[suite.spec.benchmark].metrics}
     reference = found.get((_retrain_label(suite), 0), {})
     floor, floor_row = _floor(found, reference, suite)
@@ -150,6 +152,20 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     return Leaderboard(
         suite, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
     )
+
+
+def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
+    """Gaps between models of different data mean nothing."""
+    found: dict[str, RunRecord] = {}
+    for _, record in records:
+        found.setdefault(record.data.get("digest", ""), record)
+    if len(found) > 1:
+        (one, first), (two, second) = list(found.items())[:2]
+        raise DataError(
+            f"the data changed between runs: seed {first.seed} was measured on {one[:12]}, seed "
+            f"{second.seed} on {two[:12]} ({second.data.get('provenance', '?')}); use the same "
+            "data or another --store"
+        )
 
 
 def _record(store: StageStore, key: str) -> RunRecord | None:
@@ -190,7 +206,9 @@ def _row(
     for name in sorted({name for record in good.values() for name in record.metrics}):
         row.metrics |= _summary(name, [r.metrics.get(name) for r in good.values()])
     paired = {
-        seed: (r.metrics, reference[seed].metrics) for seed, r in good.items() if seed in reference
+        seed: (r.metrics, reference[seed].metrics)
+        for seed, r in good.items()
+        if seed in reference and reference[seed].status == "ok"
     }
     if paired:
         for name in row.metrics:

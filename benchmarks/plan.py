@@ -139,7 +139,7 @@ class Planner:
         stages: list[list[Stage]] = []
         for index, config in enumerate(row.trials):
             per_seed = [
-                self._evaluate(self._unlearn(row, config, seed), seed, 0, trial=True)
+                self._evaluate(self._unlearn(row, config, seed, index), seed, 0, trial=True)
                 for seed in seeds
             ]
             stages.append(per_seed)
@@ -239,14 +239,16 @@ class Planner:
         }
         return self._stage(
             "retrain",
-            f"retrain-{replicate + 1}/seed-{seed}",
+            f"retrain-{replicate + 1}/seed-{seed}" if replicate else f"retrain/seed-{seed}",
             identity,
             {"split": self._split(seed)},
             seed=seed,
             replicate=replicate,
         )
 
-    def _unlearn(self, row: ResolvedRow, config: Strict, seed: int) -> Stage:
+    def _unlearn(
+        self, row: ResolvedRow, config: Strict, seed: int, trial: int | None = None
+    ) -> Stage:
         cls = METHODS[row.method]
         params = canonical(config)
         identity = {
@@ -258,7 +260,7 @@ class Planner:
         parents = {"split": self._split(seed), "original": self._original(seed)}
         return self._stage(
             "unlearn",
-            f"{row.label}/seed-{seed}",
+            f"{row.label}/seed-{seed}" + ("" if trial is None else f"/trial-{trial}"),
             identity,
             parents,
             seed=seed,

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.leaderboard import FLOOR, BoardRow, Leaderboard
-from common.metrics import Summary
+from common.metrics import AG4, Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+COMPACT_COLUMNS = 4
+DIVERGED = "✗n: n of the row's seeds diverged; they are in no mean."
 MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
 LEGEND = (
     "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the signed "
@@ -64,12 +66,20 @@ def status_cell(row: BoardRow, planned: int) -> str:
 
 def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
     """Heads of the main table; ``compact`` fits 80 columns."""
-    specs = [board.specs[name] for name in board.suite.spec.columns]
+    specs = [board.specs[name] for name in _columns(board, compact=compact)]
     titles = [f"{spec.title} {spec.arrow[0]}" for spec in specs]
     if compact:
         return ["method", *titles, "AG4 ↓"]
     heads = ["method", "n", *titles, "AG4 ↓", "", "AG2 ↓", "max gap ↓", "ToW ↑", "ToW-MIA ↑"]
     return heads + (["trials"] if board.trials else [])
+
+
+def _columns(board: Leaderboard, *, compact: bool) -> list[str]:
+    """Metrics of the main table; where there are too many, the compact one keeps AG4's."""
+    names = list(board.suite.spec.columns)
+    if compact and len(names) > COMPACT_COLUMNS:
+        names = [name for name in names if name in ("fa", *AG4)] or names
+    return names[:COMPACT_COLUMNS] if compact else names
 
 
 def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
@@ -80,10 +90,21 @@ def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
 
 
 def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
-    cells = [value_cell(row, name, spread=False) for name in board.suite.spec.columns]
-    mark = MARKS[row.separability]
-    label = row.label + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
-    return [label, *cells, f"{mean_cell(row, 'ag4', 2)} {mark or ' '}"]
+    cells = [_short_value_cell(row, name) for name in _columns(board, compact=True)]
+    ag = row.derived.get("ag4")
+    text = "–" if ag is None else f"{ag.mean:.{2 if ag.mean < 10 else 1}f}"
+    text += f" {MARKS[row.separability] or ' '}"
+    if any(other.diverged for other in board.rows):
+        text += f" ✗{len(row.diverged)}" if row.diverged else "   "
+    return [row.label, *cells, text]
+
+
+def _short_value_cell(row: BoardRow, name: str) -> str:
+    """``97.0 +0.5`` in at most ten characters."""
+    text = value_cell(row, name, spread=False)
+    gap = row.gaps.get(name)
+    value, space, _ = text.partition(" ")
+    return f"{value} {gap.mean:+.0f}" if space and gap and abs(gap.mean) >= 9.95 else text
 
 
 def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
@@ -182,10 +203,11 @@ def comparison_lines(board: Leaderboard) -> list[str]:
 def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A Rich table: first column left, the rest right."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
-        title=title,
+        title=escape(title),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         title_style="bold",
@@ -193,18 +215,21 @@ def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
         pad_edge=False,
     )
     for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index == 0 else "right", no_wrap=True)
+        table.add_column(escape(head), justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
         style = "green" if row[0] == "retrain" else "dim" if row[0] in ("original", FLOOR) else None
-        table.add_row(*row, style=style)
+        table.add_row(*map(escape, row), style=style)
     return table
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = "|---" + "|---:" * (len(heads) - 1) + "|"
+    return "\n".join([line(heads), rule, *map(line, rows)])
 
 
 def to_markdown(board: Leaderboard) -> str:
@@ -367,7 +392,7 @@ def to_svg(board: Leaderboard) -> str:
             f'<circle cx="{x(v):.1f}" cy="{y}" r="3.5" fill="{colour}" fill-opacity="0.55"/>'
             for v in row.ag_per_seed.values()
         ]
-        mean = row.derived["ag4"].mean
+        mean = math.fsum(row.ag_per_seed.values()) / len(row.ag_per_seed)
         body.append(
             f'<line x1="{x(mean):.1f}" x2="{x(mean):.1f}" y1="{y - 7}" y2="{y + 7}" '
             f'stroke="{colour}" stroke-width="2"/>'

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Stage
 from common.benchmark import Benchmark, Runtime
+from common.checkpoints import WEIGHTS, load_weights, save_weights
 from common.config import validate
-from common.errors import CheckpointError, DataError, Diverged, GateError
+from common.errors import ConfigError, DataError, Diverged, GateError
 from common.methods import UnlearningMethod, UnlearnTask
 from common.records import RunRecord, clean_metrics, environment
 from common.registry import BENCHMARKS, METHODS
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
-WEIGHTS = "model.safetensors"
 SCALARS = "scalars.jsonl"
 Progress = Callable[[int, int], None]
 
@@ -65,7 +65,21 @@ def run_stage(
 @functools.lru_cache(maxsize=4)
 def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
     cls = BENCHMARKS[name]
+    _check_device(runtime.device)
     return cls(validate(cls.Config, json.loads(protocol), f"protocol of {name}"), runtime)
+
+
+def _check_device(name: str) -> None:
+    if name == "auto":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # torch without CUDA asserts
+        raise ConfigError(
+            f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
+        ) from None
 
 
 class _Work:
@@ -147,7 +161,7 @@ class _Work:
             trained = split.train if "forget" in access else split.parts["retain"]
             self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
             if model is not None:
-                _save_weights(model, folder)
+                save_weights(model, folder)
                 try:
                     accuracy = self.benchmark.collect(model, trained).accuracy
                     self.about["train_accuracy"] = accuracy
@@ -171,7 +185,7 @@ class _Work:
         with self._writing() as folder:
             original = self._load_model("original")
             task = self._task(split, cls.info.access, folder, model=original)
-            _reset_peak()
+            reset_peak()
             model = self._guarded(method.unlearn, task)
             if model is None:
                 return
@@ -180,7 +194,7 @@ class _Work:
             if any(True for _ in adapted_layers(model)):
                 save_adapter(model, folder)
             else:
-                _save_weights(model, folder)
+                save_weights(model, folder)
 
     def _gate(self, split: ForgetSplit) -> None:
         _, done = self._parent("original")
@@ -193,6 +207,12 @@ class _Work:
             )
         if done["status"] != "ok":
             raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
+        if done["data"] != split.source_digest:
+            raise DataError(
+                f"the data changed: {self.stage.parents['original'].name} was trained on "
+                f"{done['data'][:12]}, this is {split.source_digest[:12]} "
+                f"({self.benchmark.provenance}); use the same data or another --store"
+            )
         assert done["trained_on"] == _ids_digest(split.train), (
             "Original was not trained on the union of forget and retain"
         )
@@ -258,14 +278,16 @@ class _Work:
         from common.tracking import Tracker
 
         benchmark = self.benchmark
-        scratch = self.store.scratch(self.stage.kind, self.stage.key)
-        # the log lives beside the checkpoint, so that a resumed run continues both
-        self._tracker = Tracker(scratch / SCALARS, self.board)
-        self._log_target = folder / SCALARS
         builds = (self.seed,) if self.replicate == 0 else (self.seed, "replicate", self.replicate)
         seed = builds[0] if len(builds) == 1 else _derived(*builds)
         if model is None:
             model = benchmark.build(seed)
+        scratch = self.store.scratch(self.stage.kind, self.stage.key)
+        checkpoint = scratch / "checkpoint.safetensors"
+        # the log lives beside the checkpoint, so that a resumed run continues both
+        _rewind(scratch / SCALARS, checkpoint)
+        self._tracker = Tracker(scratch / SCALARS, self.board)
+        self._log_target = folder / SCALARS
         return UnlearnTask(
             model=model,
             source=benchmark.source,
@@ -281,7 +303,7 @@ class _Work:
             seed=self.seed,
             replicate=self.replicate,
             tracker=self._tracker,
-            checkpoint=scratch / "checkpoint.safetensors",
+            checkpoint=checkpoint,
             progress=self.progress,
         )
 
@@ -297,16 +319,8 @@ class _Work:
             self._diverged(error)
         finally:
             self._tracker.close()
-        self.about["cost"] = {
-            "seconds": round(time.perf_counter() - started, 3),
-            "steps": float(sum(result.steps for result in task.results)),
-            "peak_bytes": _peak_bytes(),
-        }
-        dynamics: dict[str, float] = {}
-        for result in task.results:
-            dynamics |= {f"last/{k}": v for k, v in result.last.items()}
-            dynamics |= {f"max/{k}": v for k, v in result.peak.items()}
-        self.about["dynamics"] = clean_metrics(dynamics)
+        self.about["cost"] = cost_of(task, time.perf_counter() - started)
+        self.about["dynamics"] = dynamics_of(task)
         log = self.store.scratch(self.stage.kind, self.stage.key) / SCALARS
         if log.is_file():
             os.replace(log, self._log_target)
@@ -322,13 +336,32 @@ class _Work:
         folder, _ = self._parent(role)
         if not (folder / ADAPTER_CONFIG).is_file():
             model = self.benchmark.blank()
-            _load_weights(model, folder / WEIGHTS)
+            load_weights(model, folder / WEIGHTS)
             return model
         base = self.stage.parents[role].parents["original"]
         model = self.benchmark.blank()
-        _load_weights(model, self.store.folder(base.kind, base.key) / WEIGHTS)
+        load_weights(model, self.store.folder(base.kind, base.key) / WEIGHTS)
         load_adapter(model, folder)
         return detach(model)
+
+
+def _rewind(log: Path, checkpoint: Path) -> None:
+    """Drops the rows that training will write again: those after the checkpoint, or all."""
+    if not log.is_file():
+        return
+    last = 0
+    if checkpoint.is_file():
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(checkpoint, framework="np") as file:
+                last = int((file.metadata() or {})["step"])
+        except (SafetensorError, OSError, LookupError, ValueError):
+            return  # the engine says what is wrong with it
+    from common.tracking import read_scalars
+
+    rows = [row for row in read_scalars(log) if row["step"] <= last]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _derived(*parts: Any) -> int:
@@ -345,35 +378,30 @@ def _ids_digest(ids: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()
 
 
-def _save_weights(model: nn.Module, folder: Path) -> None:
-    from safetensors.torch import save_model
-
-    save_model(model, str(folder / WEIGHTS))
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    try:
-        load_model(model, str(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; delete its folder and rerun") from None
-    except (SafetensorError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{path}: damaged or of another model ({first}); delete {path.parent} and rerun"
-        ) from None
+def cost_of(task: UnlearnTask, seconds: float) -> dict[str, float | None]:
+    """Seconds, optimizer steps and peak bytes of a finished task."""
+    steps = float(sum(result.steps for result in task.results))
+    return {"seconds": round(seconds, 3), "steps": steps, "peak_bytes": peak_bytes()}
 
 
-def _reset_peak() -> None:
+def dynamics_of(task: UnlearnTask) -> dict[str, float | None]:
+    """Last and largest value of everything that the task's runs logged."""
+    dynamics: dict[str, float] = {}
+    for result in task.results:
+        dynamics |= {f"last/{k}": v for k, v in result.last.items()}
+        dynamics |= {f"max/{k}": v for k, v in result.peak.items()}
+    return clean_metrics(dynamics)
+
+
+def reset_peak() -> None:
+    """Starts a new measurement of peak memory."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_bytes() -> float | None:
+def peak_bytes() -> float | None:
     """Peak memory on the accelerator; None on a CPU, where a process's peak is not a stage's."""
     import torch
 

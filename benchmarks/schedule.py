@@ -15,9 +15,13 @@ from benchmarks.run import run_stage
 from benchmarks.suite import ResolvedSuite
 from common.benchmark import Runtime
 from common.errors import UserError
-from common.stages import StageStore
+from common.stages import KEY_LENGTH, StageStore
 
 logger = logging.getLogger(__name__)
+
+
+class WorkerError(UserError):
+    """A worker process was killed from outside."""
 
 
 class Watcher(Protocol):
@@ -67,7 +71,7 @@ def run_suite(
         outcome.executed += executed
         waiting = len(outcome.plan.waiting)
         outcome.plan = make_plan(suite, store)
-        if not waiting or outcome.failed or not executed:
+        if not waiting or not executed:
             return outcome
 
 
@@ -88,8 +92,9 @@ class _Round:
         self.runtime, self.executor, self.watcher = runtime, executor, watcher
         self.live_board = live_board
         stages = list(outcome.plan.stages())
-        self.todo = {s.key: s for s in stages if store.done(s.kind, s.key) is None}
-        watcher.planned(len(stages), len(stages) - len(self.todo))
+        missing = {s.key: s for s in stages if store.done(s.kind, s.key) is None}
+        watcher.planned(len(stages), len(stages) - len(missing))
+        self.todo = {key: s for key, s in missing.items() if key not in outcome.failed}
         self.running: dict[Future[str], Stage] = {}
         self.count = 0
 
@@ -113,6 +118,8 @@ class _Round:
             board = board_folder(self.runtime, self.suite.name, stage) if self.live_board else None
             future = self.executor.submit(run_stage, stage, self.runtime, board=board)
             self.running[future] = stage
+            if future.done():  # an executor that does not wait: tell of it before the next
+                return
 
     def _ready(self) -> list[Stage]:
         """Long trainings first: they are what everything else waits for."""
@@ -132,22 +139,28 @@ class _Round:
             status = future.result()
         except UserError:
             raise
-        except BrokenProcessPool as error:
-            raise RuntimeError(
+        except BrokenProcessPool:
+            raise WorkerError(
                 "a worker process died (out of memory?); run again with fewer "
                 "--workers: what is complete is kept"
-            ) from error
+            ) from None
         except Exception as error:
             status = "failed"
             self.outcome.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
             self._log_failure(stage, error)
+        else:
+            self._failure_log(stage).unlink(missing_ok=True)
         self.watcher.finished(stage, status)
 
     def _log_failure(self, stage: Stage, error: Exception) -> None:
-        folder = self.runtime.store / "failed"
-        folder.mkdir(parents=True, exist_ok=True)
+        path = self._failure_log(stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(traceback.format_exception(error))
-        (folder / f"{stage.kind}-{stage.key[:20]}.log").write_text(f"{stage.name}\n{text}")
+        path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
+
+    def _failure_log(self, stage: Stage) -> Path:
+        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}.log"
+        return self.runtime.store / "failed" / name
 
 
 def _ancestors(stage: Stage) -> list[Stage]:

@@ -10,13 +10,25 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from common.config import Strict, apply_overrides, did_you_mean, merge, read_yaml, validate
+from benchmarks.published import read_tables
+from common.config import (
+    Strict,
+    apply_overrides,
+    canonical,
+    did_you_mean,
+    digest,
+    merge,
+    read_yaml,
+    validate,
+)
 from common.errors import ConfigError
-from common.methods import resolve_config
+from common.methods import MethodInfo, resolve_config
 from common.registry import BENCHMARKS, METHODS
 
 SUITES = Path(__file__).parent / "suites"
 REFERENCES = ("original", "retrain")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
+"""Names become folders, and parts of comma-separated lists."""
 
 
 class Row(Strict):
@@ -44,7 +56,7 @@ class Tune(Strict):
         grids: ``default`` or a row's label -> parameter (dots for nesting) -> values.
     """
 
-    seeds: tuple[int, ...] = (0,)
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     trials: Annotated[int, Field(ge=1)]
     grids: dict[str, dict[str, list[Any]]]
 
@@ -82,7 +94,7 @@ class Suite(Strict):
         published: Labels of published tables to print beside (never in) the measured one.
     """
 
-    suite: str
+    suite: Name
     version: Annotated[int, Field(ge=1)] = 1
     title: str = ""
     notes: str = ""
@@ -91,7 +103,7 @@ class Suite(Strict):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
     retrains: Annotated[int, Field(ge=1, le=8)] = 2
     columns: tuple[str, ...] = ("fa", "ra", "ta", "mia")
-    methods: dict[str, Row | None]
+    methods: dict[Name, Row | None]
     defaults: dict[str, Any] = {}
     tune: Tune | None = None
     compare: tuple[tuple[str, str], ...] = ()
@@ -103,8 +115,17 @@ class Suite(Strict):
             for label in pair:
                 if label not in self.methods:
                     raise ValueError(f"compare names '{label}', which is not a row")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError("seeds holds a seed twice")
+        for seeds in (self.seeds, self.tune.seeds if self.tune else ()):
+            if len(set(seeds)) != len(seeds):
+                raise ValueError("seeds holds a seed twice")
+        retrains = [
+            k for k, row in self.methods.items() if ((row and row.method) or k) == "retrain"
+        ]
+        if len(retrains) != 1:
+            raise ValueError(
+                f"methods has {len(retrains)} rows of method retrain; every gap is to it, so "
+                "there must be exactly one"
+            )
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
         return self
@@ -173,26 +194,28 @@ def load_suite(
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(Suite, data, str(path))
-    if only:
-        spec = _only(spec, only, str(path))
     protocol = validate(BENCHMARKS[spec.benchmark].Config, spec.protocol, f"{path}: protocol")
     _check_columns(spec, str(path))
     rows = tuple(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
     _check_used(spec, rows, str(path))
-    return ResolvedSuite(spec, protocol, rows)
+    resolved = ResolvedSuite(spec, protocol, rows)
+    return _only(resolved, only, str(path)) if only else resolved
 
 
-def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
+def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:
+    spec = suite.spec
     for label in only:
         if label not in spec.methods:
             raise ConfigError(
                 f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
             )
-    kept = {k: v for k, v in spec.methods.items() if k in only or k in REFERENCES}
+    rows = tuple(row for row in suite.rows if row.label in only or row.method in REFERENCES)
+    kept = {row.label: spec.methods[row.label] for row in rows}
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
-    return spec.model_copy(update={"methods": kept, "compare": compare})
+    spec = spec.model_copy(update={"methods": kept, "compare": compare})
+    return ResolvedSuite(spec, suite.protocol, rows)
 
 
 def _check_columns(spec: Suite, origin: str) -> None:
@@ -201,6 +224,12 @@ def _check_columns(spec: Suite, origin: str) -> None:
         if column not in known:
             raise ConfigError(
                 f"{origin}: columns: unknown metric '{column}'{did_you_mean(column, known)}"
+            )
+    tables = list(read_tables())
+    for label in spec.published:
+        if label not in tables:
+            raise ConfigError(
+                f"{origin}: published: no table '{label}'{did_you_mean(label, tables)}"
             )
 
 
@@ -211,11 +240,12 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
         cls = METHODS[method]
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    defaults = _applicable(cls.Config, spec.defaults)
+    _check_class(cls, where)
+    defaults = _applicable(cls.Config, spec.defaults, cls.presets.get(row.preset or "", {}))
     params = merge(defaults, row.params)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     trials: tuple[Strict, ...] = ()
-    if spec.tune and row.tune and label not in REFERENCES and cls.info.changes_model:
+    if spec.tune and row.tune and method not in REFERENCES and cls.info.changes_model:
         grid = spec.tune.grids.get(label) or spec.tune.grids.get("default")
         if grid is None:
             raise ConfigError(f"{origin}: tune.grids: no grid for row '{label}' and no default")
@@ -228,15 +258,41 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
             )
             for overrides in _product(grid)
         )
+        if len({digest(canonical(trial)) for trial in trials}) != len(trials):
+            raise ConfigError(
+                f"{origin}: tune.grids for row '{label}': two trials are the same; every method "
+                "gets the same number of different ones"
+            )
     return ResolvedRow(label, method, config, trials)
 
 
-def _applicable(config: type[Strict], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that the config knows; nested mappings apply where the nested config is set."""
+def _check_class(cls: Any, where: str) -> None:
+    """What a plugin's author may have forgotten."""
+    if not isinstance(getattr(cls, "info", None), MethodInfo):
+        raise ConfigError(f"{where}: class {cls.__name__} has no info = MethodInfo(...); add it")
+    try:
+        cls.Config()
+    except ValueError as error:
+        first = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"{where}: {cls.__name__}.Config needs a default for every field ({first})"
+        ) from None
+
+
+def _applicable(
+    config: type[Strict], defaults: Mapping[str, Any], preset: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Defaults that the config knows and the preset does not set.
+
+    Nested mappings apply where the nested config is set.
+    """
     known = config.model_fields
+    fixed = set(preset)
+    if fixed & {"steps", "epochs"}:
+        fixed |= {"steps", "epochs"}
     result: dict[str, Any] = {}
     for key, value in defaults.items():
-        if key not in known:
+        if key not in known or key in fixed:
             continue
         unset = known[key].get_default() is None
         if unset and (isinstance(value, Mapping) or key in ("steps", "epochs")):

@@ -115,30 +115,40 @@ def fit(
         progress: Called with (steps done, steps in all).
 
     Raises:
-        Diverged: A loss became non-finite or larger than ``config.loss_cap``.
+        Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
+            ended non-finite.
+        CheckpointError: The checkpoint is damaged or of another run.
+
+    Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
+    ``grad_norm/<c>`` (before clipping) and ``weight_norm/<c>`` of what is trained, per component
+    (``A`` and ``B`` for factors); ``logits/mean``, ``logits/spread``; ``adapter/*`` (see
+    :func:`common.adapters.adapter_statistics`); at probes also ``probe_grad_norm/<c>`` and
+    ``effective_weight_norm/<c>``.
     """
-    run = _Run(model, objective, loaders, config, forward, penalty, component_of, stateful or {})
     started = time.perf_counter()
-    with _seeded(seed, run.accelerator.device):
+    run = _Run(
+        model, objective, loaders, config, forward, penalty, component_of, stateful or {}, seed
+    )
+    with _seeded(seed, run.accelerator.device), contextlib.closing(run):
         first = run.resume(checkpoint)
         model.train()
         for step in range(first, run.total):
             scalars = run.step(step)
             for hook in after_step:
                 scalars.update(hook(model) or {})
-            run.guard(step)
+            saves = checkpoint is not None and run.saves(step)
+            run.guard(step, sync=saves)
             if run.logs(step):
                 scalars.update(run.measure(step))
                 run.note(scalars)
                 if tracker is not None and run.accelerator.is_main_process:
                     tracker.scalars(step + 1, scalars)
-            if checkpoint and (step + 1) % config.checkpoint_every == 0 and step + 1 < run.total:
+            if checkpoint is not None and saves:
                 run.save(checkpoint, step + 1)
             if progress:
                 progress(step + 1, run.total)
         run.guard(run.total - 1, final=True)
-    run.finish()
-    if checkpoint:
+    if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return FitResult(run.total, time.perf_counter() - started, run.last, run.peak)
 
@@ -152,8 +162,12 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
-    """An accelerator for this run; accelerate keeps one per process, so an old one is dropped."""
-    AcceleratorState._reset_state()
+    """An accelerator for this run; accelerate keeps one per process, so an old one is dropped.
+
+    Its device goes too, unless processes are joined: the last run may have been elsewhere.
+    """
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    AcceleratorState._reset_state(reset_partial_state=not joined)
     return Accelerator(
         mixed_precision=config.mixed_precision,
         gradient_accumulation_steps=config.accumulation,
@@ -174,7 +188,9 @@ class _Run:
         penalty: Callable[[nn.Module], Tensor] | None,
         component_of: Callable[[str], str] | None,
         stateful: Mapping[str, Stateful],
+        seed: int,
     ):
+        self.seed = seed
         self.config, self.model, self.objective = config, model, objective
         self.loaders = dict(loaders)
         self.penalty = penalty
@@ -185,26 +201,34 @@ class _Run:
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
         self.raw_optimizer = _optimizer(config, list(self.trained.values()))
+        self._own_forward = "forward" in model.__dict__
         self.prepared, self.optimizer = self.accelerator.prepare(model, self.raw_optimizer)
         self._forward = forward
         self.first_bad = torch.full((), -1, device=self.accelerator.device)
         self.logit_stats: tuple[Tensor, Tensor] | None = None
+        self._measures = False
         self.last: dict[str, float] = {}
         self.peak: dict[str, float] = {}
 
     def forward(self, batch: Batch) -> Tensor:
         logits = self._forward(self.prepared, batch)
-        self.logit_stats = (logits.detach().float().mean(), logits.detach().float().std())
+        if self._measures:
+            values = logits.detach().float()
+            self.logit_stats = (values.mean(), values.std(correction=0))
         return logits
 
     def logs(self, step: int) -> bool:
         return (step + 1) % self.config.log_every == 0 or step == 0 or step + 1 == self.total
+
+    def saves(self, step: int) -> bool:
+        return (step + 1) % self.config.checkpoint_every == 0 and step + 1 < self.total
 
     def step(self, step: int) -> dict[str, float]:
         """One optimizer step; returns scalars when this step is logged."""
         rate = learning_rate(self.config, step, self.total)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
+        self._measures = self.logs(step)
         sums: dict[str, Tensor] = {}
         for _ in range(self.config.accumulation):
             with self.accelerator.accumulate(self.prepared):
@@ -213,11 +237,11 @@ class _Run:
                     sums[name] = sums.get(name, value.detach() * 0) + value.detach()
                 self._watch(step, terms)
                 if self.accelerator.sync_gradients:
-                    self._clip()
                     if self.logs(step):
                         self.last = self._norms()
                         if self._probes(step):
                             self.last |= self._probe(batches)
+                    self._clip()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         if not self.logs(step):
@@ -242,9 +266,12 @@ class _Run:
         unset = self.first_bad < 0
         self.first_bad = torch.where(bad & unset, step + 1, self.first_bad)
 
-    def guard(self, step: int, *, final: bool = False) -> None:
-        """Raises if a loss was bad: every step on a CPU, at logged steps elsewhere (no sync)."""
-        if self.first_bad.device.type == "cpu" or self.logs(step) or final:
+    def guard(self, step: int, *, sync: bool = False, final: bool = False) -> None:
+        """Raises if a loss was bad: every step on a CPU, else where ``sync`` or logs wait anyway.
+
+        A checkpoint waits, so that no run ever resumes from behind its first bad step.
+        """
+        if self.first_bad.device.type == "cpu" or self.logs(step) or sync or final:
             bad = int(self.first_bad)
             if bad > 0:
                 raise Diverged(bad, f"loss not finite or above {self.config.loss_cap:g}")
@@ -264,13 +291,18 @@ class _Run:
     def _norms(self) -> dict[str, float]:
         """Frobenius norms of gradients and weights of what is trained, by component."""
         squares: dict[str, Tensor] = {}
+        scaler = self.accelerator.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
         for name, parameter in self.trained.items():
             group = self._group(name)
-            for kind, tensor in (("grad_norm", parameter.grad), ("weight_norm", parameter)):
+            for kind, tensor, unit in (
+                ("grad_norm", parameter.grad, scale),
+                ("weight_norm", parameter, 1.0),
+            ):
                 if tensor is None:
                     continue
                 key = f"{kind}/{group}"
-                square = tensor.detach().float().square().sum()
+                square = tensor.detach().float().square().sum() / unit**2
                 squares[key] = squares[key] + square if key in squares else square
         return {key: math.sqrt(max(float(value), 0.0)) for key, value in squares.items()}
 
@@ -282,8 +314,11 @@ class _Run:
         """Gradient norms with respect to every effective weight matrix, frozen or not.
 
         The gradient with respect to a frozen W0 under an adapter is the gradient with respect to
-        the effective weight W0 + dW: what the paper's dynamics figures show.
+        the effective weight W0 + dW: what the paper's dynamics figures show.  Looking changes
+        nothing: random streams and running statistics are put back.
         """
+        device = self.accelerator.device
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
         frozen = [p for p in self.model.parameters() if not p.requires_grad and p.ndim == 2]
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -293,11 +328,15 @@ class _Run:
                 for n, p in self.model.named_parameters()
                 if p.ndim == 2 and n.rpartition(".")[2] not in ("A", "Bt")
             }
-            terms = self.objective(lambda batch: self._forward(self.model, batch), batches)
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                terms = self.objective(lambda batch: self._forward(self.model, batch), batches)
             grads = torch.autograd.grad(terms.total, list(weights.values()), allow_unused=True)
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
         squares: dict[str, float] = {}
         for name, grad in zip(weights, grads, strict=True):
             if grad is not None:
@@ -339,15 +378,19 @@ class _Run:
             if math.isfinite(value):
                 self.peak[key] = max(self.peak.get(key, -math.inf), value)
 
-    def finish(self) -> None:
-        """Gives the caller's model back without accelerate's wrapping."""
+    def close(self) -> None:
+        """Gives the caller's model back without accelerate's wrapping, whatever happened."""
         self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
+        if not self._own_forward:
+            self.model.__dict__.pop("forward", None)
         self.raw_optimizer.zero_grad(set_to_none=True)
 
     # Checkpoints: safetensors only ---------------------------------------------------------------
 
     def _identity(self) -> str:
-        return json.dumps([sorted(self.trained), self.config.model_dump(mode="json")])
+        shapes = {name: list(parameter.shape) for name, parameter in self.trained.items()}
+        config = self.config.model_dump(mode="json")
+        return json.dumps([self.seed, shapes, sorted(self.stateful), config], sort_keys=True)
 
     def save(self, path: Path, step: int) -> None:
         """Writes everything needed to continue, atomically."""
@@ -362,14 +405,17 @@ class _Run:
         for name, item in self.stateful.items():
             tensors |= {f"state.{name}.{key}": value for key, value in item.state().items()}
         tensors["rng"] = torch.get_rng_state()
+        if self.accelerator.device.type == "cuda":
+            tensors["rng_cuda"] = torch.cuda.get_rng_state(self.accelerator.device)
         meta = {
             "step": str(step),
             "identity": self._identity(),
             "notes": json.dumps([_finite(self.last), self.peak]),
+            "tensors": json.dumps(sorted(tensors)),
         }
         if self.accelerator.scaler is not None:
             meta["scaler"] = json.dumps(self.accelerator.scaler.state_dict())
-        temporary = path.with_suffix(".partial")
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}.partial")  # racing twins
         path.parent.mkdir(parents=True, exist_ok=True)
         copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         save_file(copies, temporary, metadata=meta)
@@ -384,14 +430,23 @@ class _Run:
         try:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                # copies: a tensor of this file would die with the file
+                tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
         if meta.get("identity") != self._identity():
             raise CheckpointError(f"{path}: checkpoint of another run; delete it")
-        self._restore(tensors, meta)
-        logger.info("resumed at step %s from %s", meta["step"], path)
-        return int(meta["step"])
+        try:
+            if json.loads(meta["tensors"]) != sorted(tensors):
+                raise ValueError("tensors are missing")
+            self._restore(tensors, meta)
+            step = int(meta["step"])
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: damaged checkpoint ({_brief(error)}); delete it"
+            ) from None
+        logger.info("resumed at step %d from %s", step, path)
+        return step
 
     def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> None:
         groups: dict[str, dict[str, Any]] = {"model": {}, "buffer": {}, "optimizer": {}}
@@ -415,11 +470,17 @@ class _Run:
         whole = self.raw_optimizer.state_dict()
         self.raw_optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
         for name, item in self.stateful.items():
-            item.load_state(states[name])
+            item.load_state(states.get(name, {}))
         torch.set_rng_state(tensors["rng"])
+        if "rng_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng_cuda"], self.accelerator.device)
         self.last, self.peak = json.loads(meta["notes"])
         if self.accelerator.scaler is not None and "scaler" in meta:
             self.accelerator.scaler.load_state_dict(json.loads(meta["scaler"]))
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -105,7 +105,9 @@ class Registry(Generic[T]):
 
 def _path(entry: Entry) -> str:
     target = entry.target
-    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+    if isinstance(target, type):
+        return f"{target.__module__}:{target.__qualname__}"
+    return str(target)
 
 
 def _import(path: str, who: str) -> Any:

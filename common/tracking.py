@@ -23,7 +23,7 @@ class Tracker:
 
     def __init__(self, log: Path, board: Path | None = None):
         log.parent.mkdir(parents=True, exist_ok=True)
-        torn = log.is_file() and not log.read_bytes().endswith(b"\n")
+        torn = log.is_file() and log.read_bytes()[-1:] not in (b"", b"\n")
         self._log = log.open("a", encoding="utf-8")
         if torn:  # by a kill: the next row must not be lost with it
             self._log.write("\n")

@@ -18,9 +18,9 @@ from common.checks.tiny_task import (
     PER_CLASS,
     RECIPE,
     TARGETS,
-    TinyNet,
     VectorSource,
     WatchedTask,
+    fresh_net,
     make_split,
     make_task,
     original,
@@ -32,7 +32,7 @@ from common.methods import MethodInfo, UnlearningMethod, resolve_config
 from common.registry import METHODS
 
 DECLARABLE = frozenset({"forget", "retain", "initial"})
-_SHORT_STEPS, _SHORT_EPOCHS, _MIN_DOC_WORDS = 4, 1, 6
+_SHORT_STEPS, _SHORT_EPOCHS, _MIN_DOC_WORDS = 4, 1, 5
 
 
 def check_method(name: str, params: Mapping[str, Any] | None = None) -> list[CheckResult]:
@@ -175,7 +175,7 @@ class _MethodRuns:
     ) -> _Trial:
         """One run; ``salt`` sets the global random streams, which must not matter."""
         access = self.info.access if poisoned else DECLARABLE | {"validation", "test"}
-        model = copy.deepcopy(self.original)
+        model: nn.Module = copy.deepcopy(self.original)
         task = make_task(model, layout or self.layouts[0], seed, access, poisoned=poisoned)
         error: Exception | None = None
         merged: dict[str, Tensor] = {}
@@ -229,7 +229,7 @@ class _MethodRuns:
         elif bad := [k for k, v in wanted.items() if _kind(found[k]) != _kind(v)]:
             problem = f"'{bad[0]}' is {_kind(found[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
-            fresh = TinyNet()
+            fresh = fresh_net()
             fresh.load_state_dict(found)
             if not torch.allclose(outputs(fresh), outputs(trial.model), atol=1e-4, equal_nan=True):
                 problem = "what it computes is not in its weights: they alone are stored"

@@ -139,7 +139,8 @@ def _forward(model: nn.Module, batch: Batch) -> Tensor:
     return model(batch.inputs["x"])
 
 
-def _fresh(seed: int = 0) -> TinyNet:
+def fresh_net(seed: int = 0) -> TinyNet:
+    """An untrained network; the global random stream is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return TinyNet()
@@ -216,7 +217,7 @@ def make_task(
         targets=TARGETS,
         head=("head.*",),
         component_of=_component_of,
-        build=_fresh,
+        build=fresh_net,
         seed=seed,
     )
 

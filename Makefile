@@ -1,0 +1,55 @@
+# make demo | test | check | style | bench      everything installs itself into .venv first
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check style bench theory clean
+
+help:
+	@echo "make demo    class and random forgetting on real digits: leaderboards in about 5 minutes"
+	@echo "make test    the tests"
+	@echo "make check   ruff and mypy"
+	@echo "make style   format and fix"
+	@echo "make bench   speed of our parts against naive versions and peers"
+	@echo "make theory  the paper's theory, measured (plots)"
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: Python 3.11 or newer is needed; set PYTHON=python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv > $(VENV)/install.log 2>&1 \
+	  || { echo "error: no package index can be reached (is there a network?); see $(VENV)/install.log"; exit 2; }
+	@echo "installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' > $(VENV)/install.log 2>&1 \
+	  || { echo "error: the install failed (is there a network?); see $(VENV)/install.log"; exit 2; }
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/unlearn demo $(ARGS)
+
+test: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make style"; exit 1; }
+	@$(BIN)/mypy common benchmarks
+
+style: $(STAMP)
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks.perf $(ARGS)
+
+theory: $(STAMP)
+	@$(BIN)/python -m benchmarks.theory --out runs/theory $(ARGS)
+
+clean:
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

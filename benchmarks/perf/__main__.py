@@ -1,0 +1,250 @@
+"""``python -m benchmarks.perf [--quick] [--only NAME] [--out DIR]``: measure, show, write.
+
+Under three minutes on one core; ``--quick`` takes half a minute and shows only that all works.  A
+new benchmark is a file beside this one and a line in :data:`BENCHMARKS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.config import did_you_mean
+from common.errors import ConfigError, UserError
+from common.records import environment
+from common.stages import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.perf.measure import Case, Effort, Size
+
+SCHEMA = 1
+BENCHMARKS: dict[str, str] = {
+    "adapter_layer": "adapters:layer",
+    "adapter_step": "adapters:step",
+    "gradient_difference": "vision_engine:gradient_difference",
+    "engine_loop": "vision_engine:loop",
+    "augmentation": "vision_engine:augmentation",
+    "evaluation": "evaluation:one_pass",
+    "svc_attack": "evaluation:svc",
+}
+"""Name -> ``module:function`` in this package; the function takes a size and yields cases."""
+
+SECONDS: Mapping[Size, float] = {"full": 11.0, "quick": 0.4, "tiny": 0.0}
+MIN_ROUNDS: Mapping[Size, int] = {"full": 4, "quick": 2, "tiny": 2}
+READING = (
+    "Times are milliseconds of one thread, medians over interleaved rounds; cpu is process time.",
+    "Below 1 ours is faster: the ratio of medians (quartiles of the ratios round by round), and of"
+    " minima.  On a shared machine trust cpu over wall.",
+    "Counts do not depend on the machine.  saved MB: what autograd keeps for the backward pass"
+    " beside inputs and weights.  MFLOP: products, convolutions and attention.",
+)
+Rows = list[list[str]]
+
+
+def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
+    """The cases of the named benchmarks.
+
+    Raises:
+        ConfigError: There is no such benchmark.
+    """
+    for name in names:
+        if name not in BENCHMARKS:
+            raise ConfigError(
+                f"--only {name}: no such benchmark{did_you_mean(name, [*BENCHMARKS])}"
+            )
+    for name in names:
+        module, _, function = BENCHMARKS[name].partition(":")
+        make: Callable[[Size], Iterable[Case]] = getattr(
+            importlib.import_module(f"benchmarks.perf.{module}"), function
+        )
+        yield from make(size)
+
+
+def experiment(
+    names: Sequence[str], size: Size, effort: Effort, show: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Everything that goes into ``perf.json``; ``show`` gets each case when it is measured."""
+    from benchmarks.perf.measure import measure, steady_allocator
+
+    machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady_allocator()}
+    machine |= {"threads": 1, "load_before": os.getloadavg()[0]}
+    results = []
+    for case in cases(names, size):
+        results.append(measure(case, effort))
+        show(results[-1])
+    machine["load_after"] = os.getloadavg()[0]
+    about = {"schema": SCHEMA, "size": size, "machine": machine, "environment": environment()}
+    return about | {"cases": results}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def variant_table(result: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    """(header, rows): times and counts of one case's variants."""
+    counts = list(dict.fromkeys(key for row in result["variants"] for key in row["counts"]))
+    header = ["variant", *(f"{clock} ms/{result['unit']}" for clock in ("cpu", "wall")), *counts]
+    rows = [
+        [
+            row["name"],
+            *(_number(row[clock]["median"]) for clock in ("cpu", "wall")),
+            *(_number(row["counts"][key]) if key in row["counts"] else "" for key in counts),
+        ]
+        for row in result["variants"]
+    ]
+    return header, rows
+
+
+def pair_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], Rows]:
+    """(header, rows): the ratio of every pair of every case."""
+    header = ["benchmark", "ours / peer", "cpu ratio (quartiles)", "of minima", "wall ratio"]
+    rows = []
+    for result in results:
+        for pair in result["pairs"]:
+            cpu = pair["cpu"]
+            rows.append(
+                [
+                    result["name"],
+                    f"{pair['ours']} / {pair['peer']}",
+                    f"{cpu['median']:.2f} ({cpu['low']:.2f}-{cpu['high']:.2f})",
+                    f"{cpu['min']:.2f}",
+                    f"{pair['wall']['median']:.2f}",
+                ]
+            )
+    return header, rows
+
+
+def check_lines(result: Mapping[str, Any]) -> list[str]:
+    """One line per check of a case."""
+    return [
+        f"{'ok' if check['ok'] else 'FAILED'}: {check['name']}: "
+        f"{'not finite' if check['value'] is None else format(check['value'], '.2g')}"
+        f" (at most {check['limit']:g})"
+        for check in result["checks"]
+    ]
+
+
+def failed(results: Mapping[str, Any]) -> list[str]:
+    """``case: check`` of every check that does not hold."""
+    return [
+        f"{result['name']}: {check['name']}"
+        for result in results["cases"]
+        for check in result["checks"]
+        if not check["ok"]
+    ]
+
+
+def _number(value: float) -> str:
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _markdown_table(header: Sequence[str], rows: Rows) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def to_markdown(results: Mapping[str, Any]) -> str:
+    """The report: ratios of all pairs, then times and counts case by case."""
+    machine, packages = results["machine"], results["environment"]["packages"]
+    versions = ", ".join(
+        f"{name} {packages[name]}" for name in ("torch", "timm") if name in packages
+    )
+    allocator = "kept" if machine["steady_allocator"] else "the system's choice"
+    about = [
+        f"Machine: {machine['cpu']}, {machine['threads']} thread, load average"
+        f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after; freed memory:"
+        f" {allocator}; {versions}; sizes: {results['size']}."
+    ]
+    parts = ["# Performance", *about, *READING, _markdown_table(*pair_table(results["cases"]))]
+    for result in results["cases"]:
+        parts += [f"## {result['name']}", f"{result['title']}; {result['rounds']} rounds."]
+        parts.append(_markdown_table(*variant_table(result)))
+        parts.append("\n".join(f"- {line}" for line in check_lines(result)))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _rich_table(title: str, header: Sequence[str], rows: Rows, labels: int) -> Any:
+    """A table whose first column is named once per group of rows; only labels may wrap."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, name in enumerate(header):
+        if place < labels:
+            table.add_column(name)
+        else:
+            table.add_column(name, justify="right", max_width=16, no_wrap=True, overflow="fold")
+    before = None
+    for row in rows:
+        table.add_row("" if row[0] == before else row[0], *row[1:])
+        before = row[0]
+    return table
+
+
+def _show(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(_rich_table(result["title"], *variant_table(result), labels=1))
+    for line in check_lines(result):
+        console.print(f"  {line}", style="dim" if line.startswith("ok") else "red", markup=False)
+
+
+def write(results: Mapping[str, Any], out: Path) -> list[Path]:
+    """Writes ``perf.json`` (strict JSON, with all samples) and ``perf.md``."""
+    paths = [out / "perf.json", out / "perf.md"]
+    write_json(paths[0], results)
+    paths[1].write_text(to_markdown(results), encoding="utf-8")
+    return paths
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few rounds.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(BENCHMARKS)}; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for perf.json and perf.md.")] = Path(
+        "runs/perf"
+    ),
+    seconds: Annotated[float | None, typer.Option(help="Seconds per case.", min=0.0)] = None,
+) -> None:
+    """Ours against naive versions and peers, interleaved in one process, on one thread."""
+    from rich.console import Console
+
+    from benchmarks.perf.measure import Effort
+
+    console = Console()
+    size: Size = "quick" if quick else "full"
+    effort = Effort(SECONDS[size] if seconds is None else seconds, MIN_ROUNDS[size])
+    try:
+        results = experiment(
+            only or [*BENCHMARKS], size, effort, lambda result: _show(console, result)
+        )
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    console.print(_rich_table("ours / peer", *pair_table(results["cases"]), labels=2))
+    typer.echo("\n".join([*READING, *(f"wrote {path}" for path in write(results, out))]))
+    if broken := failed(results):
+        typer.echo(f"error: not the same job: {'; '.join(broken)}", err=True)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

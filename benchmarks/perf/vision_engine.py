@@ -1,0 +1,338 @@
+"""The engine's loop and the vision arm's batches, against plain PyTorch that does the same work."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.perf.measure import (
+    DIGITS,
+    Case,
+    Check,
+    Size,
+    Variant,
+    ViTSize,
+    counted,
+    make_vit,
+    relative_difference,
+    saved_bytes,
+    work,
+)
+from common.adapters import attach
+from common.engine import fit
+from common.loading import Batch, Forward, Loader
+from common.objectives import CrossEntropy, GradientDifference, Objective, Terms
+from common.schemas import AdapterConfig, FitConfig
+from common.seeding import generator
+from common.tracking import Tracker
+from vision.data import ImageSource, PreparedImages
+from vision.models import MLP
+from vision.schemas import DataConfig
+
+TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+# One forward for forget and retain ---------------------------------------------------------------
+
+DIFFERENCE_SIZES: dict[Size, dict[str, ViTSize]] = {
+    "full": {"gradient_difference_digits": DIGITS, "gradient_difference_vit": ViTSize(batch=8)},
+    "quick": {"gradient_difference_digits": DIGITS},
+    "tiny": {"gradient_difference_digits": TINY},
+}
+
+
+@dataclass(frozen=True)
+class TwoForwards(GradientDifference):
+    """The same objective with a forward for each batch."""
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Descends on retain, ascends on forget."""
+        losses = {
+            part: F.cross_entropy(forward(batches[part]), batches[part].labels)
+            for part in self.parts
+        }
+        total = self.retain_weight * losses["retain"] - self.forget_weight * losses["forget"]
+        return Terms(total, {f"{part}_loss": loss for part, loss in losses.items()})
+
+
+def gradient_difference(size: Size) -> Iterator[Case]:
+    """A step of GD + Sine, retain and forget in one forward or in two."""
+    for name, vit in DIFFERENCE_SIZES[size].items():
+        stream = generator(0, "perf", "difference")
+        batches = {part: _random_batch(vit, stream) for part in ("retain", "forget")}
+        model = make_vit(vit)
+        attach(model, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+        models = [copy.deepcopy(model) for _ in range(2)]
+        terms = [
+            objective(partial(_logits, twin), batches).total
+            for objective, twin in zip((GradientDifference(), TwoForwards()), models, strict=True)
+        ]
+        checks = [Check("same objective (rel.)", relative_difference(*terms), 1e-5)]
+        variants = [
+            _difference_variant("ours, one forward", GradientDifference(), models[0], batches),
+            _difference_variant("two forwards", TwoForwards(), models[1], batches),
+        ]
+        pairs = [("ours, one forward", "two forwards")]
+        yield Case(
+            name, f"GD + Sine step, retain and forget each: {vit}", variants, pairs, checks, "step"
+        )
+
+
+def _random_batch(vit: ViTSize, stream: torch.Generator) -> Batch:
+    x = torch.randn(vit.batch, vit.channels, vit.image, vit.image, generator=stream)
+    labels = torch.randint(0, vit.classes, (vit.batch,), generator=stream)
+    return Batch({"x": x}, labels, torch.arange(vit.batch))
+
+
+def _difference_variant(
+    name: str, objective: GradientDifference, model: nn.Module, batches: Mapping[str, Batch]
+) -> Variant:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
+
+    def forward() -> Terms:
+        return objective(partial(_logits, model), batches)
+
+    def run() -> None:
+        forward().total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with counted(model) as seen:
+        run()
+    known = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]
+    counts = {
+        "forwards": seen.calls,
+        "saved MB": saved_bytes(forward, known) / 1e6,
+        **work(run),
+    }
+    return Variant(name, run, counts)
+
+
+# The engine's loop -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoopSize:
+    """A model, the images it sees (a tenth of them to forget) and the steps of one run."""
+
+    vit: ViTSize
+    images: int
+    steps: int
+
+
+LOOP_SIZES: dict[Size, LoopSize] = {
+    "full": LoopSize(DIGITS, 1000, 40),
+    "quick": LoopSize(DIGITS, 1000, 10),
+    "tiny": LoopSize(TINY, 20, 6),
+}
+ENGINE, QUIET, BARE = "engine, logs every 10 steps", "engine, logs first and last", "bare loop"
+RATE = 1e-3
+
+
+def loop(size: Size) -> Iterator[Case]:
+    """Whole short runs from the same weights on the same batches, set-up included.
+
+    Training of all weights on one part, and GD + Sine on two, whose log reads the adapters too.
+    """
+    chosen = LOOP_SIZES[size]
+    ids = np.arange(chosen.images)
+    everything, tenth = {"retain": ids}, chosen.images // 10
+    two = {"retain": ids[tenth:], "forget": ids[:tenth]}
+    scratch, adapted = make_vit(chosen.vit), make_vit(chosen.vit)
+    attach(adapted, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+    with tempfile.TemporaryDirectory(prefix="perf-loop-") as folder:
+        log = Path(folder) / "scalars.jsonl"
+        title = f"{chosen.steps} steps: {chosen.vit}"
+        yield _loop_case(
+            "engine_loop", f"training, {title}", chosen, scratch, everything, CrossEntropy(), log
+        )
+        yield _loop_case(
+            "engine_loop_gd_sine",
+            f"GD + Sine, retain and forget each, {title}",
+            chosen,
+            adapted,
+            two,
+            GradientDifference(),
+            log,
+        )
+
+
+def _loop_case(
+    name: str,
+    title: str,
+    chosen: LoopSize,
+    initial: nn.Module,
+    parts: Mapping[str, np.ndarray],
+    objective: Objective,
+    log: Path,
+) -> Case:
+    source = _images(chosen.images, chosen.vit)
+    batch = chosen.vit.batch
+
+    def engine(log_every: int) -> nn.Module:
+        model = copy.deepcopy(initial)
+        config = FitConfig(steps=chosen.steps, batch_size=batch, lr=RATE, log_every=log_every)
+        loaders = {
+            part: Loader(source, ids, batch, generator(0, "perf", part))
+            for part, ids in parts.items()
+        }
+        with Tracker(log) as tracker:
+            fit(model, objective, loaders, config, forward=_logits, seed=0, tracker=tracker)
+        return model
+
+    runs: dict[str, Callable[[], nn.Module]] = {
+        ENGINE: lambda: engine(10),
+        QUIET: lambda: engine(10 * chosen.steps),
+        BARE: lambda: _bare_loop(copy.deepcopy(initial), source, parts, batch, chosen.steps),
+    }
+    variants = [_loop_variant(label, run, initial, chosen.steps) for label, run in runs.items()]
+    apart = _apart(runs[ENGINE](), runs[BARE]())
+    checks = [Check("same weights at the end (rel.)", apart, 1e-3)]
+    pairs = [(ENGINE, BARE), (QUIET, BARE)]
+    return Case(name, title, variants, pairs, checks, "step", chosen.steps)
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.inputs["x"])
+
+
+def _bare_loop(
+    model: nn.Module, source: ImageSource, parts: Mapping[str, np.ndarray], batch: int, steps: int
+) -> nn.Module:
+    """What one writes by hand: no watching, no logging, no wrapping, every tensor at hand."""
+    pixels, labels, mean, std = source._images, source._targets, source._mean, source._std
+    weights = {"retain": 1.0, "forget": -GradientDifference().forget_weight}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0, fused=True)
+    streams = {part: _shuffled(torch.from_numpy(ids), batch, part) for part, ids in parts.items()}
+    model.train()
+    for _ in range(steps):
+        chosen = {part: next(stream) for part, stream in streams.items()}
+        x = (pixels[torch.cat([*chosen.values()])].float() / 255 - mean) / std
+        logits = model(x).split([len(ids) for ids in chosen.values()])
+        losses = [
+            weights[part] * F.cross_entropy(z, labels[ids])
+            for z, (part, ids) in zip(logits, chosen.items(), strict=True)
+        ]
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def _shuffled(ids: Tensor, batch: int, part: str) -> Iterator[Tensor]:
+    stream = generator(0, "perf", part)
+    while True:
+        yield from ids[torch.randperm(len(ids), generator=stream)].split(batch)
+
+
+def _loop_variant(
+    name: str, run: Callable[[], nn.Module], initial: nn.Module, steps: int
+) -> Variant:
+    # deepcopy copies hooks too, so the copies that a run trains are counted
+    with counted(initial) as seen:
+        calls = work(run)["operator calls"]
+    counts = {"forwards per step": seen.calls / steps, "operator calls per step": calls / steps}
+    return Variant(name, run, counts)
+
+
+def _apart(first: nn.Module, second: nn.Module) -> float:
+    flat = [nn.utils.parameters_to_vector(model.parameters()) for model in (first, second)]
+    return relative_difference(*flat)
+
+
+def _images(count: int, vit: ViTSize, *, input_size: int | None = None) -> ImageSource:
+    """Random images at native size ``vit.image``, as the vision arm holds them."""
+    stream = generator(0, "perf", "images")
+    shape = (count, vit.channels, vit.image, vit.image)
+    images = torch.randint(0, 256, shape, generator=stream, dtype=torch.uint8)
+    labels = torch.randint(0, vit.classes, (count,), generator=stream).numpy()
+    pools = {"train": np.arange(count), "validation": np.arange(0), "test": np.arange(0)}
+    names = tuple(str(c) for c in range(vit.classes))
+    config = DataConfig(name="cifar10" if vit.channels == 3 else "digits")
+    return ImageSource(
+        PreparedImages(images, labels, pools, None, names, "random", "random"),
+        config,
+        input_size=input_size or vit.image,
+        mean=MEAN[: vit.channels],
+        std=STD[: vit.channels],
+    )
+
+
+# Augmentation and resize -------------------------------------------------------------------------
+
+AUGMENT_SIZES: dict[Size, tuple[int, int]] = {
+    "full": (64, 224),
+    "quick": (64, 224),
+    "tiny": (4, 48),
+}
+"""Images per batch, and the side in px to which 32 px are resized."""
+BATCHED, PIL_LOOP, TENSOR_LOOP = "ours, batched", "torchvision on PIL images", "torchvision tensors"
+
+
+def augmentation(size: Size) -> Iterator[Case]:
+    """Crop, flip, bicubic resize and normalisation of a batch; the peers loop over its images."""
+    count, side = AUGMENT_SIZES[size]
+    source = _images(count, ViTSize(), input_size=side)
+    ids, stream = torch.arange(count), generator(0, "perf", "augment")
+    pictures = _pictures(source)
+    from_pil, from_tensor = _torchvision(side, pil=True), _torchvision(side, pil=False)
+
+    def batched() -> Tensor:
+        return source.fetch(ids, augment=stream).inputs["x"]
+
+    def pil_loop() -> Tensor:
+        return torch.stack([from_pil(picture) for picture in pictures])
+
+    def tensor_loop() -> Tensor:
+        return torch.stack([from_tensor(image) for image in source._images])
+
+    runs = {BATCHED: batched, PIL_LOOP: pil_loop, TENSOR_LOOP: tensor_loop}
+    variants = [_augment_variant(name, run) for name, run in runs.items()]
+    plain = _torchvision(side, pil=False, augment=False)
+    without = torch.stack([plain(image) for image in source._images])
+    far = float((source.fetch(ids).inputs["x"] - without).abs().max())
+    yield Case(
+        "augmentation",
+        f"crop, flip, resize 32 -> {side} px and normalise a batch of {count}",
+        variants,
+        [(BATCHED, PIL_LOOP), (BATCHED, TENSOR_LOOP)],
+        [Check("same pixels without augmentation (largest difference)", far, 1e-4)],
+        unit="batch",
+    )
+
+
+def _augment_variant(name: str, run: Callable[[], Tensor]) -> Variant:
+    with torch.random.fork_rng(devices=[]):
+        return Variant(name, run, {"operator calls": work(run)["operator calls"]})
+
+
+def _pictures(source: ImageSource) -> list:
+    from torchvision.transforms.functional import to_pil_image
+
+    return [to_pil_image(image) for image in source._images]
+
+
+def _torchvision(side: int, *, pil: bool, augment: bool = True) -> Callable[..., Tensor]:
+    from torchvision import transforms as T
+
+    resize = T.Resize(side, T.InterpolationMode.BICUBIC, antialias=True)
+    to_float = T.ToTensor() if pil else T.ConvertImageDtype(torch.float32)
+    random = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()] if augment else []
+    # PIL resizes 8-bit pixels; tensors are resized as floats and clamped, as ours are
+    pixels = [resize, to_float] if pil else [to_float, resize, T.Lambda(_clamped)]
+    return T.Compose([*random, *pixels, T.Normalize(MEAN, STD)])
+
+
+def _clamped(image: Tensor) -> Tensor:
+    return image.clamp(0, 1)

@@ -1,0 +1,47 @@
+"""Model weights on disk: safetensors only, and errors that name the file and the mend."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WEIGHTS = "model.safetensors"
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Writes the model's state dict as ``model.safetensors`` into ``folder``."""
+    from safetensors.torch import save_model
+
+    save_model(model, str(folder / WEIGHTS))
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Loads a file that :func:`save_weights` wrote, in place.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or of another model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        load_model(model, str(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; delete its folder and rerun") from None
+    except (SafetensorError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: damaged or of another model ({first}); delete {path.parent} and rerun"
+        ) from None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,280 @@
+"""What the tests of the benchmarks share: a tiny suite, the command line in this process, one
+store that was filled once and is only read, and records made by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import benchmarks  # registers
+from benchmarks import cli as cli_module
+from benchmarks.plan import Stage, make_plan
+from benchmarks.suite import ResolvedSuite, load_suite
+from common.config import merge
+from common.records import RunRecord
+from common.registry import METHODS
+from common.stages import DONE, StageStore
+
+ROOT = Path(benchmarks.__file__).resolve().parents[1]
+TINY: dict[str, Any] = {
+    "suite": "tiny",
+    "protocol": {
+        "data": {
+            "name": "digits",
+            "train_images": 200,
+            "validation_images": 60,
+            "test_images": 100,
+        },
+        "model": {
+            "name": "scratch",
+            "image_size": 16,
+            "patch_size": 8,
+            "dim": 16,
+            "depth": 1,
+            "heads": 2,
+        },
+        "scenario": {"kind": "class"},
+        "train": {"epochs": 2, "batch_size": 32, "lr": 3e-3},
+        "minimum_train_accuracy": 0,
+    },
+    "seeds": [1],
+    "retrains": 1,
+    "methods": {"original": None, "retrain": None},
+}
+METHOD_ROWS: dict[str, Any] = {
+    "original": None,
+    "retrain": None,
+    "finetune": None,
+    "ascent": None,
+    "random_label": {"params": {"epochs": 1}},
+    "gd": None,
+    "gd_lora": None,
+    "gd_sine": None,
+    "gd_ball": None,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_suite(tmp_path_factory) -> Callable[..., Path]:
+    """Writes a tiny suite; keywords are merged over it (``methods`` replaces the rows)."""
+
+    def write(folder: Path | None = None, /, **over: Any) -> Path:
+        folder = folder or tmp_path_factory.mktemp("suite")
+        data = merge(TINY, over)
+        if "methods" in over:
+            data["methods"] = over["methods"]
+        path = folder / f"{data['suite']}.yaml"
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def cli() -> Callable[..., SimpleNamespace]:
+    """Runs ``unlearn ARGS`` in this process; gives code, out and err."""
+
+    def run(*args: object) -> SimpleNamespace:
+        out, err = io.StringIO(), io.StringIO()
+        entries, modules, argv = dict(METHODS._entries), set(sys.modules), sys.argv
+        environment = os.environ.pop("SF_DATA_ROOT", None)
+        sys.argv = ["unlearn", *map(str, args)]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    cli_module.main()
+                    code: Any = None
+                except SystemExit as stop:
+                    code = stop.code
+        finally:
+            sys.argv = argv
+            logging.captureWarnings(False)
+            METHODS._entries.clear()
+            METHODS._entries.update(entries)
+            for name in set(sys.modules) - modules:
+                if name.startswith("stable_forgetting_plugin"):
+                    del sys.modules[name]
+            if environment is not None:
+                os.environ["SF_DATA_ROOT"] = environment
+        return SimpleNamespace(code=code or 0, out=out.getvalue(), err=err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def spawn() -> Callable[..., subprocess.Popen]:
+    """Starts ``python -m benchmarks ARGS`` (or, with ``script``, a script) as a process."""
+
+    def start(*args: object, script: str | None = None, **env: str) -> subprocess.Popen:
+        clean = {key: value for key, value in os.environ.items() if key != "SF_DATA_ROOT"}
+        head = ["-c", script] if script is not None else ["-m", "benchmarks"]
+        return subprocess.Popen(
+            [sys.executable, *head, *map(str, args)],
+            cwd=ROOT,
+            env={**clean, "OMP_NUM_THREADS": "1", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def one_line_error() -> Callable[[Any], str]:
+    """Asserts that a command failed with one clear line; gives the line."""
+
+    def check(done: Any) -> str:
+        lines = done.err.splitlines()
+        assert done.code == 2, (done.code, done.out, done.err)
+        assert len(lines) == 1, done.err
+        assert lines[0].startswith("error: "), done.err
+        assert "Traceback" not in done.out + done.err
+        return lines[0]
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def nothing_half() -> Callable[[Path], None]:
+    """Asserts that a store holds complete stages only."""
+
+    def check(store: Path) -> None:
+        folders = list((store / "stages").iterdir()) if (store / "stages").is_dir() else []
+        assert not [path.name for path in folders if path.name.startswith(".")]
+        assert not [path.name for path in folders if not (path / DONE).is_file()]
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def filled(tiny_suite, cli, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """A store with a class and a random suite, run once in this process.  Read only.
+
+    The class suite has two more rows: ``gd_bad`` diverges at its first steps, ``gd_capped`` meets
+    its ``loss_cap`` at once.
+    """
+    root = tmp_path_factory.mktemp("filled")
+    store = root / "store"
+    bad = {
+        "gd_bad": {"method": "gd", "params": {"lr": 1e6}},
+        "gd_capped": {"method": "gd", "params": {"loss_cap": 1e-6}},
+    }
+    common = {
+        "defaults": {"steps": 6, "log_every": 2},
+        "retrains": 2,
+        "compare": [["gd_sine", "gd_lora"]],
+    }
+    paths = {
+        "class": tiny_suite(root, suite="tiny-class", methods={**METHOD_ROWS, **bad}, **common),
+        "random": tiny_suite(
+            root,
+            suite="tiny-random",
+            methods=METHOD_ROWS,
+            protocol={"scenario": {"kind": "random", "fraction": 0.2}},
+            **common,
+        ),
+    }
+    done = {
+        kind: cli("run", path, "--store", store, "--workers", 1) for kind, path in paths.items()
+    }
+    before = sorted(str(path) for path in store.rglob("*"))
+    yield SimpleNamespace(store=store, paths=paths, done=done)
+    assert before == sorted(str(path) for path in store.rglob("*")), "a test wrote into it"
+
+
+@pytest.fixture
+def copied(filled, tmp_path) -> SimpleNamespace:
+    """A private copy of the filled store."""
+    store = tmp_path / "store"
+    shutil.copytree(filled.store, store)
+    return SimpleNamespace(store=store, paths=filled.paths)
+
+
+@pytest.fixture(scope="session")
+def find_stage() -> Callable[..., Stage]:
+    """The stage of a suite by kind and name."""
+
+    def find(path: Path, store: Path, kind: str, name: str, *overrides: str) -> Stage:
+        plan = make_plan(load_suite(str(path), overrides), StageStore(store))
+        hits = [s for s in plan.stages() if s.kind == kind and s.name == name]
+        assert len(hits) == 1, [s.name for s in plan.stages() if s.kind == kind]
+        return hits[0]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def put_record() -> Callable[..., RunRecord]:
+    """Writes the record of an evaluate stage by hand."""
+
+    def put(
+        store: StageStore,
+        stage: Stage,
+        metrics: Mapping[str, float | None] | None,
+        **over: Any,
+    ) -> RunRecord:
+        assert stage.kind == "evaluate"
+        status = "ok" if metrics is not None else "diverged"
+        fields: dict[str, Any] = {
+            "status": status,
+            "status_detail": "" if metrics is not None else "diverged at step 3: loss not finite",
+            "benchmark": stage.spec["benchmark"],
+            "benchmark_version": 1,
+            "protocol": stage.spec["protocol"],
+            "method": stage.spec["method"],
+            "method_version": 1,
+            "params": stage.spec["params"],
+            "seed": stage.spec["seed"],
+            "replicate": stage.spec["replicate"],
+            "trial": stage.spec["trial"],
+            "metrics": dict(metrics or {}),
+            "data": {"digest": "d" * 64, "provenance": "by hand"},
+            "stages": {role: parent.key for role, parent in stage.parents.items()},
+        }
+        record = RunRecord(**{**fields, **over})
+        with store.writing("evaluate", stage.key, {"status": status}) as folder:
+            record.save(folder / "record.json")
+        return record
+
+    return put
+
+
+@pytest.fixture(scope="session")
+def hand_made(tiny_suite, put_record) -> Callable[..., tuple[ResolvedSuite, StageStore]]:
+    """(suite, store) with records given as label -> seed -> (FA, RA, TA, MIA), or None: diverged.
+
+    ``retrain*`` is the second Retrain; what is absent is missing.
+    """
+
+    def make(root: Path, table: Mapping[str, Mapping[int, Any]], **over: Any):
+        labels = [label for label in table if label != "retrain*"]
+        rows = over.pop("methods", {label: None for label in labels})
+        seeds = over.pop("seeds", sorted({seed for row in table.values() for seed in row}))
+        path = tiny_suite(root, methods=rows, seeds=seeds, retrains=2, **over)
+        suite, store = load_suite(str(path)), StageStore(root / "store")
+        for result in make_plan(suite, store).results:
+            if result.trial is not None:
+                continue
+            key = result.label + ("*" if result.replicate else "")
+            if result.seed in table.get(key, {}):
+                values = table[key][result.seed]
+                put_record(store, result.stage, None if values is None else vision(*values))
+        return suite, store
+
+    def vision(fa: float, ra: float, ta: float, mia: float | None) -> dict[str, float | None]:
+        return {"fa": fa, "ua": 100 - fa, "ra": ra, "ta": ta, "mia": mia, "forget_loss": 1.0}
+
+    return make

@@ -1,0 +1,523 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.models import save_for_hf
+
+import benchmarks  # noqa: F401 - registers every method
+from benchmarks.apply import ApplyRequest, apply
+from benchmarks.apply.checkpoint import read_checkpoint
+from benchmarks.apply.images import list_folder, map_labels
+from common.adapters import detach, load_adapter
+from common.errors import CheckpointError, ConfigError, DataError, UserError
+from common.mia import loss_threshold_attack
+
+NAMES = ("amber", "blue", "green", "red")
+COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
+COLOURS["red"] = (220, 40, 50)
+SIDE = 32
+
+
+def paint(folder: Path, counts: dict[str, int], seed: int) -> Path:
+    """Noisy images in the colour of their class; every fifth in that of another class."""
+    stream = np.random.default_rng(seed)
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            other = NAMES[(NAMES.index(name) + 1) % 4]
+            colour = COLOURS[other if number % 5 == 4 else name]
+            pixels = np.array(colour) + stream.normal(0, 40, (40, 36, 3))
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(folder / name / f"{number:02}.png")
+    return folder
+
+
+def tiny_vit(**fields):
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", num_classes=4, img_size=SIDE, **fields)
+
+
+def normalised(folder: Path, chans: int = 3):
+    """What timm itself makes of a folder, with labels in the order of NAMES."""
+    convert = timm.data.create_transform(
+        (chans, SIDE, SIDE),
+        is_training=False,
+        interpolation="bicubic",
+        crop_pct=0.95,
+        mean=(0.5,) * chans,
+        std=(0.5,) * chans,
+    )
+    files = sorted(folder.glob("*/*.png"))
+    mode = "RGB" if chans == 3 else "L"
+    images = torch.stack([convert(Image.open(file).convert(mode)) for file in files])
+    return images, torch.tensor([NAMES.index(file.parent.name) for file in files])
+
+
+def trained(model, folders, chans=3):
+    parts = [normalised(folder, chans) for folder in folders]
+    images, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(40):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A trained model in the hub's layout, and folders to forget, retain and test on."""
+    with torch.random.fork_rng():
+        root = tmp_path_factory.mktemp("world")
+        paint(root / "forget", {"blue": 8, "red": 4}, 1)
+        paint(root / "retain", dict.fromkeys(NAMES, 10), 2)
+        paint(root / "test", dict.fromkeys(NAMES, 6), 3)
+        model = trained(tiny_vit(), [root / "forget", root / "retain"])
+        save_for_hf(
+            model,
+            root / "model",
+            model_config={"label_names": list(NAMES)},
+            model_args={"img_size": SIDE},
+            safe_serialization=True,
+        )
+    return root
+
+
+@pytest.fixture
+def request_(world, tmp_path):
+    """A request for gd_sine that is short and complete."""
+    return ApplyRequest(
+        model=world / "model",
+        forget=world / "forget",
+        retain=world / "retain",
+        test=world / "test",
+        method="gd_sine",
+        params=("steps=8", "batch_size=16", "adapter.rank=4"),
+        seed=1,
+        out=tmp_path / "out",
+    )
+
+
+def fresh(folder: Path):
+    """The model of a folder, built by timm from the folder alone."""
+    config = json.loads((folder / "config.json").read_text())
+    arguments = {"num_classes": config["num_classes"], **config["model_args"]}
+    model = timm.create_model(config["architecture"], **arguments)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_gd_sine_end_to_end(world, request_):
+    weights_before = sha256(world / "model" / "model.safetensors")
+    result = apply(request_)
+    out = request_.out
+    assert result.status == "ok"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "adapter",
+        "audit.json",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert (out / "config.json").read_bytes() == (world / "model/config.json").read_bytes()
+    assert sha256(world / "model" / "model.safetensors") == weights_before
+    merged, base = fresh(out), fresh(world / "model")
+    assert list(merged.state_dict()) == list(base.state_dict())
+    load_adapter(base, out / "adapter")
+    for name, tensor in detach(base).state_dict().items():
+        assert torch.equal(tensor, merged.state_dict()[name]), name
+    moved = [
+        name
+        for name, tensor in fresh(world / "model").state_dict().items()
+        if not torch.equal(tensor, merged.state_dict()[name])
+    ]
+    assert moved and all(".mlp.fc" in name and name.endswith("weight") for name in moved)
+
+
+def test_the_audit_says_what_was_done(world, request_):
+    result = apply(request_)
+    audit = json.loads((request_.out / "audit.json").read_text())
+    assert audit == json.loads(json.dumps(result.audit))
+    assert audit["status"] == "ok" and audit["seed"] == 1 and audit["scenario"] == "random"
+    assert audit["input"]["weights_sha256"] == sha256(world / "model" / "model.safetensors")
+    assert audit["output"]["weights_sha256"] == sha256(request_.out / "model.safetensors")
+    state = hashlib.sha256()
+    for file in sorted((world / "forget").glob("*/*.png")):
+        state.update(f"{file.parent.name}/{file.name}\0{sha256(file)}\n".encode())
+    about = audit["data"]["forget"]
+    assert about["digest"] == state.hexdigest() and about["images"] == 12
+    assert about["classes"] == {"blue": 8, "red": 4}
+    assert audit["method"]["name"] == "gd_sine" and audit["method"]["version"] >= 1
+    params = audit["method"]["params"]
+    assert params["steps"] == 8 and params["adapter"]["rank"] == 4
+    assert params["adapter"]["omega"] == 100.0 and params["lam"] == 0.1
+    assert audit["labels"]["ids"] == {name: label for label, name in enumerate(NAMES)}
+    assert audit["cost"]["steps"] == 8
+    assert 0 < audit["cost"]["trainable_parameters"] < audit["cost"]["base_parameters"]
+    assert {"packages", "git", "python"} <= audit["environment"].keys()
+    for words in ("retrained", "not erasure", "AUC", "Accuracy on forget"):
+        assert words in audit["reading"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_numbers_are_those_that_timm_would_measure(world, request_, when):
+    apply(request_)
+    audit = json.loads((request_.out / "audit.json").read_text())
+    model = fresh(world / "model" if when == "before" else request_.out)
+    losses = {}
+    for part in ("forget", "retain", "test"):
+        images, labels = normalised(world / part)
+        with torch.no_grad():
+            logits = model(images)
+        losses[part] = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        found = audit[when][part]
+        assert found["images"] == len(labels)
+        assert found["accuracy"] == 100 * np.mean((logits.argmax(1) == labels).numpy())
+        assert found["loss"] == pytest.approx(losses[part].mean().item(), abs=1e-4)
+    auc = loss_threshold_attack(losses["forget"].numpy(), losses["test"].numpy()).auc
+    assert audit[when]["membership_auc"] == pytest.approx(auc, abs=1.0)
+    _, labels = normalised(world / "test")
+    same = losses["test"].numpy()[np.isin(labels, [1, 3])]
+    auc = loss_threshold_attack(losses["forget"].numpy(), same).auc
+    assert audit[when]["membership_auc_same_classes"] == pytest.approx(auc, abs=1.0)
+    assert audit[when]["test_forgotten_classes"]["images"] == 12
+
+
+def test_the_weight_change_is_that_of_the_files(world, request_):
+    audit = apply(request_).audit
+    before = load_file(world / "model" / "model.safetensors")
+    after = load_file(request_.out / "model.safetensors")
+    moved = sum(float((after[k].double() - v.double()).square().sum()) for k, v in before.items())
+    base = sum(float(v.double().square().sum()) for v in before.values())
+    assert audit["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
+    assert audit["weight_change"]["adapters"]["delta_ratio"] > 0
+
+
+def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
+    request = dataclasses.replace(
+        request_,
+        model=world / "model" / "model.safetensors",
+        arch="test_vit",
+        num_classes=4,
+        method="ascent",
+        retain=None,
+        test=None,
+        params=("steps=5", "lr=1e-4"),
+    )
+    with pytest.raises(CheckpointError, match="pos_embed"):
+        apply(request)  # at its own image size the file does not fit, and that is said
+    native = timm.create_model("test_vit", num_classes=4)
+    folder = request.out.parent / "native"
+    folder.mkdir()
+    save_file(native.state_dict(), folder / "weights.safetensors")
+    numbered = folder / "forget"
+    for name, label in (("blue", "1"), ("red", "3")):
+        shutil.copytree(world / "forget" / name, numbered / label)
+    result = apply(
+        dataclasses.replace(request, model=folder / "weights.safetensors", forget=numbered)
+    )
+    assert result.status == "ok" and not (request.out / "adapter").exists()
+    audit = json.loads((request.out / "audit.json").read_text())
+    assert audit["scenario"] is None and audit["after"]["membership_auc"] is None
+    assert audit["after"]["forget"]["loss"] > audit["before"]["forget"]["loss"]
+    assert set(audit["data"]) == {"forget"} and audit["preprocessing"]["size"] == 160
+    assert "right on only" in audit["reading"] and "No retain images" in audit["reading"]
+    written = json.loads((request.out / "config.json").read_text())
+    assert written == {"architecture": "test_vit", "num_classes": 4}
+    changed = timm.create_model("test_vit", num_classes=4)
+    changed.load_state_dict(load_file(request.out / "model.safetensors"))
+
+
+def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
+    retain = tmp_path / "retain"
+    shutil.copytree(world / "retain", retain)
+    shutil.rmtree(retain / "blue")
+    forget = tmp_path / "forget"
+    shutil.copytree(world / "retain" / "blue", forget / "blue")
+    audit = apply(dataclasses.replace(request_, forget=forget, retain=retain)).audit
+    assert audit["scenario"] == "class"
+    assert audit["after"]["test_forgotten_classes"]["images"] == 6
+    assert audit["after"]["test_other_classes"]["images"] == 18
+    assert "test image of the same classes" in audit["reading"]
+    test = tmp_path / "test"
+    shutil.copytree(world / "test", test)
+    shutil.rmtree(test / "blue")
+    out = request_.out.with_name("without")
+    bare = dataclasses.replace(request_, forget=forget, retain=retain, test=test, out=out)
+    audit = apply(bare).audit
+    assert audit["after"]["membership_auc_same_classes"] is None
+    assert "compares different classes" in audit["reading"]
+
+
+def test_the_seed_decides_every_bit(request_):
+    first = apply(request_)
+    again = apply(dataclasses.replace(request_, out=request_.out.with_name("again")))
+    other = apply(dataclasses.replace(request_, out=request_.out.with_name("other"), seed=2))
+    same = ("input", "output", "data", "before", "after", "weight_change", "dynamics", "reading")
+    assert {key: first.audit[key] for key in same} == {key: again.audit[key] for key in same}
+    assert first.audit["output"] != other.audit["output"]
+    assert first.audit["before"] == other.audit["before"]
+
+
+def test_divergence_leaves_an_audit_and_no_model(request_):
+    request = dataclasses.replace(request_, method="ascent", params=("steps=20", "lr=1e6"))
+    result = apply(request)
+    assert result.status == "diverged" and str(request.out / "audit.json") in result.message
+    assert [path.name for path in request.out.iterdir()] == ["audit.json"]
+    audit = json.loads((request.out / "audit.json").read_text())
+    assert audit["status"] == "diverged" and "diverged at step" in audit["status_detail"]
+    assert audit["after"] is None and "no unlearned model" in audit["reading"]
+    assert audit["before"]["forget"]["accuracy"] > 50
+
+
+def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("common.adapters.save_adapter", fail)
+    with pytest.raises(OSError, match="disk full"):
+        apply(request_)
+    assert list(request_.out.parent.iterdir()) == []
+
+
+def test_an_empty_folder_may_be_filled_and_a_filled_one_is_kept(request_):
+    request_.out.mkdir()
+    apply(request_)
+    kept = sha256(request_.out / "model.safetensors")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        apply(request_)
+    assert sha256(request_.out / "model.safetensors") == kept
+
+
+def test_grey_models_get_grey_images(world, tmp_path, request_):
+    with torch.random.fork_rng():
+        model = trained(tiny_vit(in_chans=1), [world / "retain"], chans=1)
+    save_for_hf(
+        model,
+        tmp_path / "grey",
+        model_config={"label_names": {str(label): name for label, name in enumerate(NAMES)}},
+        model_args={"img_size": SIDE, "in_chans": 1},
+        safe_serialization=True,
+    )
+    audit = apply(dataclasses.replace(request_, model=tmp_path / "grey")).audit
+    assert audit["preprocessing"]["channels"] == 1 and audit["preprocessing"]["mean"] == (0.5,)
+    images, labels = normalised(world / "retain", chans=1)
+    with torch.no_grad():
+        accuracy = 100 * np.mean((model(images).argmax(1) == labels).numpy())
+    assert audit["before"]["retain"]["accuracy"] == accuracy
+
+
+# What cannot be done is said in one line ---------------------------------------------------------
+
+
+def says(request, error, *words):
+    with pytest.raises(error) as caught:
+        apply(request)
+    text = str(caught.value)
+    assert isinstance(caught.value, UserError) and "\n" not in text
+    for word in words:
+        assert word in text, text
+    assert not request.out.exists() or not any(request.out.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "gd_sin"}, ["unknown method", "did you mean 'gd_sine'"]),
+        ({"params": ("stepz=3",)}, ["did you mean 'steps'"]),
+        ({"params": ("steps",)}, ["key.sub=value"]),
+        ({"preset": "paper"}, ["paper_literal"]),
+        ({"retain": None}, ["gd_sine", "retain"]),
+        ({"method": "retrain", "params": ()}, ["from the start"]),
+        ({"method": "original", "params": ()}, ["changes nothing"]),
+        ({"params": ("adapter.targets=[layers.*]",)}, ["layers.*", "matches no layer"]),
+        ({"device": "cuda:99"}, ["device cuda:99"]),
+        ({"device": "abacus"}, ["device abacus"]),
+        ({"arch": "test_vit"}, ["leave out arch"]),
+    ],
+)
+def test_bad_requests(request_, changes, words):
+    says(dataclasses.replace(request_, **changes), ConfigError, *words)
+
+
+def folder_with(world, tmp_path, **changes):
+    """A copy of the model's folder with changed config keys; None removes one."""
+    folder = tmp_path / "changed"
+    shutil.copytree(world / "model", folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_classes": 5, "label_names": None}, ["4 classes", "num_classes 5"]),
+        ({"num_classes": "four"}, ["num_classes", "four"]),
+        ({"label_names": ["a", "b"]}, ["2 names for 4 classes"]),
+        ({"label_names": [1, 2, 3, 4]}, ["label_names", "names"]),
+        ({"architecture": "test_vitt"}, ["did you mean 'test_vit'"]),
+        ({"architecture": "local-dir:/somewhere"}, ["timm knows no architecture"]),
+        ({"architecture": "vit_tiny_patch16_224"}, ["belongs to another model"]),
+        ({"model_args": {"checkpoint_path": "evil.pth"}}, ["may not set 'checkpoint_path'"]),
+        ({"model_args": {"no_such_argument": 1}}, ["cannot build test_vit"]),
+        ({"model_args": [1]}, ["'model_args' must be a mapping"]),
+    ],
+)
+def test_bad_configs(world, request_, tmp_path, changes, words):
+    folder = folder_with(world, tmp_path, **changes)
+    says(dataclasses.replace(request_, model=folder), CheckpointError, *words)
+
+
+def test_bad_weights(world, request_, tmp_path):
+    folder = folder_with(world, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["head.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    request = dataclasses.replace(request_, model=folder)
+    says(request, CheckpointError, "head.weight", "NaN")
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    says(request, CheckpointError, "not a readable safetensors file")
+    (folder / "model.safetensors").unlink()
+    says(request, CheckpointError, "holds no model.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    says(request, CheckpointError, "pytorch_model.bin", "safetensors")
+    (folder / "pytorch_model.bin").unlink()
+    shutil.copy(world / "model" / "model.safetensors", folder)
+    (folder / "config.json").write_text("{")
+    says(request, CheckpointError, "not readable as JSON")
+    (folder / "config.json").unlink()
+    says(request, CheckpointError, "holds no config.json")
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model.bin", "model.pt", "model.ckpt", "model.pkl"])
+def test_pickles_are_refused_unread(request_, tmp_path, name):
+    file = tmp_path / name
+    file.write_bytes(b"\x80\x04K\x01.")
+    says(dataclasses.replace(request_, model=file), CheckpointError, name, "safetensors")
+
+
+def test_bare_files_need_arch_and_classes(world, request_, tmp_path):
+    file = world / "model" / "model.safetensors"
+    says(dataclasses.replace(request_, model=file), ConfigError, "arch and num_classes")
+    missing = dataclasses.replace(request_, model=tmp_path / "nowhere")
+    says(missing, CheckpointError, "no such folder")
+
+
+def broken_images(tmp_path, change):
+    folder = tmp_path / "broken"
+    paint(folder, {"blue": 5, "red": 3}, 9)
+    change(folder)
+    return folder
+
+
+def _truncate(folder):
+    file = folder / "blue" / "03.png"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def _only_empty_classes(folder):
+    shutil.rmtree(folder)
+    (folder / "blue").mkdir(parents=True)
+
+
+def _nothing(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _text_file(folder):
+    (folder / "blue" / "notes.txt").write_text("hello")
+
+
+def _loose_image(folder):
+    shutil.copy(folder / "blue" / "00.png", folder / "loose.png")
+
+
+def _unknown_class(folder):
+    (folder / "blue").rename(folder / "bleu")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_truncate, ["03.png", "cannot be decoded"]),
+        (_only_empty_classes, ["blue", "holds no images"]),
+        (_nothing, ["no class subfolders"]),
+        (shutil.rmtree, ["no such folder"]),
+        (_text_file, ["notes.txt", "not an image"]),
+        (_loose_image, ["loose.png", "class subfolders"]),
+        (_unknown_class, ["'bleu' is no class", "did you mean 'blue'"]),
+    ],
+)
+@pytest.mark.parametrize("role", ["forget", "test"])
+def test_bad_folders(request_, tmp_path, change, words, role):
+    folder = broken_images(tmp_path, change)
+    says(dataclasses.replace(request_, **{role: folder}), DataError, *words)
+
+
+@pytest.mark.parametrize("role", ["retain", "test"])
+def test_an_image_belongs_to_one_folder(world, request_, tmp_path, role):
+    folder = tmp_path / "overlapping"
+    shutil.copytree(world / role, folder)
+    shutil.copy(world / "forget" / "red" / "01.png", folder / "red" / "copy.png")
+    words = (str(Path("red", "01.png")), str(Path("red", "copy.png")), "same image")
+    says(dataclasses.replace(request_, **{role: folder}), DataError, *words)
+
+
+# Names of class folders ---------------------------------------------------------------------------
+
+
+def mapped(world, tmp_path, *, retain, forget, classes):
+    folder = folder_with(world, tmp_path, label_names=None, num_classes=classes)
+    for role, names in (("retain", retain), ("forget", forget)):
+        for name in names:
+            (tmp_path / role / name).mkdir(parents=True)
+            (tmp_path / role / name / "x.png").write_bytes(f"{role}{name}".encode())
+    listed = [list_folder(tmp_path / role, role) for role in ("forget", "retain")]
+    return map_labels(read_checkpoint(folder, None, None), listed).ids
+
+
+@pytest.mark.parametrize(
+    ("retain", "forget", "classes", "ids"),
+    [
+        (("a", "b", "c"), ("b",), 3, {"a": 0, "b": 1, "c": 2}),
+        (("a", "c"), ("b",), 3, {"a": 0, "b": 1, "c": 2}),
+        (("0", "2"), ("1",), 5, {"0": 0, "1": 1, "2": 2}),
+        (("1", "2", "3"), ("3",), 3, {"1": 0, "2": 1, "3": 2}),
+        (("00", "01", "10"), ("00",), 20, {"00": 0, "01": 1, "10": 10}),
+    ],
+)
+def test_labels_without_label_names(world, tmp_path, retain, forget, classes, ids):
+    assert mapped(world, tmp_path, retain=retain, forget=forget, classes=classes) == ids
+
+
+@pytest.mark.parametrize(
+    ("retain", "forget", "classes", "words"),
+    [
+        (("a", "b"), ("b",), 3, "name 2 classes, but the model has 3"),
+        (("a", "b", "c"), ("d",), 3, "'d' is no class"),
+        (("a", "1"), ("1",), 3, "name 2 classes"),
+        (tuple(str(label) for label in range(11)), ("10",), 11, "order by name differs"),
+        (("0", "7"), ("0",), 5, "name 2 classes"),
+    ],
+)
+def test_labels_that_cannot_be_told(world, tmp_path, retain, forget, classes, words):
+    with pytest.raises(DataError, match=words):
+        mapped(world, tmp_path, retain=retain, forget=forget, classes=classes)

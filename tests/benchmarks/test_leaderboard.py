@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.leaderboard import FLOOR, make_leaderboard
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite
+from common.errors import DataError
+from common.stages import StageStore
+
+# label -> seed -> (FA, RA, TA, MIA); "retrain*" is the second Retrain
+TABLE = {
+    "original": {1: (100, 100, 90, 10), 2: (100, 100, 92, 12)},
+    "retrain": {1: (80, 99, 88, 30), 2: (82, 98, 90, 28)},
+    "retrain*": {1: (81, 99, 88, 31), 2: (82, 99, 89, 28)},
+    "gd": {1: (82, 97, 89, 27), 2: (80, 98, 90, 32)},
+    "gd_sine": {1: (80, 99, 88, 30.4), 2: (82, 98.4, 90, 28)},
+}
+
+
+@pytest.fixture
+def board_of(hand_made, tmp_path):
+    def build(table, **over):
+        suite, store = hand_made(tmp_path, table, **over)
+        return make_leaderboard(suite, store)
+
+    return build
+
+
+def row(board, label):
+    return next(row for row in board.rows if row.label == label)
+
+
+def test_signed_gaps_and_ag_per_seed_then_mean(board_of):
+    board = board_of(TABLE)
+    gd = row(board, "gd")
+    assert gd.gaps["fa"].mean == pytest.approx((2 - 2) / 2)
+    assert gd.gaps["ua"].mean == pytest.approx(0)
+    assert gd.gaps["ra"].mean == pytest.approx((-2 + 0) / 2)
+    assert gd.gaps["mia"].mean == pytest.approx((-3 + 4) / 2)
+    # seed 1: (2 + 2 + 1 + 3) / 4, seed 2: (2 + 0 + 0 + 4) / 4; the AG of the mean would be less
+    assert gd.ag_per_seed == {1: pytest.approx(2.0), 2: pytest.approx(1.5)}
+    assert gd.derived["ag4"].mean == pytest.approx(1.75)
+    assert gd.derived["ag4"].std == pytest.approx(0.5 / 2**0.5)
+    assert gd.derived["ag2"].mean == pytest.approx(((1 + 3) / 2 + (0 + 4) / 2) / 2)
+    assert gd.derived["max_gap"].mean == pytest.approx((3 + 4) / 2)
+    tow = (0.98 * 0.98 * 0.99 + 0.98) / 2
+    assert gd.derived["tow"].mean == pytest.approx(tow)
+    tow_mia = (0.97 * 0.98 * 0.99 + 0.96) / 2
+    assert gd.derived["tow_mia"].mean == pytest.approx(tow_mia)
+    assert gd.metrics["ta"].mean == pytest.approx(89.5)
+    assert row(board, "retrain").derived["ag4"].mean == 0
+
+
+def test_floor_row_and_separability(board_of):
+    board = board_of(TABLE)
+    assert board.floor.per_seed == (pytest.approx(0.75 - 0.25), pytest.approx(0.5))
+    floor = row(board, FLOOR)
+    assert floor.method == "retrain" and floor.separability is None
+    assert floor.ag_per_seed == {1: pytest.approx(0.5), 2: pytest.approx(0.5)}
+    assert row(board, "gd_sine").separability == "inside"
+    assert row(board, "gd").separability == "unclear", "two seeds and a spread of 0.5"
+    assert row(board, "original").separability == "outside"
+    assert row(board, "retrain").separability is None
+
+
+def test_rank_is_retrain_floor_then_average_gap(board_of):
+    board = board_of({**TABLE, "gd_ball": {1: None, 2: None}})
+    labels = [found.label for found in board.rows]
+    assert labels == ["retrain", FLOOR, "gd_sine", "gd", "original", "gd_ball"]
+
+
+def test_without_a_second_retrain_nothing_is_marked(board_of):
+    table = {label: values for label, values in TABLE.items() if label != "retrain*"}
+    board = board_of(table)
+    assert board.floor.summary is None and board.floor.per_seed == (None, None)
+    assert FLOOR not in [found.label for found in board.rows]
+    assert {found.separability for found in board.rows} == {None}
+    assert board.missing == 2
+
+
+def test_diverged_seeds_are_shown_and_left_out(board_of):
+    board = board_of({**TABLE, "gd": {1: None, 2: (80, 98, 90, 32)}})
+    gd = row(board, "gd")
+    assert gd.seeds == [1, 2] and list(gd.diverged) == [1]
+    assert "step 3" in gd.diverged[1]
+    assert gd.ag_per_seed == {2: pytest.approx(1.5)}
+    assert gd.metrics["fa"].n == 1 and gd.metrics["fa"].mean == 80
+    assert board.complete, "a diverged run is a result, not a missing one"
+
+
+def test_all_seeds_diverged_leave_no_number(board_of):
+    board = board_of({**TABLE, "gd": {1: None, 2: None}})
+    gd = row(board, "gd")
+    assert (gd.metrics, gd.gaps, gd.derived, gd.ag_per_seed) == ({}, {}, {}, {})
+    assert sorted(gd.diverged) == [1, 2]
+    assert row(board, "gd_sine").derived["ag4"].n == 2, "other rows are not touched"
+
+
+def test_a_diverged_retrain_drops_its_seed_for_all(board_of):
+    board = board_of({**TABLE, "retrain": {1: None, 2: (82, 98, 90, 28)}})
+    gd = row(board, "gd")
+    assert gd.ag_per_seed == {2: pytest.approx(1.5)}
+    assert gd.derived["ag4"].mean == pytest.approx(1.5) and gd.gaps["mia"].mean == 4
+    assert board.floor.per_seed == (None, pytest.approx(0.5))
+
+
+def test_an_undefined_metric_gives_no_summary(board_of):
+    board = board_of({**TABLE, "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)}})
+    gd = row(board, "gd")
+    assert "mia" not in gd.metrics and "ag4" not in gd.derived
+    assert gd.metrics["fa"].n == 2 and gd.derived["tow"].n == 2
+    assert gd.ag_per_seed == {2: pytest.approx(1.5)}
+
+
+def test_missing_records_are_counted(board_of):
+    board = board_of({**TABLE, "gd": {2: (80, 98, 90, 32)}}, seeds=[1, 2])
+    assert board.missing == 1 and not board.complete
+    assert row(board, "gd").seeds == [2]
+
+
+def test_nothing_there_is_all_missing(tiny_suite, tmp_path):
+    suite = load_suite(str(tiny_suite(tmp_path, seeds=[1, 2], retrains=2)))
+    board = make_leaderboard(suite, StageStore(tmp_path / "nowhere"))
+    assert board.missing == 6 and board.rows == [] and board.records == []
+    assert not (tmp_path / "nowhere").exists(), "reading writes nothing"
+
+
+def test_comparisons_are_paired(board_of):
+    board = board_of(TABLE, compare=[["gd", "gd_sine"], ["gd_sine", "original"]])
+    first, second = board.comparisons
+    assert (first.first, first.second) == ("gd", "gd_sine")
+    assert first.difference.summary.mean == pytest.approx(((2 - 0.1) + (1.5 - 0.1)) / 2)
+    assert (first.difference.positive, first.difference.negative) == (2, 0)
+    assert second.difference.summary.mean < 0
+
+
+def test_comparisons_use_common_seeds_only(board_of):
+    board = board_of({**TABLE, "gd": {1: None, 2: (80, 98, 90, 32)}}, compare=[["gd", "gd_sine"]])
+    (only,) = board.comparisons
+    assert only.difference.summary.n == 1
+    assert only.difference.summary.mean == pytest.approx(1.4)
+    assert only.difference.p_value is None
+
+
+def test_records_of_two_data_sets_are_refused(hand_made, put_record, tmp_path):
+    partial = {**TABLE, "gd": {1: (82, 97, 89, 27)}}
+    suite, store = hand_made(tmp_path, partial, seeds=[1, 2])
+    stage = next(r.stage for r in make_plan(suite, store).results if (r.label, r.seed) == ("gd", 2))
+    other = {"digest": "e" * 64, "provenance": "elsewhere"}
+    put_record(store, stage, {"fa": 1.0}, data=other)
+    with pytest.raises(DataError, match="the data changed between runs"):
+        make_leaderboard(suite, store)
+
+
+def test_tuning_is_shown(tiny_suite, put_record, tmp_path):
+    rows = {"original": None, "retrain": None, "gd": None, "gd_lora": None}
+    grids = {
+        "gd": {"lr": [0.001, 0.002]},
+        "gd_lora": {"adapter.rank": [2, 4]},
+    }
+    path = tiny_suite(tmp_path, methods=rows, tune={"seeds": [0], "trials": 2, "grids": grids})
+    suite, store = load_suite(str(path)), StageStore(tmp_path / "store")
+    board = make_leaderboard(suite, store)
+    # 5 of tuning, original and retrain, and one run of each row that is not planned yet
+    assert board.missing == 5 + 2 + 2
+    gaps = {("retrain", -1): 0.0, ("gd", 0): 4.0, ("gd", 1): 2.0, ("gd_lora", 1): 8.0}
+    for result in make_plan(suite, store).results:
+        if result.trial is not None:
+            fa = gaps.get((result.label, result.trial))
+            metrics = (
+                {"fa": fa, "ua": 100 - fa, "ra": 9, "va": 9, "mia_validation": 9}
+                if (fa is not None)
+                else None
+            )
+            put_record(store, result.stage, metrics)
+    board = make_leaderboard(suite, store)
+    shown = [(t.label, dict(t.params), t.gap, t.chosen) for t in board.trials]
+    assert shown == [
+        ("gd", {"lr": 0.001}, 1.0, False),
+        ("gd", {"lr": 0.002}, 0.5, True),
+        ("gd_lora", {"adapter.rank": 2}, float("inf"), False),
+        ("gd_lora", {"adapter.rank": 4}, 2.0, True),
+    ]
+    assert board.missing == 4 and board.records == [], "trials are not results"
+    for result in make_plan(suite, store).results:
+        if result.trial is None:
+            put_record(store, result.stage, {"fa": 1.0})
+    board = make_leaderboard(suite, store)
+    assert board.complete
+    assert (row(board, "gd").trials, row(board, "gd").chosen) == (2, {"lr": 0.002})
+    assert row(board, "gd_lora").chosen == {"adapter.rank": 4}
+    assert (row(board, "retrain").chosen, row(board, "original").trials) == ({}, 0)

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import plan as plan_module
+from benchmarks.plan import Stage, make_plan, trial_gap
+from benchmarks.suite import load_suite
+from common.baselines import GradientDifference
+from common.benchmark import Runtime
+from common.errors import DataError
+from common.records import RunRecord
+from common.registry import BENCHMARKS
+from common.splits import ForgetSplit
+from common.stages import StageStore
+
+KINDS = {"split", "original", "retrain", "unlearn", "evaluate"}
+ROWS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}
+TUNED = {**ROWS, "fixed": {"method": "gd", "tune": False}}
+TUNE = {"seeds": [0], "trials": 2, "grids": {"default": {"lr": [0.001, 0.002]}}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StageStore(tmp_path / "store")
+
+
+@pytest.fixture
+def plan_of(tiny_suite, store):
+    def build(*overrides, **over):
+        path = tiny_suite(**{"methods": ROWS, "seeds": [1, 2], "retrains": 2, **over})
+        return make_plan(load_suite(str(path), overrides), store)
+
+    return build
+
+
+def keys_of(plan):
+    """(kind, name) -> key."""
+    return {(stage.kind, stage.name): stage.key for stage in plan.stages()}
+
+
+def changed_kinds(before, after):
+    old, new = keys_of(before), keys_of(after)
+    assert old.keys() == new.keys()
+    return {kind for (kind, name), key in old.items() if new[kind, name] != key}
+
+
+def test_key_format_is_pinned(monkeypatch):
+    monkeypatch.setattr(plan_module, "ENGINE_VERSION", 1)
+    parent = Stage("split", {}, {"seed": 1, "config": {"fraction": 0.1}}, {}, "p")
+    child = Stage("original", {"ignored": 1}, {"lr": 1e-3, "on": True}, {"split": parent}, "c")
+    text = (
+        '{"engine":1,"identity":{"config":{"fraction":0.1},"seed":1},"kind":"split","parents":{}}'
+    )
+    assert parent.key == hashlib.sha256(text.encode()).hexdigest()
+    text = (
+        '{"engine":1,"identity":{"lr":0.001,"on":true},"kind":"original","parents":{"split":"'
+        + parent.key
+        + '"}}'
+    )
+    assert child.key == hashlib.sha256(text.encode()).hexdigest()
+    renamed = dataclasses.replace(child, name="other", spec={})
+    assert renamed.key == child.key, "names and specs are not hashed"
+    monkeypatch.setattr(plan_module, "ENGINE_VERSION", 2)
+    assert dataclasses.replace(child, name="again").key != renamed.key
+
+
+def test_shared_stages_appear_once_and_after_their_parents(plan_of):
+    stages = list(plan_of().stages())
+    assert len({stage.key for stage in stages}) == len(stages)
+    count = {kind: sum(stage.kind == kind for stage in stages) for kind in KINDS}
+    assert count == {"split": 2, "original": 2, "retrain": 4, "unlearn": 4, "evaluate": 10}
+    position = {stage.key: place for place, stage in enumerate(stages)}
+    for stage in stages:
+        assert all(position[p.key] < position[stage.key] for p in stage.parents.values())
+
+
+def test_rows_with_one_config_share_their_stage(plan_of):
+    plan = plan_of(methods={**ROWS, "same": {"method": "gd"}})
+    by_label = {
+        label: [r.stage.key for r in plan.results if r.label == label] for label in ("gd", "same")
+    }
+    assert by_label["gd"] == by_label["same"]
+    assert sum(stage.kind == "unlearn" for stage in plan.stages()) == 4
+
+
+def test_original_is_shared_by_class_and_random_suites(plan_of):
+    one = keys_of(plan_of())
+    two = keys_of(plan_of(protocol={"scenario": {"kind": "random", "fraction": 0.3}}))
+    for (kind, name), key in one.items():
+        other = two[kind, name]
+        assert (key == other) == (kind == "original"), (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("override", "kinds"),
+    [
+        ("protocol.data.train_images=150", KINDS),
+        ("protocol.data.subset_seed=1", KINDS),
+        ("protocol.data.noise=0.5", KINDS),
+        ("protocol.model.dim=32", KINDS - {"split"}),
+        ("protocol.train.epochs=3", KINDS - {"split"}),
+        ("protocol.train.weight_decay=0.1", KINDS - {"split"}),
+        ("protocol.train.mixed_precision=bf16", KINDS - {"split"}),
+        ("protocol.scenario.classes=[5]", KINDS - {"original"}),
+        ("protocol.scenario.num_classes=2", KINDS - {"original"}),
+        ("protocol.evaluation.retain_samples=50", {"evaluate"}),
+        ("protocol.evaluation.features=[confidence]", {"evaluate"}),
+        ("defaults.steps=5", {"unlearn", "evaluate"}),
+        ("methods.gd_sine.params.adapter.omega=50", {"unlearn", "evaluate"}),
+        ("version=2", set()),
+        ("title=Other", set()),
+        ("notes=Other", set()),
+        ("columns=[ta]", set()),
+        ("compare=[[gd, gd_sine]]", set()),
+        ("protocol.minimum_train_accuracy=50", set()),
+        ("methods.gd.params.lr=1e-4", set()),
+        ("published=[tab:vit_cifar100/left]", set()),
+    ],
+)
+def test_keys_change_with_what_changes_numbers_only(plan_of, override, kinds):
+    before = plan_of(protocol={"scenario": {"kind": "class"}})
+    assert changed_kinds(before, plan_of(override)) == kinds
+
+
+def test_one_rows_params_leave_the_others_alone(plan_of):
+    before, after = keys_of(plan_of()), keys_of(plan_of("methods.gd.params.lr=0.5"))
+    changed = {name for (_, name), key in before.items() if after[_, name] != key}
+    assert changed == {"gd/seed-1", "gd/seed-2"}
+
+
+def test_keys_change_with_versions(plan_of, monkeypatch):
+    before = plan_of()
+    newer = dataclasses.replace(GradientDifference.info, version=99)
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientDifference, "info", newer)
+        after = plan_of()
+    old, new = keys_of(before), keys_of(after)
+    assert {name for kind, name in old if old[kind, name] != new[kind, name]} == {
+        "gd/seed-1",
+        "gd/seed-2",
+    }, "a subclass has a version of its own"
+    monkeypatch.setattr(BENCHMARKS["vision"], "version", 99)
+    assert changed_kinds(before, plan_of()) == KINDS
+
+
+def test_seeds_and_replicates_are_independent_of_their_neighbours(plan_of):
+    two, three = keys_of(plan_of()), keys_of(plan_of(seeds=[3, 2, 1], retrains=3))
+    assert two.items() <= three.items()
+    assert len(set(two.values())) == len(two)
+
+
+def test_names_are_readable(plan_of):
+    names = {stage.name for stage in plan_of(methods=TUNED, tune=TUNE).stages()}
+    assert {"retrain/seed-1", "retrain-2/seed-1", "original/seed-2", "fixed/seed-1"} <= names
+    assert {"gd/seed-0/trial-0", "gd/seed-0/trial-1"} <= names, "each trial has its own curves"
+
+
+# Tuning ------------------------------------------------------------------------------------------
+
+
+def trial_metrics(fa, ra=90.0, va=80.0, mia=50.0):
+    return {"fa": fa, "ua": 100 - fa, "ra": ra, "va": va, "mia_validation": mia}
+
+
+def fill_trials(plan, store, put_record, gaps):
+    """``gaps``: row -> trial -> gap of FA to Retrain (None: diverged)."""
+    for result in plan.results:
+        if result.trial is None:
+            continue
+        if result.trial < 0:
+            put_record(store, result.stage, trial_metrics(0.0))
+        elif result.label in gaps:
+            gap = gaps[result.label][result.trial]
+            put_record(store, result.stage, None if gap is None else trial_metrics(gap))
+
+
+def test_tuned_rows_wait_for_all_their_trials(plan_of, store, put_record):
+    plan = plan_of(methods=TUNED, tune=TUNE)
+    assert plan.waiting == ["gd", "gd_sine"] and not plan.chosen
+    finals = {(r.label, r.seed) for r in plan.results if r.trial is None}
+    assert finals == {(label, s) for label in ("original", "retrain", "fixed") for s in (1, 2)}
+    assert [r.trial for r in plan.results if r.label == "gd"] == [0, 1]
+    assert sum(r.trial == -1 for r in plan.results) == 1, "one Retrain of the tuning seed"
+    fill_trials(plan, store, put_record, {"gd": [4.0, 2.0]})
+    plan = plan_of(methods=TUNED, tune=TUNE)
+    assert plan.waiting == ["gd_sine"] and plan.chosen == {"gd": 1}
+    final = next(r.stage for r in plan.results if r.label == "gd" and r.trial is None)
+    assert final.spec["params"]["lr"] == 0.002 and final.spec["seed"] == 1
+
+
+def test_diverged_trials_lose(plan_of, store, put_record):
+    plan = plan_of(methods=TUNED, tune=TUNE)
+    fill_trials(plan, store, put_record, {"gd": [None, 99.0], "gd_sine": [1.0, 1.0]})
+    plan = plan_of(methods=TUNED, tune=TUNE)
+    assert plan.waiting == [] and plan.chosen == {"gd": 1, "gd_sine": 0}
+
+
+def test_tuning_sums_over_its_seeds(plan_of, store, put_record):
+    tune = {**TUNE, "seeds": [0, 9]}
+    plan = plan_of(methods=TUNED, tune=tune)
+    for result in plan.results:
+        if result.trial is not None and result.label in ("gd", "retrain"):
+            worse = {(0, 0): 1.0, (0, 9): 9.0, (1, 0): 4.0, (1, 9): 4.0}
+            fa = 0.0 if result.trial < 0 else worse[result.trial, result.seed]
+            put_record(store, result.stage, trial_metrics(fa))
+    assert plan_of(methods=TUNED, tune=tune).chosen == {"gd": 1}
+
+
+def record(metrics, status="ok"):
+    return RunRecord(
+        status=status,
+        benchmark="vision",
+        benchmark_version=1,
+        protocol={},
+        method="gd",
+        method_version=1,
+        params={},
+        seed=0,
+        metrics=metrics,
+    )
+
+
+def test_trial_gap_reads_validation_only():
+    target = record({**trial_metrics(0.0), "ta": 50.0, "mia": 10.0})
+    ours = record({**trial_metrics(4.0, ra=88, va=81, mia=45), "ta": 0.0, "mia": 99.0})
+    assert trial_gap(ours, target) == pytest.approx((4 + 2 + 1 + 5) / 4)
+    assert trial_gap(record({}, "diverged"), target) == math.inf
+    assert trial_gap(record({"fa": 1.0}), target) == math.inf
+
+
+def test_a_damaged_trial_record_is_one_clear_error(plan_of, store, put_record):
+    plan = plan_of(methods=TUNED, tune=TUNE)
+    fill_trials(plan, store, put_record, {"gd": [1.0, 2.0], "gd_sine": [1.0, 2.0]})
+    stage = next(r.stage for r in plan.results if r.label == "gd")
+    (store.folder("evaluate", stage.key) / "record.json").write_text('{"status": "ok"')
+    with pytest.raises(DataError, match="not a valid record"):
+        plan_of(methods=TUNED, tune=TUNE)
+
+
+def test_a_trial_never_scores_test_parts(tiny_suite):
+    suite = load_suite(str(tiny_suite(protocol={"evaluation": {"retain_samples": 5}})))
+    names = ("forget", "retain", "validation", "validation_forget", "test", "test_forget")
+    parts = {name: np.arange(10 * i, 10 * i + 8) for i, name in enumerate(names)}
+    split = ForgetSplit("hand", parts, "digest")
+    benchmark = BENCHMARKS["vision"](suite.protocol, Runtime(device="cpu"))
+    full = benchmark.parts(split, trial=False, seed=1)
+    trial = benchmark.parts(split, trial=True, seed=1)
+    assert set(full) == set(names)
+    assert set(trial) == {"forget", "retain", "validation", "validation_forget"}
+    assert len(trial["retain"]) == 5 and set(trial["retain"]) <= set(parts["retain"])

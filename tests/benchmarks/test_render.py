@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from rich.console import Console
+
+from benchmarks import render
+from benchmarks.leaderboard import FLOOR, make_leaderboard
+from benchmarks.suite import load_suite, suite_names
+from benchmarks.write import write_report
+from common.records import RunRecord
+
+TABLE = {
+    "original": {1: (100, 100, 90, 10), 2: (100, 100, 92, 12)},
+    "retrain": {1: (80, 99, 88, 30), 2: (82, 98, 90, 28)},
+    "retrain*": {1: (81, 99, 88, 31), 2: (82, 99, 89, 28)},
+    "gd": {1: (82, 97, 89, 27), 2: (80, 98, 90, 32)},
+    "gd_sine": {1: None, 2: (82, 98.4, 90, 28)},
+    "gd_ball": {1: None, 2: None},
+}
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Tags(html.parser.HTMLParser):
+    """Checks that every tag is closed in order; collects the text and the rows of tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tables, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag in VOID or tag == "!doctype":
+            return
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append(0)
+        if tag in ("td", "th"):
+            self.tables[-1][-1] += 1
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def board(hand_made, tmp_path):
+    suite, store = hand_made(
+        tmp_path,
+        TABLE,
+        title="a | title with <b> & [/red] ‖",
+        compare=[["gd", "gd_sine"]],
+    )
+    return make_leaderboard(suite, store)
+
+
+def markdown_tables(text):
+    """Cells of every table, by lines."""
+    tables, last = [], False
+    for line in text.splitlines():
+        if line.startswith("|"):
+            if not last:
+                tables.append([])
+            tables[-1].append(re.split(r"(?<!\\)\|", line)[1:-1])
+        last = line.startswith("|")
+    return tables
+
+
+def test_markdown_tables_are_rectangular(board):
+    text = render.to_markdown(board)
+    main, bound, attacks = markdown_tables(text)
+    for table in (main, bound, attacks):
+        assert len({len(cells) for cells in table}) == 1
+        assert set(re.sub(r"[:-]", "", "".join(table[1]))) == set()
+        assert [cells[0].strip() for cells in table[2:]] == [row.label for row in board.rows]
+    assert "measured" in text.splitlines()[0] and text.endswith("\n")
+    assert "Noise floor (AG4 of a second Retrain" in text
+    assert "- AG4 of gd − gd_sine:" in text
+
+
+def test_main_cells(board):
+    cells = {row[0]: row for row in render.main_rows(board)}
+    heads = render.main_columns(board)
+    place = {head: index for index, head in enumerate(heads)}
+    assert cells["gd"][place["FA →"]] == "81.0±1.4 +0.0"
+    assert cells["gd"][place["RA →"]] == "97.5±0.7 -1.0"
+    assert cells["gd"][place["AG4 ↓"]] == "1.75±0.35"
+    assert cells["gd"][place["AG4 ↓"] + 1] == "?"
+    assert cells["retrain"][place["FA →"]] == "81.0±1.4", "no gap to itself"
+    assert cells[FLOOR][place["FA →"]].endswith("+0.5")
+    assert cells["gd_sine"][place["n"]] == "2 (1 diverged)"
+    assert cells["gd_sine"][place["FA →"]] == "82.0 +0.0"
+    assert cells["gd_ball"][place["n"]] == "2 (2 diverged)"
+    assert cells["gd_ball"][place["AG4 ↓"]] == "–" and cells["gd_ball"][place["FA →"]] == "–"
+    assert all(len(row) == len(heads) for row in cells.values())
+
+
+def test_compact_table_fits_80_columns(board):
+    def width(board):
+        console = Console(width=200, file=io.StringIO())
+        heads = render.main_columns(board, compact=True)
+        rows = render.main_rows(board, compact=True)
+        console.print(render.rich_table("t", heads, rows))
+        return max(len(line.rstrip()) for line in console.file.getvalue().splitlines())
+
+    assert width(board) <= 80
+    # the widest cells that can occur under the longest label of the suites that we ship
+    labels = {label for name in suite_names() for label in load_suite(name).spec.methods}
+    row = next(found for found in board.rows if found.label == "original")
+    row.label = max(labels, key=len)
+    row.metrics = {**row.metrics, "fa": row.metrics["ra"], "mia": row.metrics["ra"]}
+    row.gaps = {name: type(gap)(-100.0, 1.0, 0.0, 0.0, 2) for name, gap in row.gaps.items()}
+    assert width(board) <= 80
+    row.diverged = {1: "at step 3"}
+    assert width(board) <= 80
+
+
+def test_compact_cells(board):
+    cells = {row[0]: row for row in render.main_rows(board, compact=True)}
+    assert cells["gd"][1:] == ["81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   "]
+    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.4"]
+    assert cells["gd_sine"][-1] == "0.10 ≈ ✗1" and cells["gd_ball"][-1] == "–   ✗2"
+
+
+def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made, tmp_path):
+    columns = ["fa", "ra", "ta", "ta_f", "mia"]
+    board = make_leaderboard(*hand_made(tmp_path, TABLE, columns=columns))
+    heads = render.main_columns(board, compact=True)
+    assert heads == ["method", "FA →", "RA →", "TA →", "MIA →", "AG4 ↓"]
+    assert all(len(row) == len(heads) for row in render.main_rows(board, compact=True))
+    assert "TA_f →" in render.main_columns(board)
+
+
+def test_csv_holds_every_record(board):
+    rows = list(csv.DictReader(io.StringIO(render.to_csv(board))))
+    assert len(rows) == len(board.records) == 12
+    by_key = {(row["row"], row["seed"], row["replicate"]): row for row in rows}
+    assert float(by_key["gd", "1", "0"]["mia"]) == 27.0
+    assert float(by_key["retrain", "1", "1"]["fa"]) == 81.0
+    bad = by_key["gd_ball", "2", "0"]
+    assert bad["status"] == "diverged" and bad["fa"] == bad["mia"] == ""
+    assert set(board.specs) <= set(rows[0])
+
+
+def test_json_is_strict_and_complete(board):
+    data = strict(json.dumps(render.to_json(board), allow_nan=False))
+    rows = {row["row"] if "row" in row else row["label"]: row for row in data["rows"]}
+    assert list(rows) == [row.label for row in board.rows]
+    assert rows["gd"]["derived"]["ag4"]["mean"] == 1.75
+    assert rows["gd"]["gaps"]["ra"]["mean"] == -1.0
+    assert rows["gd"]["ag4_per_seed"] == {"1": 2.0, "2": 1.5}
+    assert list(rows["gd_sine"]["diverged"]) == ["1"]
+    assert rows["gd_ball"]["derived"] == {}
+    assert data["floor"]["per_seed"] == [0.5, 0.5] and data["complete"] is True
+
+
+def test_svg_is_xml_and_inside_its_frame(board):
+    root = ElementTree.fromstring(render.to_svg(board))
+    width, height = float(root.get("width")), float(root.get("height"))
+    dots = [e for e in root.iter() if e.tag.endswith("circle")]
+    assert len(dots) == 2 + 2 + 1 + 2, "floor, gd, gd_sine and original, one dot per seed"
+    for dot in dots:
+        assert 0 <= float(dot.get("cx")) <= width and 0 <= float(dot.get("cy")) <= height
+    texts = [e.text for e in root.iter() if e.tag.endswith("text")]
+    assert {"gd", "gd_sine", "original", FLOOR} <= set(texts) and "gd_ball" not in texts
+
+
+def test_svg_survives_partly_undefined_rows(hand_made, tmp_path):
+    table = {
+        **{k: v for k, v in TABLE.items() if k in ("retrain", "retrain*")},
+        "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)},
+    }
+    board = make_leaderboard(*hand_made(tmp_path, table))
+    ElementTree.fromstring(render.to_svg(board))
+    nothing = make_leaderboard(
+        *hand_made(tmp_path / "b", {"retrain": {1: (1, 1, 1, 1)}})
+        if (tmp_path / "b").mkdir() is None
+        else ()
+    )
+    ElementTree.fromstring(render.to_svg(nothing))
+
+
+def test_html_is_balanced_and_escaped(board):
+    page = render.to_html(board)
+    tags = Tags()
+    tags.feed(page)
+    tags.close()
+    assert tags.open == []
+    assert len(tags.tables) == 3 and all(len(set(table)) == 1 for table in tags.tables)
+    assert "<b>" not in page and "with <b> &" in "".join(tags.text)
+    assert not re.search(r"(src|href)=.https?:", page), "self-contained"
+
+
+def test_terminal_tables_print_any_text(board):
+    console = Console(width=200, file=io.StringIO())
+    console.print(render.rich_table("title [/red]", ["a", "[b]"], [["[/x]", "[bold]y"]]))
+    assert "[/x]" in console.file.getvalue() and "[bold]y" in console.file.getvalue()
+    assert "[b]" in console.file.getvalue() and "title [/red]" in console.file.getvalue()
+
+
+def test_incomplete_boards_say_so(hand_made, tmp_path, cli):
+    table = {**TABLE, "gd": {2: (80, 98, 90, 32)}}
+    suite, store = hand_made(tmp_path, table, seeds=[1, 2])
+    board = make_leaderboard(suite, store)
+    assert "**Incomplete: 1 records are missing.**" in render.to_markdown(board)
+    assert render.to_json(board)["complete"] is False
+    shown = cli("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
+    assert shown.code == 0 and "Incomplete: 1 records are missing." in shown.out
+
+
+def test_report_prints_every_format(board, tmp_path, cli):
+    readers = {
+        "md": lambda text: markdown_tables(text)[0],
+        "csv": lambda text: list(csv.reader(io.StringIO(text))),
+        "json": strict,
+        "html": lambda text: Tags().feed(text),
+        "svg": ElementTree.fromstring,
+    }
+    for name, read in readers.items():
+        shown = cli(
+            "report", tmp_path / "tiny.yaml", "--store", tmp_path / "store", "--format", name
+        )
+        assert shown.code == 0 and shown.err == "" and shown.out
+        read(shown.out)
+    shown = cli("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
+    assert shown.code == 0 and "gd_sine" in shown.out and "Noise floor" in shown.out
+
+
+def test_report_files_are_complete_and_whole(board, tmp_path):
+    root = tmp_path / "out"
+    write_report(board, root, boards=False)
+    write_report(board, root, boards=False)
+    folder = root / "suites" / "tiny"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "LEADERBOARD.md",
+        "leaderboard.csv",
+        "leaderboard.html",
+        "leaderboard.json",
+        "leaderboard.svg",
+        "records.jsonl",
+    ]
+    strict((folder / "leaderboard.json").read_text())
+    lines = [strict(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert len(lines) == 12
+    for line in lines:
+        assert line.pop("suite") == "tiny" and line.pop("row") in TABLE
+        RunRecord.model_validate(line)

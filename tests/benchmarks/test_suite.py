@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.suite import REFERENCES, SUITES, load_suite, suite_names
+from common.config import canonical, digest
+from common.errors import ConfigError
+
+LIGHT_DRIVER = """
+import json, os, sys
+sys.path.insert(0, os.getcwd())
+from pathlib import Path
+from benchmarks import cli
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite, suite_names
+from common.stages import StageStore
+suite, store = sys.argv[1:]
+codes = []
+for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
+             ["show", "gd_sine"], ["show", "digits-class"], ["show", "vision"],
+             ["report", suite, "--store", store], ["report", suite, "--store", store, "--format",
+             "html"]):
+    sys.argv = ["unlearn", *args]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        codes.append(stop.code or 0)
+keys = {}
+for name in suite_names():
+    plan = make_plan(load_suite(name), StageStore(Path(store)))
+    keys[name] = [stage.key for stage in plan.stages()]
+heavy = ["torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"]
+print("\\n" + json.dumps([codes, sorted(set(heavy) & set(sys.modules)), keys]))
+"""
+
+
+def rows_of(suite):
+    return [row.label for row in suite.rows]
+
+
+def test_built_in_suites_load_plan_and_report_without_heavy_imports(filled, spawn):
+    seen = []
+    for hash_seed in ("1", "2"):
+        process = spawn(
+            filled.paths["class"], filled.store, script=LIGHT_DRIVER, PYTHONHASHSEED=hash_seed
+        )
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        seen.append(json.loads(out.splitlines()[-1]))
+    codes, heavy, keys = seen[0]
+    assert codes == [0] * 8
+    assert heavy == []
+    assert set(keys) == set(suite_names()) and all(len(found) > 20 for found in keys.values())
+    assert seen[0] == seen[1], "keys depend on the process"
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_built_in_suite_is_sound(name):
+    suite = load_suite(name)
+    assert suite.name == name, "a suite is called like its file"
+    assert {"original", "retrain"} <= set(rows_of(suite))
+    assert suite.spec.retrains >= 2, "no noise floor without a second Retrain"
+    assert len(suite.spec.seeds) >= 3 and suite.spec.title
+    tuned = [row for row in suite.rows if row.trials]
+    assert len({len(row.trials) for row in tuned}) <= 1, "every method gets the same trials"
+    for row in tuned:
+        assert row.method not in REFERENCES
+        assert len({digest(canonical(trial)) for trial in row.trials}) == len(row.trials)
+
+
+def test_shared_parts_are_not_suites():
+    assert any(path.stem.startswith("_") for path in SUITES.glob("*.yaml"))
+    assert not [name for name in suite_names() if name.startswith("_")]
+
+
+def test_extends_merges_one_level(tmp_path, tiny_suite):
+    parent = tiny_suite(tmp_path, suite="parent", defaults={"steps": 3})
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        f"extends: {parent.name}\nsuite: child\nseeds: [7, 8]\n"
+        "protocol: {scenario: {kind: class, num_classes: 2}}\nmethods: {gd: }\n"
+    )
+    suite = load_suite(str(child))
+    assert suite.name == "child" and suite.spec.seeds == (7, 8)
+    assert rows_of(suite) == ["original", "retrain", "gd"]
+    assert suite.protocol.scenario.num_classes == 2
+    assert suite.protocol.data.train_images == 200, "the parent's data stays"
+    assert suite.row("gd").config.steps == 3
+
+
+def test_overrides_are_typed_and_nested(tiny_suite):
+    path = str(tiny_suite(methods={"original": None, "retrain": None, "gd_sine": None}))
+    suite = load_suite(
+        path,
+        [
+            "methods.gd_sine.params.adapter.rank=3",
+            "methods.gd_sine.params.lr=1e-4",
+            "protocol.data.train_images=150",
+            "methods.more={method: gd_lora, params: {lam: 0.5}}",
+        ],
+        seeds=[4, 5],
+    )
+    sine = suite.row("gd_sine").config
+    assert (sine.adapter.rank, sine.adapter.phi, sine.lr) == (3, "sine", 1e-4)
+    assert suite.protocol.data.train_images == 150
+    assert suite.row("more").method == "gd_lora" and suite.row("more").config.lam == 0.5
+    assert suite.spec.seeds == (4, 5)
+
+
+def test_only_keeps_references_and_full_comparisons(tiny_suite):
+    rows = {
+        "before": {"method": "original"},
+        "target": {"method": "retrain"},
+        "gd": None,
+        "gd_lora": None,
+        "gd_sine": None,
+    }
+    path = str(
+        tiny_suite(
+            methods=rows,
+            defaults={"steps": 9},
+            compare=[["gd", "gd_lora"], ["gd_sine", "gd_lora"]],
+        )
+    )
+    suite = load_suite(path, only=["gd_lora", "gd_sine"])
+    assert rows_of(suite) == ["before", "target", "gd_lora", "gd_sine"]
+    assert suite.spec.compare == (("gd_sine", "gd_lora"),)
+    assert list(suite.spec.methods) == rows_of(suite)
+    # defaults that only the dropped rows have are no misspelling
+    assert rows_of(load_suite(path, only=["before"])) == ["before", "target"]
+    with pytest.raises(ConfigError, match="no row 'gd_lra'; did you mean 'gd_lora'"):
+        load_suite(path, only=["gd_lra"])
+
+
+def test_defaults_apply_where_the_config_has_them(tiny_suite):
+    rows = {
+        "original": None,
+        "retrain": None,
+        "gd": None,
+        "gd_sine": None,
+        "random_label": None,
+        "finetune": {"params": {"lr": 0.5}},
+        "literal": {"method": "gd_lora", "preset": "paper_literal"},
+        "literal_short": {
+            "method": "gd_lora",
+            "preset": "paper_literal",
+            "params": {"epochs": 2},
+        },
+    }
+    defaults = {"steps": 7, "lr": 0.25, "lam": 3.0, "adapter": {"rank": 2}, "log_every": 5}
+    suite = load_suite(str(tiny_suite(methods=rows, defaults=defaults)))
+    config = {row.label: row.config for row in suite.rows}
+    assert (config["gd"].steps, config["gd"].lr, config["gd"].lam) == (7, 0.25, 3.0)
+    assert config["gd"].adapter is None, "an adapter is never given to a method without one"
+    assert (config["gd_sine"].adapter.rank, config["gd_sine"].adapter.phi) == (2, "sine")
+    assert config["random_label"].epochs == 3 and config["random_label"].steps is None
+    assert (config["random_label"].lr, config["random_label"].log_every) == (0.25, 5)
+    assert config["finetune"].lr == 0.5, "the row's own params win"
+    assert not hasattr(config["original"], "steps")
+    literal = config["literal"]
+    assert (literal.steps, literal.lr, literal.lam) == (500, 1e-5, 10.0), "a preset wins too"
+    assert literal.adapter.rank == 2 and literal.log_every == 5
+    short = config["literal_short"]
+    assert (short.steps, short.epochs, short.lr) == (None, 2, 1e-5)
+
+
+def test_unknown_default_or_grid_is_refused(tiny_suite):
+    rows = {"original": None, "retrain": None, "gd": None}
+    with pytest.raises(ConfigError, match=r"defaults: no row has 'stepz'; did you mean 'steps'"):
+        load_suite(str(tiny_suite(methods=rows, defaults={"stepz": 3})))
+    grids = {"gd": {"lr": [0.1, 0.2]}, "gdd": {"lr": [0.1, 0.2]}}
+    with pytest.raises(ConfigError, match=r"tune.grids: no row 'gdd'; did you mean 'gd'"):
+        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
+    grids = {"gd_lora": {"lr": [0.1, 0.2]}}
+    with pytest.raises(ConfigError, match="no grid for row 'gd' and no default"):
+        load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
+
+
+def test_grids_resolve_to_trials(tiny_suite):
+    rows = {
+        "original": None,
+        "target": {"method": "retrain"},
+        "gd": None,
+        "gd_sine": {"params": {"lam": 0.7}},
+        "fixed": {"method": "gd", "tune": False},
+    }
+    grids = {
+        "default": {"lr": [0.1, 0.2, 0.3, 0.4]},
+        "gd_sine": {"adapter.rank": [2, 3], "lr": [0.5, 0.6]},
+    }
+    suite = load_suite(str(tiny_suite(methods=rows, tune={"trials": 4, "grids": grids})))
+    assert [trial.lr for trial in suite.row("gd").trials] == [0.1, 0.2, 0.3, 0.4]
+    sine = suite.row("gd_sine").trials
+    assert [(t.adapter.rank, t.lr, t.lam, t.adapter.phi) for t in sine] == [
+        (rank, lr, 0.7, "sine") for rank in (2, 3) for lr in (0.5, 0.6)
+    ]
+    for label in ("original", "target", "fixed"):
+        assert suite.row(label).trials == ()
+
+
+def test_the_budget_is_the_same_for_all(tiny_suite):
+    rows = {"original": None, "retrain": None, "gd": None, "gd_lora": None}
+
+    def load(grids, **tune):
+        return load_suite(str(tiny_suite(methods=rows, tune={"grids": grids, **tune})))
+
+    with pytest.raises(ConfigError, match=r"grid 'gd' has 3 combinations, but trials is 2"):
+        load({"default": {"lr": [1, 2]}, "gd": {"lr": [1, 2, 3]}}, trials=2)
+    with pytest.raises(ConfigError, match="two trials are the same"):
+        load({"default": {"lr": [0.001, "1e-3"]}}, trials=2)
+    with pytest.raises(ConfigError, match=r"tune\.seeds must differ from seeds"):
+        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[1])
+    with pytest.raises(ConfigError, match="seeds"):
+        load({"default": {"lr": [1, 2]}}, trials=2, seeds=[])
+
+
+def test_every_gap_needs_one_retrain(tiny_suite):
+    with pytest.raises(ConfigError, match="methods has 0 rows of method retrain"):
+        load_suite(str(tiny_suite(methods={"original": None, "gd": None})))
+    both = {"original": None, "retrain": None, "again": {"method": "retrain"}}
+    with pytest.raises(ConfigError, match="methods has 2 rows of method retrain"):
+        load_suite(str(tiny_suite(methods=both)))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a,b", "a\nb", "x" * 99])
+def test_names_that_cannot_be_folders_are_refused(tiny_suite, tmp_path, name):
+    path = tiny_suite(tmp_path)
+    with pytest.raises(ConfigError):
+        load_suite(str(path), [f"suite={json.dumps(name)}"])
+    rows = {"original": None, "retrain": None, name: {"method": "gd"}}
+    with pytest.raises(ConfigError):
+        load_suite(str(tiny_suite(tmp_path, methods=rows)))

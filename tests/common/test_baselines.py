@@ -1,0 +1,227 @@
+"""Every shipped method on the tiny problem: what it changes, what it leaves, and golden losses.
+
+The golden losses guard ``MethodInfo.version`` and ``ENGINE_VERSION``: where a change of numbers is
+meant, raise the version and write the file anew with
+
+    SF_REGENERATE=1 python -m pytest tests/common/test_baselines.py -k golden
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.adapters import adapted_layers, adapter_statistics, detach
+from common.methods import resolve_config, train_reference
+from common.objectives import sample_cross_entropy
+from common.registry import METHODS
+from common.schemas import FitConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "baselines.json"
+OWN = [entry.name for entry in METHODS if str(entry.target).startswith("common.baselines:")]
+ADAPTERS = [n for n in OWN if getattr(METHODS[n].Config(), "adapter", None) is not None]
+STEPS, NOISE = 20, 1.0
+VARIANTS = {
+    **{name: (name, None, {}) for name in OWN},
+    "gd_lora_omega-fast": ("gd_lora_omega", None, {"lr": 0.02}),
+    "gd_sine-fast": ("gd_sine", None, {"lr": 0.02}),
+    "gd_tanh-fast": ("gd_tanh", None, {"lr": 0.02}),
+    "gd_clip-tight": ("gd_clip", None, {"adapter": {"clip": 0.02}}),
+    "gd_weight_clip-tight": ("gd_weight_clip", None, {"weight_clip": 0.1}),
+    "gd_sine_weight_clip-tight": ("gd_sine_weight_clip", None, {"weight_clip": 0.1}),
+    "gd_lora_ball-tight": ("gd_lora_ball", None, {"ball": 0.05}),
+    "gd-literal": ("gd", "paper_literal", {}),
+    "gd_sine-two-rates": ("gd_sine", "paper_two_rates", {"alpha_r": 0.1, "alpha_f": 0.05}),
+    "gd-unlikelihood": ("gd", None, {"forget_loss": "unlikelihood"}),
+    "random_label-sequential": ("random_label", None, {"mode": "sequential", "exclude_true": True}),
+    "gd_sine-everything": (
+        "gd_sine",
+        None,
+        {
+            "adapter": {"placement": "all", "train_head": True, "rank": 4},
+            "accumulation": 2,
+            "schedule": "cosine",
+            "warmup_steps": 5,
+            "weight_decay": 0.1,
+            "max_grad_norm": 0.5,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny):
+    """Original: the tiny net, trained on forget and retain; a state dict."""
+    source = tiny.Source(noise=NOISE)
+    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
+    access = frozenset({"forget", "retain", "initial"})
+    task = tiny.task(source, tiny.split(source), access=access, recipe=recipe)
+    return train_reference(task, ["forget", "retain"]).state_dict()
+
+
+@pytest.fixture(scope="module")
+def run(tiny, trained):
+    def go(variant, *, dropout=0.0, **fields):
+        name, preset, params = VARIANTS[variant]
+        cls = METHODS[name]
+        source = tiny.Source(noise=NOISE)
+        model = tiny.net(dropout=dropout)
+        model.load_state_dict(trained)
+        given = {**params}
+        if "steps" in cls.Config.model_fields:
+            given |= {"steps": STEPS, "batch_size": 8, "log_every": 5, "checkpoint_every": 4}
+        config = resolve_config(name, preset, given, origin="test")
+        task = tiny.task(source, tiny.split(source), access=cls.info.access, model=model, **fields)
+        return cls(config).unlearn(task), task
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    """Each variant once, shared by the tests below, which only look."""
+    return {variant: run(variant) for variant in VARIANTS}
+
+
+def losses(tiny, model) -> dict[str, float]:
+    source = tiny.Source(noise=NOISE)
+    split = tiny.split(source)
+    model.eval()
+    values = {}
+    for part in ("forget", "retain", "test"):
+        batch = source.fetch(torch.as_tensor(split.parts[part]))
+        with torch.no_grad():
+            loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
+        values[part] = round(float(loss.double().mean()), 7)
+    return values
+
+
+def test_original_has_learnt(tiny, trained):
+    model = tiny.net()
+    model.load_state_dict(trained)
+    assert all(value < 0.7 for value in losses(tiny, model).values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_methods_change_the_model_or_say_that_they_do_not(tiny, trained, results, variant):
+    model, _ = results[variant]
+    batch = tiny.Source().fetch(torch.arange(64))
+    reference = tiny.net()
+    reference.load_state_dict(trained)
+    with torch.no_grad():
+        same = torch.equal(
+            tiny.forward(model.eval(), batch), tiny.forward(reference.eval(), batch)
+        )
+    assert same == (not METHODS[VARIANTS[variant][0]].info.changes_model)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_frozen_weights_are_bit_equal(trained, results, name):
+    model, _ = results[name]
+    state = model.state_dict()
+    assert {key for key in state if key not in trained} == {
+        f"{layer}.{factor}"
+        for layer, _ in adapted_layers(model)
+        for factor in (("A", "Bt", "A0", "Bt0") if name == "gd_relu" else ("A", "Bt"))
+    }
+    assert all(torch.equal(state[key], value) for key, value in trained.items())
+    for key, parameter in model.named_parameters():
+        assert parameter.requires_grad == (key not in trained)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_bounded_methods_stay_in_their_bound(results, name):
+    model, _ = results[name]
+    statistics = adapter_statistics(model)
+    assert 0 < statistics["delta_ratio"] < math.inf
+    for _, layer in adapted_layers(model):
+        assert layer.delta().abs().max() <= layer.entry_bound * (1 + 1e-6)
+    bounded = {"sine", "tanh", "sigmoid", "clip"}
+    phi = METHODS[name].Config().adapter.phi
+    assert (statistics["certificate"] > 0) == (phi in bounded)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_ends_finite_and_float32(results, variant):
+    model, _ = results[variant]
+    for parameter in model.parameters():
+        assert torch.isfinite(parameter).all() and parameter.dtype == torch.float32
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_methods_are_deterministic(tiny, run, results, variant):
+    torch.rand(3)
+    model, task = run(variant)
+    assert tiny.same(model, results[variant][0])
+    first = results[variant][1].results
+    assert [(r.last, r.peak) for r in task.results] == [(r.last, r.peak) for r in first]
+
+
+@pytest.mark.parametrize("variant", ["gd_sine", "gd_lora_ball", "random_label-sequential", "retrain"])
+def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
+    class Killed(Exception):
+        pass
+
+    def kill(step, total):
+        if step == 11:
+            raise Killed
+
+    path = tmp_path / "checkpoint.safetensors"
+    recipe = FitConfig(steps=STEPS, batch_size=8, lr=1e-2, checkpoint_every=4)
+    build = {"build": lambda: tiny.net(4, dropout=0.2), "recipe": recipe}
+    whole, _ = run(variant, dropout=0.2, **build)
+    with pytest.raises(Killed):
+        run(variant, dropout=0.2, checkpoint=path, progress=kill, **build)
+    assert path.is_file()
+    steps = []
+    resumed, _ = run(
+        variant, dropout=0.2, checkpoint=path, progress=lambda s, t: steps.append(s), **build
+    )
+    assert steps[0] == 9 and tiny.same(whole, resumed)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_models_merge_to_the_original_architecture(tiny, run, trained, variant):
+    model, _ = run(variant)
+    before = losses(tiny, model)
+    detach(model)
+    assert list(model.state_dict()) == list(trained)
+    assert losses(tiny, model) == pytest.approx(before, abs=1e-5)
+
+
+def test_directions(tiny, results):
+    """Ascent raises the forget loss, fine-tuning lowers the retain loss, GD raises forget over retain."""
+    values = {name: losses(tiny, results[name][0]) for name in VARIANTS}
+    original = values["original"]
+    assert values["ascent"]["forget"] > original["forget"]
+    assert values["finetune"]["retain"] < original["retain"]
+    for name in ("gd_lora", "gd_sine", "gd_tanh", "gd_ul", "gd_ball"):
+        rise = {part: values[name][part] - original[part] for part in ("forget", "retain")}
+        assert rise["forget"] > 0.1 and rise["retain"] < 0.1, name
+
+
+def test_golden_losses(tiny, results):
+    found = {name: losses(tiny, model) for name, (model, _) in results.items()}
+    if os.environ.get("SF_REGENERATE"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
+    for name, values in golden.items():
+        assert found[name] == pytest.approx(values, abs=1e-5), name
+
+
+def test_golden_losses_can_tell_methods_apart():
+    """Beyond the tolerance; of the defaults only bounds that do not bind in 20 steps coincide."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    loose = {"gd_weight_clip", "gd_sine_weight_clip", "gd_lora_ball", "gd_tanh", "gd_clip"}
+    assert golden["gd_weight_clip"] == golden["gd_lora"] == golden["gd_lora_ball"]
+    kept = {name: values for name, values in golden.items() if name not in loose | {"gd_sine"}}
+    for one, two in itertools.combinations(kept, 2):
+        gaps = [abs(kept[one][part] - kept[two][part]) for part in ("forget", "retain", "test")]
+        assert max(gaps) > 3e-5, (one, two)

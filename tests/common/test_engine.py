@@ -1,0 +1,639 @@
+"""The loop: exact updates, exact resumption, exact divergence, and nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.adapters import adapted_layers, attach, detach
+from common.engine import fit, learning_rate, total_steps
+from common.errors import CheckpointError, Diverged
+from common.loading import ChainedLoader, RelabelledLoader
+from common.objectives import CrossEntropy, GradientDifference, Terms
+from common.schemas import AdapterConfig, FitConfig
+
+MLP = ("blocks.*.mlp.fc*",)
+RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
+
+
+class Sink:
+    """Keeps logged scalars."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def scalars(self, step, values):
+        self.rows[step] = dict(values)
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(last):
+    def progress(step, total):
+        if step == last:
+            raise Killed
+
+    return progress
+
+
+@pytest.fixture
+def source(tiny):
+    return tiny.Source()
+
+
+@pytest.fixture
+def run(tiny, source):
+    """fit() on the retain part, or on both with a gradient difference."""
+
+    def go(model, config, *, objective=None, loaders=None, seed=3, **options):
+        objective = objective or CrossEntropy("retain")
+        if loaders is None:
+            loaders = {"retain": tiny.loader(source, RETAIN), "forget": tiny.loader(source, FORGET)}
+        return fit(model, objective, loaders, config, forward=tiny.forward, seed=seed, **options)
+
+    return go
+
+
+def small(**fields):
+    return FitConfig(**{"steps": 6, "batch_size": 8, "lr": 1e-2, "log_every": 1, **fields})
+
+
+# Lengths and rates -------------------------------------------------------------------------------
+
+
+def test_constant_and_warm_up():
+    config = FitConfig(steps=10, lr=0.4, warmup_steps=4)
+    rates = [learning_rate(config, step, 10) for step in range(10)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, *[0.4] * 6])
+
+
+def test_cosine():
+    config = FitConfig(steps=8, lr=1.0, schedule="cosine")
+    rates = [learning_rate(config, step, 8) for step in range(8)]
+    assert rates == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)])
+    assert rates[0] == 1.0 and rates == sorted(rates, reverse=True) and 0 < rates[-1] < 0.05
+
+
+def test_cosine_starts_at_the_end_of_the_warm_up():
+    config = FitConfig(steps=12, lr=1.0, schedule="cosine", warmup_steps=4)
+    rates = [learning_rate(config, step, 12) for step in range(12)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[8] == pytest.approx(0.5)
+
+
+def test_the_rate_reaches_the_optimizer(tiny, run):
+    sink = Sink()
+    config = small(schedule="cosine", warmup_steps=2)
+    run(tiny.net(), config, tracker=sink)
+    expected = [learning_rate(config, step, 6) for step in range(6)]
+    assert [sink.rows[step + 1]["lr"] for step in range(6)] == expected
+
+
+def test_epochs_count_the_first_loader(tiny, source):
+    loaders = {"retain": tiny.loader(source, RETAIN, 10), "forget": tiny.loader(source, FORGET, 4)}
+    assert total_steps(FitConfig(epochs=3), loaders) == 12
+    assert total_steps(FitConfig(epochs=3, accumulation=8), loaders) == 2
+    assert total_steps(FitConfig(steps=5), loaders) == 5
+
+
+# Updates -----------------------------------------------------------------------------------------
+
+
+def by_hand(tiny, model, optimizer, loaders, loss_of, steps):
+    model.train()
+    for _ in range(steps):
+        batches = {name: loader.next() for name, loader in loaders.items()}
+        loss = loss_of(model, batches)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def cross_entropy(tiny, part):
+    def loss_of(model, batches):
+        batch = batches[part]
+        return nn.functional.cross_entropy(tiny.forward(model, batch), batch.labels)
+
+    return loss_of
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_is_torchs_bit_for_bit(tiny, source, run, decay):
+    mine, theirs = tiny.net(), tiny.net()
+    run(mine, small(steps=12, weight_decay=decay))
+    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
+    others = [p for p in theirs.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    loaders = {"retain": tiny.loader(source, RETAIN)}
+    by_hand(tiny, theirs, optimizer, loaders, cross_entropy(tiny, "retain"), 12)
+    assert tiny.same(mine, theirs)
+    assert not tiny.same(mine, tiny.net())
+
+
+def test_sgd_with_momentum_is_torchs_bit_for_bit(tiny, source, run):
+    mine, theirs = tiny.net(), tiny.net()
+    run(mine, small(optimizer="sgd", momentum=0.9, lr=0.05))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9)
+    loaders = {"retain": tiny.loader(source, RETAIN)}
+    by_hand(tiny, theirs, optimizer, loaders, cross_entropy(tiny, "retain"), 6)
+    assert tiny.same(mine, theirs)
+
+
+def test_two_rates_is_the_papers_update_rule(tiny, source, run):
+    """theta - alpha_r grad L_r + alpha_f grad L_f, three steps, in float64."""
+    alpha_r, alpha_f = 0.05, 0.02
+    model, reference = tiny.net().double(), tiny.net().double()
+    source.x = source.x.double()
+    config = small(steps=3, optimizer="sgd", lr=1.0)
+    run(model, config, objective=GradientDifference(alpha_r, alpha_f))
+    loaders = {"retain": tiny.loader(source, RETAIN), "forget": tiny.loader(source, FORGET)}
+    for _ in range(3):
+        gradients = []
+        for part, loader in loaders.items():
+            loss = cross_entropy(tiny, part)(reference, {part: loader.next()})
+            gradients.append(torch.autograd.grad(loss, list(reference.parameters())))
+        with torch.no_grad():
+            for parameter, g_r, g_f in zip(reference.parameters(), *gradients, strict=True):
+                parameter.sub_(alpha_r * g_r).add_(alpha_f * g_f)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_accumulation_equals_the_big_batch(tiny, source, run, optimizer):
+    models, sinks = [], []
+    for accumulation in (1, 2, 4):
+        model, sink = tiny.net(), Sink()
+        loaders = {"retain": tiny.loader(source, RETAIN, 16 // accumulation)}
+        config = small(
+            batch_size=16, accumulation=accumulation, optimizer=optimizer, lr=0.05, eps=1e-3
+        )
+        run(model, config, loaders=loaders, tracker=sink)
+        models.append(model)
+        sinks.append(sink)
+    for model, sink in zip(models[1:], sinks[1:], strict=True):
+        for mine, theirs in zip(model.parameters(), models[0].parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        for step, row in sink.rows.items():
+            for name in ("loss/retain_loss", "grad_norm/all", "lr"):
+                assert row[name] == pytest.approx(sinks[0].rows[step][name], rel=1e-4)
+
+
+def test_penalty_counts_once_under_accumulation(tiny, source, run):
+    """Only a penalty: one SGD step must move by lr times its gradient."""
+
+    class Nothing:
+        parts = ("retain",)
+
+        def __call__(self, forward, batches):
+            zero = forward(batches["retain"]).sum() * 0
+            return Terms(zero, {"nothing": zero})
+
+    for accumulation in (1, 4):
+        model, sink = tiny.net(), Sink()
+        before = model.head.weight.detach().clone()
+        config = small(steps=1, accumulation=accumulation, optimizer="sgd", lr=0.1)
+        penalty = lambda net: 0.5 * net.head.weight.square().sum()  # noqa: E731
+        run(model, config, objective=Nothing(), penalty=penalty, tracker=sink)
+        torch.testing.assert_close(model.head.weight, 0.9 * before)
+        assert sink.rows[1]["loss/penalty"] == pytest.approx(float(0.5 * before.square().sum()))
+
+
+def test_weight_decay_pulls_matrices_only(tiny, run):
+    """A zero gradient leaves the decay alone: matrices shrink, vectors stay."""
+
+    class Flat(CrossEntropy):
+        def __call__(self, forward, batches):
+            terms = super().__call__(forward, batches)
+            return Terms(terms.total * 0, terms.parts)
+
+    model = tiny.net()
+    before = tiny.snapshot(model)
+    run(model, small(steps=1, weight_decay=0.5, lr=0.1), objective=Flat("retain"))
+    for name, value in model.state_dict().items():
+        factor = 1 - 0.1 * 0.5 if value.ndim >= 2 else 1.0
+        torch.testing.assert_close(value, before[name] * factor)
+
+
+def test_gradient_clipping(tiny, source, run):
+    """One SGD step moves by lr * max_norm exactly; the logged norm is the one before clipping."""
+    limit, lr = 0.01, 0.5
+    model, sink = tiny.net(), Sink()
+    before = tiny.snapshot(model)
+    run(model, small(steps=1, optimizer="sgd", lr=lr, max_grad_norm=limit), tracker=sink)
+    moved = math.sqrt(
+        sum(float((v - before[k]).double().square().sum()) for k, v in model.state_dict().items())
+    )
+    assert moved == pytest.approx(lr * limit, rel=1e-3)
+    reference = tiny.net().train()
+    batch = tiny.loader(source, RETAIN).next()
+    loss = cross_entropy(tiny, "retain")(reference, {"retain": batch})
+    gradients = torch.autograd.grad(loss, list(reference.parameters()))
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    assert norm > 2 * limit
+    assert sink.rows[1]["grad_norm/all"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_hooks_run_after_each_step_and_are_logged(tiny, run):
+    seen, sink = [], Sink()
+
+    def hook(model):
+        seen.append(float(model.head.bias.detach().sum()))
+        return {"hook/value": float(len(seen))}
+
+    run(tiny.net(), small(), after_step=[hook, lambda model: None], tracker=sink)
+    assert len(seen) == len(set(seen)) == 6
+    assert [row["hook/value"] for row in sink.rows.values()] == [1, 2, 3, 4, 5, 6]
+
+
+# Divergence --------------------------------------------------------------------------------------
+
+
+class Bad(CrossEntropy):
+    """A loss that is spoilt from call ``at`` on (counted from 1)."""
+
+    def spoil(self, at, value, part_only=False):
+        object.__setattr__(self, "plan", (at, value, part_only))
+        object.__setattr__(self, "calls", 0)
+        return self
+
+    def __call__(self, forward, batches):
+        terms = super().__call__(forward, batches)
+        object.__setattr__(self, "calls", self.calls + 1)
+        at, value, part_only = self.plan
+        if self.calls < at:
+            return terms
+        if part_only:
+            return Terms(terms.total, {**terms.parts, "extra": terms.total.detach() * 0 + value})
+        return Terms(terms.total * value, terms.parts)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e6])
+def test_divergence_names_the_first_bad_step(tiny, run, value, log_every):
+    objective = Bad("retain").spoil(4, value)
+    with pytest.raises(Diverged) as error:
+        run(tiny.net(), small(log_every=log_every), objective=objective)
+    assert error.value.step == 4 and "10000" in error.value.reason
+    assert objective.calls == 4, "nothing runs after the first bad step"
+
+
+def test_a_part_counts_too_and_the_cap_is_an_absolute_value(tiny, run):
+    for value in (60.0, -60.0):
+        with pytest.raises(Diverged) as error:
+            run(tiny.net(), small(loss_cap=50), objective=Bad("retain").spoil(2, value, True))
+        assert error.value.step == 2 and "50" in error.value.reason
+    run(tiny.net(), small(loss_cap=70), objective=Bad("retain").spoil(2, 60.0, True))
+
+
+def test_a_bad_micro_batch_counts_as_its_step(tiny, run):
+    with pytest.raises(Diverged) as error:
+        run(tiny.net(), small(accumulation=2), objective=Bad("retain").spoil(6, math.nan))
+    assert error.value.step == 3
+
+
+def test_parameters_that_end_non_finite_diverge(tiny, run):
+    def blow(model):
+        with torch.no_grad():
+            model.head.bias[0] = math.inf
+
+    with pytest.raises(Diverged, match=r"head\.bias") as error:
+        run(tiny.net(), small(steps=1), after_step=[blow])
+    assert error.value.step == 1
+
+
+def test_divergence_gives_the_model_back_unwrapped(tiny, run):
+    model = tiny.net()
+    state = torch.get_rng_state()
+    with pytest.raises(Diverged):
+        run(model, small(mixed_precision="bf16"), objective=Bad("retain").spoil(1, math.nan))
+    assert "forward" not in model.__dict__ and "_original_forward" not in model.__dict__
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Determinism and side effects --------------------------------------------------------------------
+
+
+def test_same_seed_same_bits_and_another_seed_other_dropout(tiny, run):
+    models = [tiny.net(dropout=0.3) for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        torch.rand(7)  # whatever the global stream did before must not matter
+        run(model, small(), seed=seed)
+    assert tiny.same(models[0], models[1]) and not tiny.same(models[0], models[2])
+
+
+def test_the_global_stream_is_untouched(tiny, run):
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run(tiny.net(dropout=0.3), small(probe_every=2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+
+
+def test_looking_changes_nothing(tiny, run):
+    """Logging and probing, with dropout and running statistics, leave every bit alone."""
+    quiet = tiny.net(dropout=0.3, batch_norm=True)
+    run(quiet, small(log_every=100))
+    probed = tiny.net(dropout=0.3, batch_norm=True)
+    run(probed, small(log_every=1, probe_every=1), tracker=Sink())
+    assert tiny.same(quiet, probed)
+
+
+def test_frozen_parameters_keep_every_bit(tiny, run):
+    model = tiny.net()
+    for parameter in model.blocks.parameters():
+        parameter.requires_grad_(False)
+    before = tiny.snapshot(model)
+    run(model, small(weight_decay=0.1, probe_every=2))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("blocks."), name
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (not name.startswith("blocks."))
+        assert parameter.grad is None
+
+
+def test_the_base_of_an_adapter_keeps_every_bit(tiny, run):
+    model = tiny.net()
+    attach(model, MLP, AdapterConfig(rank=2, phi="sine", omega=20.0), torch.Generator())
+    before = tiny.snapshot(model)
+    run(model, small(weight_decay=0.1, probe_every=1), objective=GradientDifference())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) != name.endswith((".A", ".Bt")), name
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+def mixed_loaders(tiny, source):
+    everything = np.arange(48)
+    relabelled = RelabelledLoader(
+        tiny.loader(source, everything, 8, "mixed", augment=True), FORGET, tiny.classes
+    )
+    return {"retain": relabelled}
+
+
+def chained_loaders(tiny, source):
+    forget = RelabelledLoader(
+        tiny.loader(source, FORGET, 8, "f", augment=True), FORGET, tiny.classes, exclude_true=True
+    )
+    return {"retain": ChainedLoader([forget, tiny.loader(source, RETAIN, 8, "r", augment=True)])}
+
+
+def pair_loaders(tiny, source):
+    return {
+        "retain": tiny.loader(source, RETAIN, 8, "r", augment=True),
+        "forget": tiny.loader(source, FORGET, 8, "f"),
+    }
+
+
+@pytest.mark.parametrize("killed_after", [4, 7, 9])
+@pytest.mark.parametrize("loaders", [mixed_loaders, chained_loaders, pair_loaders])
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "sgd", "adapter"])
+def test_a_killed_run_resumes_bit_for_bit(tiny, source, run, tmp_path, kind, loaders, killed_after):
+    config = small(
+        steps=10,
+        checkpoint_every=2,
+        weight_decay=0.01,
+        optimizer="adamw" if kind in ("adamw", "adapter") else "sgd",
+        momentum=0.9 if kind == "momentum" else 0.0,
+    )
+    objective = CrossEntropy() if loaders is not pair_loaders else GradientDifference()
+
+    def go(path, **options):
+        model, sink = tiny.net(dropout=0.3, batch_norm=True), Sink()
+        if kind == "adapter":
+            attach(
+                model, MLP, AdapterConfig(rank=2, phi="tanh", omega=9.0), torch.Generator().manual_seed(1)
+            )
+        options |= {"loaders": loaders(tiny, source), "objective": objective, "tracker": sink}
+        try:
+            result = run(model, config, checkpoint=path, **options)
+        except Killed:
+            return model, sink, None
+        return model, sink, result
+
+    whole, sink, result = go(None)
+    path = tmp_path / "deep" / "checkpoint.safetensors"
+    go(path, progress=kill_at(killed_after))
+    assert path.is_file() and not list(path.parent.glob("*.partial"))
+    resumed, rest, again = go(path)
+    assert tiny.same(whole, resumed)
+    start = killed_after // 2 * 2
+    assert rest.rows == {step: row for step, row in sink.rows.items() if step > start}
+    assert again.last == result.last and again.peak == result.peak and again.steps == 10
+    assert not path.exists(), "a finished run leaves no checkpoint"
+
+
+def test_stateful_hooks_travel_with_the_checkpoint(tiny, run, tmp_path):
+    class Counter:
+        value = 0
+
+        def __call__(self, model):
+            self.value += 1
+
+        def state(self):
+            return {"value": torch.tensor(self.value)}
+
+        def load_state(self, state):
+            self.value = int(state["value"])
+
+    class Empty:
+        def state(self):
+            return {}
+
+        def load_state(self, state):
+            assert not state
+
+    path, counter = tmp_path / "c.safetensors", Counter()
+    config = small(checkpoint_every=2)
+    options = {"checkpoint": path, "stateful": {"counter": counter, "empty": Empty()}}
+    with pytest.raises(Killed):
+        run(tiny.net(), config, after_step=[counter], progress=kill_at(5), **options)
+    counter = Counter()
+    options["stateful"] = {"counter": counter, "empty": Empty()}
+    run(tiny.net(), config, after_step=[counter], **options)
+    assert counter.value == 6
+
+
+def interrupted(tiny, run, path, **fields):
+    with pytest.raises(Killed):
+        run(tiny.net(), small(checkpoint_every=2, **fields), checkpoint=path, progress=kill_at(3))
+
+
+def test_damaged_and_foreign_checkpoints_are_one_clear_line(tiny, run, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "c.safetensors"
+    config = small(checkpoint_every=2)
+
+    def refused(model=None, config=config, **options):
+        with pytest.raises(CheckpointError) as error:
+            run(model or tiny.net(), config, checkpoint=path, **options)
+        assert "\n" not in str(error.value) and str(path) in str(error.value)
+        assert "delete it" in str(error.value)
+        return str(error.value)
+
+    interrupted(tiny, run, path)
+    content = path.read_bytes()
+    tensors = {key: value.clone() for key, value in load_file(path).items()}
+    with safe_open(path, framework="pt") as file:
+        meta = file.metadata()
+    for damaged in (b"", b"not a checkpoint", content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        assert "damaged" in refused()
+    for gone in ("model.head.weight", "rng", "optimizer.0.exp_avg", "state.retain.cursor"):
+        save_file({k: v for k, v in tensors.items() if k != gone}, path, metadata=meta)
+        assert "damaged" in refused(), gone
+    save_file(tensors | {"model.head.bias": torch.zeros(9)}, path, metadata=meta)
+    assert "damaged" in refused()
+    path.write_bytes(content)
+    frozen = tiny.net()
+    frozen.stem.requires_grad_(False)
+    wider = tiny.net()
+    wider.head = nn.Linear(8, 5)
+    assert "another run" in refused(frozen)
+    assert "another run" in refused(wider)
+    assert "another run" in refused(config=small(checkpoint_every=2, lr=0.5))
+    assert "another run" in refused(seed=4)
+    run(tiny.net(), config, checkpoint=path)
+
+
+def test_nothing_is_pickled(tiny, run, tmp_path):
+    from safetensors import safe_open
+
+    path = tmp_path / "c.safetensors"
+    interrupted(tiny, run, path)
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["notes"])
+        assert int(file.metadata()["step"]) == 2
+
+
+# What is logged ----------------------------------------------------------------------------------
+
+
+def test_documented_names_are_logged(tiny, run):
+    model, sink = tiny.net(), Sink()
+    attach(
+        model,
+        MLP,
+        AdapterConfig(rank=2, phi="sine", omega=9.0),
+        torch.Generator(),
+        trainable=("head.*",),
+    )
+    config = small(steps=7, log_every=3, probe_every=6)
+    result = run(
+        model,
+        config,
+        objective=GradientDifference(),
+        tracker=sink,
+        component_of=tiny.component_of,
+        penalty=lambda net: net.head.weight.sum() * 0,
+    )
+    assert list(sink.rows) == [1, 3, 6, 7]
+    always = {"loss/retain_loss", "loss/forget_loss", "loss/penalty", "lr"}
+    always |= {f"{kind}_norm/{c}" for kind in ("grad", "weight") for c in ("A", "B", "head")}
+    always |= {"logits/mean", "logits/spread"}
+    always |= {
+        f"adapter/{name}"
+        for name in ("delta_ratio", "delta_ratio_max", "max_argument", "bound_active", "certificate")
+    }
+    probes = {f"probe_grad_norm/{c}" for c in ("mlp", "head", "other")}
+    probes |= {f"effective_weight_norm/{c}" for c in ("mlp", "head", "other")}
+    for step, row in sink.rows.items():
+        assert set(row) == (always | probes if step in (1, 6, 7) else always), step
+        assert all(math.isfinite(value) for value in row.values())
+    assert result.last == sink.rows[7]
+    for name, value in result.peak.items():
+        assert value == max(row[name] for row in sink.rows.values() if name in row)
+
+
+def test_norms_and_logits_are_those_of_the_step(tiny, source, run):
+    model, sink = tiny.net(), Sink()
+    run(model, small(steps=1), tracker=sink, component_of=tiny.component_of)
+    reference = tiny.net().train()
+    batch = tiny.loader(source, RETAIN).next()
+    logits = tiny.forward(reference, batch)
+    nn.functional.cross_entropy(logits, batch.labels).backward()
+    row = sink.rows[1]
+    assert row["logits/mean"] == pytest.approx(float(logits.detach().mean()), abs=1e-6)
+    assert row["logits/spread"] == pytest.approx(float(logits.detach().std(correction=0)), rel=1e-5)
+    for component in ("mlp", "head", "other"):
+        mine = [p for n, p in reference.named_parameters() if tiny.component_of(n) == component]
+        gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in mine))
+        weight = math.sqrt(sum(float(p.detach().square().sum()) for p in mine))
+        assert row[f"grad_norm/{component}"] == pytest.approx(gradient, rel=1e-5)
+        assert row[f"weight_norm/{component}"] == pytest.approx(weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("phi", ["identity", "sine", "relu"])
+def test_probe_norms_are_the_gradients_of_the_merged_model(tiny, source, run, phi):
+    model, sink = tiny.net(), Sink()
+    attach(model, MLP, AdapterConfig(rank=2, phi=phi, omega=3.0), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for _, layer in adapted_layers(model):
+            layer.A.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
+    merged = detach(copy.deepcopy(model)).train().requires_grad_(True)
+    objective = GradientDifference(1.0, 0.3)
+    run(
+        model,
+        small(steps=1, probe_every=1),
+        objective=objective,
+        tracker=sink,
+        component_of=tiny.component_of,
+    )
+    loaders = {"retain": tiny.loader(source, RETAIN), "forget": tiny.loader(source, FORGET)}
+    batches = {name: loader.next() for name, loader in loaders.items()}
+    objective(lambda batch: tiny.forward(merged, batch), batches).total.backward()
+    row = sink.rows[1]
+    for component in ("mlp", "head", "other"):
+        mine = [
+            p
+            for n, p in merged.named_parameters()
+            if p.ndim == 2 and tiny.component_of(n) == component
+        ]
+        gradient = math.sqrt(sum(float(p.grad.square().sum()) for p in mine))
+        weight = math.sqrt(sum(float(p.detach().square().sum()) for p in mine))
+        assert row[f"probe_grad_norm/{component}"] == pytest.approx(gradient, rel=1e-4)
+        assert row[f"effective_weight_norm/{component}"] == pytest.approx(weight, rel=1e-5)
+
+
+# Precision ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phi", [None, "identity", "sine", "relu"])
+def test_bfloat16_runs_and_stays_near(tiny, run, phi):
+    losses = {}
+    for precision in ("no", "bf16", "no"):
+        model, sink = tiny.net(), Sink()
+        if phi is not None:
+            config = AdapterConfig(rank=4, phi=phi, omega=20.0)
+            attach(model, MLP, config, torch.Generator().manual_seed(1))
+        run(model, small(steps=10, lr=1e-3, mixed_precision=precision), tracker=sink)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        assert "forward" not in model.__dict__
+        losses.setdefault(precision, []).append(sink.rows[10]["loss/retain_loss"])
+    first, again = losses["no"]
+    assert first == again, "an earlier run's precision must not leak into the next"
+    assert losses["bf16"][0] != first
+    assert losses["bf16"][0] == pytest.approx(first, abs=0.1)
+
+
+def test_two_fits_of_one_model_with_different_precision(tiny, run):
+    model = tiny.net()
+    run(model, small(mixed_precision="bf16"))
+    run(model, small(mixed_precision="no"))
+    run(model, small(mixed_precision="bf16", accumulation=2))
+    twin = copy.deepcopy(model)
+    assert twin(torch.zeros(2, 6)).dtype == torch.float32
+    with torch.no_grad():
+        model.head.bias.add_(1.0)
+    assert not torch.equal(twin(torch.zeros(2, 6)), model(torch.zeros(2, 6)))

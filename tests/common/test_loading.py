@@ -1,0 +1,230 @@
+"""Loaders: what comes next, without replacement, and again after a kill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.loading import (
+    Batch,
+    ChainedLoader,
+    Loader,
+    RelabelledLoader,
+    concatenate,
+    ordered_batches,
+)
+
+
+def stream(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def take(loader, count):
+    return [loader.next() for _ in range(count)]
+
+
+def ids(batches):
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
+def equal(first: Batch, second: Batch) -> bool:
+    return (
+        torch.equal(first.indices, second.indices)
+        and torch.equal(first.labels, second.labels)
+        and all(torch.equal(first.inputs[k], second.inputs[k]) for k in first.inputs)
+    )
+
+
+@pytest.fixture
+def source(tiny):
+    return tiny.Source()
+
+
+INDICES = np.array([3, 5, 8, 13, 21, 34, 55, 2, 7, 11], dtype=np.int64)
+
+
+def test_an_epoch_is_without_replacement(source):
+    loader = Loader(source, INDICES, 4, stream())
+    assert loader.batches_per_epoch == 3
+    epochs = [take(loader, 3) for _ in range(4)]
+    for number, epoch in enumerate(epochs):
+        assert [len(batch) for batch in epoch] == [4, 4, 2]
+        assert sorted(ids(epoch)) == sorted(INDICES.tolist())
+        assert ids(epoch) != ids(epochs[number - 1]), "every epoch has an order of its own"
+    assert loader.epoch == 3
+
+
+def test_a_batch_larger_than_the_set_is_the_set(source):
+    loader = Loader(source, INDICES[:3], 64, stream())
+    assert loader.batches_per_epoch == 1
+    assert sorted(ids(take(loader, 1))) == sorted(INDICES[:3].tolist())
+
+
+def test_the_generator_decides_everything(source):
+    loaders = [Loader(source, INDICES, 4, stream(seed)) for seed in (1, 1, 2)]
+    first, again, other = (take(loader, 5) for loader in loaders)
+    assert all(equal(a, b) for a, b in zip(first, again, strict=True))
+    assert ids(first) != ids(other)
+
+
+def test_augmentation_is_optional(source):
+    plain = Loader(source, INDICES, 10, stream(), augment=False).next()
+    assert torch.equal(plain.inputs["x"], source.x[plain.indices])
+    noisy = Loader(source, INDICES, 10, stream()).next()
+    assert not torch.equal(noisy.inputs["x"], source.x[noisy.indices])
+
+
+def test_retain_order_does_not_depend_on_the_forget_loader(tiny, source):
+    split = tiny.split(source)
+    access = frozenset({"forget", "retain"})
+    alone = take(tiny.task(source, split, access=access).loader("retain", batch_size=8), 9)
+    task = tiny.task(source, split, access=access)
+    retain, forget = task.loader("retain", batch_size=8), task.loader("forget", batch_size=8)
+    together = []
+    for _ in range(9):
+        forget.next()
+        together.append(retain.next())
+        forget.next()
+    assert all(equal(a, b) for a, b in zip(alone, together, strict=True))
+    other = tiny.task(source, split, access=access, seed=6).loader("retain", batch_size=8)
+    assert ids(take(other, 9)) != ids(alone)
+
+
+def test_shards_share_each_batch(source):
+    whole = take(Loader(source, INDICES, 4, stream(), augment=False), 3)
+    shards = [
+        take(Loader(source, INDICES, 4, stream(), augment=False, shard=(rank, 2)), 3)
+        for rank in (0, 1)
+    ]
+    for full, one, two in zip(whole, *shards, strict=True):
+        assert sorted(ids([one, two])) == sorted(ids([full]))
+
+
+def make(kind, source):
+    loader = Loader(source, INDICES, 4, stream())
+    relabelled = RelabelledLoader(Loader(source, INDICES, 4, stream(5)), INDICES[:5], 4)
+    return {
+        "plain": lambda: loader,
+        "relabelled": lambda: relabelled,
+        "chained": lambda: ChainedLoader([relabelled, loader]),
+        "nested": lambda: ChainedLoader([ChainedLoader([loader]), relabelled]),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["plain", "relabelled", "chained", "nested"])
+@pytest.mark.parametrize("cut", [0, 1, 3, 4, 7])
+def test_state_round_trip(source, kind, cut):
+    loader = make(kind, source)
+    take(loader, cut)
+    state = {key: value.clone() for key, value in loader.state().items()}
+    expected = take(loader, 8)
+    resumed = make(kind, source)
+    take(resumed, 2)
+    resumed.load_state(state)
+    assert all(equal(a, b) for a, b in zip(expected, take(resumed, 8), strict=True))
+
+
+def test_a_state_is_a_snapshot(source):
+    """What was saved must not move with the loader."""
+    for kind in ("plain", "relabelled", "chained"):
+        loader = make(kind, source)
+        take(loader, 2)
+        state = loader.state()
+        before = {key: value.clone() for key, value in state.items()}
+        take(loader, 9)
+        assert all(torch.equal(state[key], value) for key, value in before.items())
+
+
+# Relabelling -------------------------------------------------------------------------------------
+
+
+def labels_of(batches):
+    return {
+        index: int(label)
+        for batch in batches
+        for index, label in zip(batch.indices.tolist(), batch.labels, strict=True)
+    }
+
+
+def relabelled(source, members, seed=0, size=64, **options):
+    inner = Loader(source, np.arange(size), 16, stream(seed))
+    return RelabelledLoader(inner, members, 4, **options)
+
+
+def test_only_members_change(source):
+    members = np.arange(0, 64, 3)
+    loader = relabelled(source, members)
+    labels = labels_of(take(loader, 4))
+    changed = {index for index in labels if labels[index] != int(source.labels[index])}
+    assert changed and changed <= set(members.tolist())
+    assert all(0 <= label < 4 for label in labels.values())
+
+
+def test_labels_hold_for_an_epoch_and_are_redrawn(source):
+    loader = relabelled(source, np.arange(64))
+    shifts = []
+    for _ in range(3):
+        labels = labels_of(take(loader, 4))
+        shifts.append([(labels[i] - int(source.labels[i])) % 4 for i in range(64)])
+    assert shifts[0] != shifts[1] != shifts[2]
+
+
+def test_order_is_that_of_the_inner_loader_within_an_epoch(source):
+    plain = take(Loader(source, np.arange(64), 16, stream()), 1)
+    assert ids(plain) == ids(take(relabelled(source, np.arange(10)), 1))
+
+
+def test_exclude_true_never_draws_the_truth(source):
+    honest = relabelled(source, np.arange(64), exclude_true=True)
+    for _ in range(5):
+        labels = labels_of(take(honest, 4))
+        assert all(labels[i] != int(source.labels[i]) for i in range(64))
+    lax = [labels_of(take(relabelled(source, np.arange(64), seed=s), 4)) for s in range(5)]
+    assert any(labels[i] == int(source.labels[i]) for labels in lax for i in range(64))
+
+
+def test_random_labels_are_uniform(source):
+    """Every class about a quarter of the time, also of those with one true label."""
+    members = np.flatnonzero(source.labels.numpy() == 2)
+    inner = Loader(source, members, len(members), stream())
+    loader = RelabelledLoader(inner, members, 4)
+    labels = torch.cat([batch.labels for batch in take(loader, 250)])
+    shares = torch.bincount(labels, minlength=4) / len(labels)
+    assert (shares - 0.25).abs().max() < 0.03
+
+
+def test_members_outside_the_stream_do_no_harm(source):
+    inner = Loader(source, np.arange(10), 10, stream())
+    batch = RelabelledLoader(inner, np.arange(40, 50), 4).next()
+    assert torch.equal(batch.labels, source.labels[batch.indices])
+
+
+# Chaining ----------------------------------------------------------------------------------------
+
+
+def test_chained_passes_in_turn(source):
+    first = Loader(source, np.arange(10), 4, stream(1))
+    second = Loader(source, np.arange(10, 15), 4, stream(2))
+    chain = ChainedLoader([first, second])
+    assert chain.batches_per_epoch == 5
+    for _ in range(3):
+        assert sorted(ids(take(chain, 3))) == list(range(10))
+        assert sorted(ids(take(chain, 2))) == list(range(10, 15))
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def test_ordered_batches_see_everything_once_unaugmented(source):
+    batches = list(ordered_batches(source, INDICES, 4))
+    assert ids(batches) == INDICES.tolist()
+    for batch in batches:
+        assert torch.equal(batch.inputs["x"], source.x[batch.indices])
+
+
+def test_slices_and_concatenation_are_inverse(source):
+    whole = source.fetch(torch.as_tensor(INDICES))
+    assert equal(concatenate([whole.slice(0, 3), whole.slice(3, 10)]), whole)
+    swapped = whole.with_labels(torch.zeros(10, dtype=torch.int64))
+    assert len(swapped) == 10 and swapped.inputs is whole.inputs and not swapped.labels.any()

@@ -1,0 +1,373 @@
+"""What a method may see, how its config is made, and what its config makes of the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import validate
+from common.errors import AccessError, ConfigError
+from common.methods import GradientConfig, resolve_config, train_reference
+from common.objectives import CrossEntropy
+from common.registry import METHODS
+from common.schemas import AdapterConfig, FitConfig
+
+OWN = [entry.name for entry in METHODS if str(entry.target).startswith("common.baselines:")]
+SHORT = {"steps": 3, "batch_size": 8}
+
+
+def complaint(function, *args, **kwargs) -> str:
+    with pytest.raises(ConfigError) as error:
+        function(*args, **kwargs)
+    text = str(error.value)
+    assert text and "\n" not in text
+    return text
+
+
+def resolve(name, params=None, preset=None):
+    return resolve_config(name, preset, params or {}, origin="suite.yaml: row")
+
+
+@pytest.fixture
+def source(tiny):
+    return tiny.Source()
+
+
+@pytest.fixture
+def unlearn(tiny, source):
+    """Runs a method by name on a fresh copy of the tiny problem."""
+
+    def go(name, params=None, *, source=source, **fields):
+        cls = METHODS[name]
+        split = tiny.split(tiny.Source())
+        task = tiny.task(source, split, access=cls.info.access, **fields)
+        given = SHORT if "steps" in cls.Config.model_fields else {}
+        config = resolve(name, {**given, **(params or {})})
+        return cls(config).unlearn(task), task
+
+    return go
+
+
+# Access ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_methods_never_touch_what_they_do_not_declare(tiny, unlearn, name):
+    """Every undeclared sample is poisoned: fetching one raises."""
+    split = tiny.split(tiny.Source())
+    access = METHODS[name].info.access
+    forbidden = [i for part, ids in split.parts.items() if part not in access for i in ids]
+    poisoned = tiny.Source(forbidden=forbidden)
+    unlearn(name, source=poisoned)
+    allowed = {int(i) for part in access & set(split.parts) for i in split.parts[part]}
+    assert poisoned.fetched <= allowed
+    assert bool(poisoned.fetched) == bool(allowed)
+
+
+def test_the_poison_works(tiny, unlearn):
+    split = tiny.split(tiny.Source())
+    with pytest.raises(PermissionError, match="poisoned"):
+        unlearn("finetune", source=tiny.Source(forbidden=split.parts["retain"]))
+
+
+def test_declarations_of_the_single_sided_methods():
+    declared = {name: METHODS[name].info.access for name in OWN}
+    assert declared["original"] == frozenset()
+    assert declared["finetune"] == {"retain"}
+    assert declared["retrain"] == {"retain", "initial"}
+    assert declared["ascent"] == {"forget"}
+    assert all(access <= {"forget", "retain", "initial"} for access in declared.values())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda task: task.indices("forget"),
+        lambda task: task.indices("retain", "forget"),
+        lambda task: task.loader("test", batch_size=2),
+        lambda task: task.loaders(("retain", "forget"), FitConfig(steps=1)),
+        lambda task: task.fresh_model(),
+        lambda task: train_reference(task, ["retain"]),
+    ],
+)
+def test_undeclared_requests_raise(tiny, source, ask):
+    task = tiny.task(source, tiny.split(source), access=frozenset({"retain"}))
+    with pytest.raises(AccessError, match=r"declares only \['retain'\]") as error:
+        ask(task)
+    assert "info.access" in str(error.value) and "\n" not in str(error.value)
+    assert not source.fetched
+
+
+def test_declared_requests_are_served(tiny, source):
+    split = tiny.split(source)
+    task = tiny.task(source, split, access=frozenset({"retain", "forget", "initial"}))
+    assert task.indices("retain", "forget").tolist() == split.train.tolist()
+    loaders = task.loaders(("retain", "forget"), FitConfig(steps=1, batch_size=8, accumulation=2))
+    assert list(loaders) == ["retain", "forget"]
+    assert all(len(loader.next()) == 4 for loader in loaders.values())
+    assert tiny.same(task.fresh_model(), task.fresh_model())
+
+
+# The task ----------------------------------------------------------------------------------------
+
+
+def test_replicates_and_seeds_have_streams_of_their_own(tiny, source):
+    def draw(**fields):
+        task = tiny.task(source, tiny.split(source), **fields)
+        return torch.rand(4, generator=task.generator("x")).tolist()
+
+    draws = [draw(), draw(replicate=1), draw(seed=6), draw(seed=6, replicate=1)]
+    assert len({tuple(values) for values in draws}) == 4 and draws[0] == draw()
+
+
+def test_several_fits_use_checkpoints_and_seeds_of_their_own(tiny, source, tmp_path):
+    seen = []
+    task = tiny.task(
+        source,
+        tiny.split(source),
+        access=frozenset({"retain"}),
+        checkpoint=tmp_path / "c.safetensors",
+        progress=lambda step, total: seen.extend(sorted(p.name for p in tmp_path.iterdir())),
+    )
+    config = FitConfig(steps=3, batch_size=8, checkpoint_every=2)
+    for _ in range(2):
+        task.fit(task.model, CrossEntropy(), task.loaders(("retain",), config), config)
+    assert seen == ["c.safetensors"] * 2 + ["c-1.safetensors"] * 2
+    assert [result.steps for result in task.results] == [3, 3]
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_fits_differ_in_dropout(tiny, source):
+    results = []
+    for repeats in (1, 2):
+        task = tiny.task(source, tiny.split(source), access=frozenset({"retain"}))
+        config = FitConfig(steps=2, batch_size=8)
+        for _ in range(repeats):
+            model = tiny.net(dropout=0.5)
+            task.fit(model, CrossEntropy(), task.loaders(("retain",), config), config)
+        results.append(model)
+    assert not tiny.same(*results)
+
+
+def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, source):
+    model, task = unlearn("retrain")
+    reference = task.build()
+    retain = tiny.split(source).parts["retain"]
+    from common.engine import fit
+    from common.loading import Loader
+    from common.seeding import derive
+
+    loader = Loader(tiny.Source(), retain, 8, task.generator("train"))
+    seed = derive(task.seed, "engine", 0, 0)
+    objective = CrossEntropy("train")
+    fit(reference, objective, {"train": loader}, task.recipe, forward=tiny.forward, seed=seed)
+    assert tiny.same(model, reference) and not tiny.same(model, task.build())
+
+
+def test_original_is_the_model_itself(tiny, unlearn):
+    model, task = unlearn("original")
+    assert model is task.model and tiny.same(model, tiny.net(1)) and not task.results
+
+
+# resolve_config ----------------------------------------------------------------------------------
+
+
+def test_defaults_presets_and_params_in_that_order():
+    assert resolve("gd_sine").lr == 3e-3
+    paper = resolve("gd_sine", preset="paper_literal")
+    assert (paper.lr, paper.lam, paper.steps, paper.lr_scaling) == (1e-5, 10.0, 500, "none")
+    assert paper.adapter == resolve("gd_sine").adapter, "a preset leaves the adapter alone"
+    mine = resolve("gd_sine", {"lam": 2}, "paper_literal")
+    assert (mine.lr, mine.lam) == (1e-5, 2.0)
+
+
+def test_nested_adapter_params_change_only_what_they_name():
+    config = resolve("gd_sine", {"adapter": {"rank": 4}})
+    assert config.adapter == AdapterConfig(phi="sine", omega=100.0, rank=4)
+    assert resolve("gd", {"adapter": {"rank": 4}}).adapter == AdapterConfig(rank=4)
+    assert resolve("gd_sine", {"adapter": None}).adapter is None
+
+
+@pytest.mark.parametrize("name", ["gd_sine", "finetune", "ascent", "random_label"])
+def test_steps_and_epochs_replace_each_other(name):
+    by_epochs = resolve(name, {"epochs": 2})
+    assert (by_epochs.epochs, by_epochs.steps) == (2, None)
+    by_steps = resolve(name, {"steps": 7})
+    assert (by_steps.epochs, by_steps.steps) == (None, 7)
+    assert "exactly one" in complaint(resolve, name, {"steps": 7, "epochs": 2})
+    cls = METHODS[name].Config
+    assert cls(steps=7).epochs is None and cls(epochs=2).steps is None
+
+
+def test_epochs_replace_the_steps_of_a_preset():
+    config = resolve("gd_sine", {"epochs": 2}, "paper_literal")
+    assert (config.epochs, config.steps, config.lam) == (2, None, 10.0)
+
+
+def test_a_resolved_config_resolves_to_itself():
+    for name in OWN:
+        config = resolve(name)
+        again = resolve(name, config.model_dump(mode="json"))
+        assert again == config, name
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "preset", "clue"),
+    [
+        ("gd_sine", {}, "paper_litteral", "no preset 'paper_litteral'; did you mean 'paper_literal'?"),
+        ("finetune", {}, "paper", "method 'finetune' has no preset 'paper'; it has none"),
+        ("gd_sin", {}, None, "did you mean 'gd_sine'?"),
+        ("gd_sine", {"lamb": 1}, None, "lamb: unknown key; did you mean 'lam'?"),
+        ("gd_sine", {"adapter": {"omgea": 1}}, None, "adapter.omgea: unknown key; did you mean"),
+        ("gd_sine", {"lr": "fast"}, None, "lr: "),
+        ("gd_sine", {"lr": float("nan")}, None, "lr: "),
+        ("gd_sine", {"steps": 0}, None, "steps: "),
+        ("gd_sine", {"adapter": {"phi": "cosine"}}, None, "adapter.phi: "),
+        ("original", {"steps": 3}, None, "steps: unknown key"),
+        ("gd", {"weight_clip": 1.0}, None, "weight_clip constrains adapters"),
+        ("gd", {"ball": 1.0}, None, "ball constrains adapters"),
+        ("gd", {"penalty": 1.0}, None, "penalty constrains adapters"),
+        ("gd_relu", {"ball": 1.0}, None, "no certificate for phi: relu"),
+        ("finetune", {"reading": "two_rates"}, None, "reading: "),
+        ("ascent", {"reading": "two_rates"}, None, "reading: "),
+    ],
+)
+def test_bad_params_are_one_line(name, params, preset, clue):
+    message = complaint(resolve, name, params, preset)
+    assert clue in message
+    if name != "gd_sin":
+        assert message.startswith("suite.yaml: row")
+
+
+# From config to engine ---------------------------------------------------------------------------
+
+
+def test_the_rate_is_divided_by_the_slope():
+    adapter = AdapterConfig(phi="sigmoid", omega=100.0)
+    config = GradientConfig(adapter=adapter, lr=0.5)
+    assert config.engine().lr == pytest.approx(0.5 / 25)
+    sgd = GradientConfig(adapter=adapter, lr=0.5, optimizer="sgd")
+    assert sgd.engine().lr == pytest.approx(0.5 / 25**2)
+    assert GradientConfig(adapter=adapter, lr=0.5, lr_scaling="none").engine().lr == 0.5
+    assert GradientConfig(lr=0.5).engine().lr == 0.5
+
+
+def test_two_rates_is_plain_sgd_of_rate_one():
+    config = resolve("gd_sine", preset="paper_two_rates")
+    engine = config.engine()
+    assert (engine.optimizer, engine.lr, engine.momentum) == ("sgd", 1.0, 0.0)
+    assert engine.weight_decay == 0.0 and engine.steps == 500
+    objective = METHODS["gd_sine"](config).objective()
+    assert (objective.retain_weight, objective.forget_weight) == (1e-5, 1e-4)
+    weighted = METHODS["gd_sine"](resolve("gd_sine", {"lam": 0.3})).objective()
+    assert (weighted.retain_weight, weighted.forget_weight) == (1.0, 0.3)
+
+
+def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
+    """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
+    from common.adapters import adapted_layers
+
+    deltas = {}
+    for name in ("gd_lora", "gd_lora_omega", "gd_sine", "gd_tanh", "gd_sigmoid", "gd_sine_relative"):
+        model, _ = unlearn(name, {"steps": 1, "eps": 1e-12})
+        deltas[name] = next(adapted_layers(model))[1].delta().detach()
+    for name, delta in deltas.items():
+        torch.testing.assert_close(delta, deltas["gd_lora"], rtol=2e-2, atol=1e-5, msg=name)
+    assert deltas["gd_lora"].abs().max() > 1e-3
+
+
+def test_the_controls_differ_from_their_methods_in_one_thing():
+    def differing(one, two):
+        first, second = resolve(one).model_dump(), resolve(two).model_dump()
+        first |= {f"adapter.{k}": v for k, v in (first.pop("adapter") or {}).items()}
+        second |= {f"adapter.{k}": v for k, v in (second.pop("adapter") or {}).items()}
+        return {key for key in first if first[key] != second[key]}
+
+    assert differing("gd_lora_omega", "gd_sine") == {"adapter.phi"}
+    assert differing("gd_tanh", "gd_sine") == {"adapter.phi"}
+    assert differing("gd_lora", "gd_lora_omega") == {"adapter.omega"}
+    assert differing("gd_lora", "gd_lora_ball") == {"ball"}
+    assert differing("gd_lora", "gd_weight_clip") == {"weight_clip"}
+    assert differing("gd_sine", "gd_sine_weight_clip") == {"weight_clip"}
+    assert differing("gd_ul", "gd_ball") == {"ball"}
+    assert differing("gd_lora", "gd_ul") == {"forget_loss", "lam"}
+    assert differing("gd_lora", "gd_penalty") == {"penalty"}
+
+
+def test_placement_targets_and_head(tiny, unlearn):
+    from common.adapters import adapted_layers
+
+    def adapted(adapter):
+        model, _ = unlearn("gd_sine", {"steps": 1, "adapter": adapter})
+        return model, [name for name, _ in adapted_layers(model)]
+
+    assert len(adapted({"placement": "mlp"})[1]) == 4
+    assert adapted({"placement": "attention"})[1] == ["stem"]
+    assert len(adapted({"placement": "all"})[1]) == 5
+    assert adapted({"targets": ["blocks.0.*fc1"]})[1] == ["blocks.0.mlp.fc1"]
+    model, _ = adapted({"train_head": True})
+    assert not torch.equal(model.head.weight, tiny.net(1).head.weight)
+    assert torch.equal(adapted({})[0].head.weight, tiny.net(1).head.weight)
+
+
+def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
+    cls = METHODS["gd_sine"]
+    task = tiny.task(source, tiny.split(source), access=cls.info.access)
+    task.targets = {"mlp": ("blocks.*.mlp.fc*",), "attention": ()}
+    for placement in ("attention", "all"):
+        method = cls(resolve("gd_sine", {"adapter": {"placement": placement}}))
+        message = complaint(method.unlearn, task)
+        assert f"placement: {placement}" in message and "mlp" in message
+
+
+def test_constraints_hold_after_every_step(unlearn):
+    from common.adapters import adapted_layers
+
+    rough = {"steps": 6, "lr": 0.5, "lr_scaling": "none", "lam": 0.0}
+    free, _ = unlearn("gd_lora", rough)
+    clipped, _ = unlearn("gd_weight_clip", {**rough, "weight_clip": 0.2})
+    balled, task = unlearn("gd_lora_ball", {**rough, "ball": 0.1})
+    for _, layer in adapted_layers(free):
+        assert layer.A.abs().max() > 0.2
+        assert layer.delta().norm() > 0.1 * layer.weight.norm()
+    for _, layer in adapted_layers(clipped):
+        assert max(layer.A.abs().max(), layer.Bt.abs().max()) <= 0.2
+    for _, layer in adapted_layers(balled):
+        assert layer.delta().norm() <= 0.1 * layer.weight.norm() * (1 + 1e-4)
+    assert task.results[0].peak["adapter/at_ball"] == 1.0
+
+
+def test_the_penalty_is_logged_and_holds_factors_back(unlearn):
+    from common.adapters import factor_penalty
+
+    sizes = []
+    for mu in (1e-9, 10.0):
+        model, task = unlearn("gd_penalty", {"steps": 20, "lr": 1e-2, "penalty": mu})
+        sizes.append(float(factor_penalty(model).detach()))
+        assert "loss/penalty" in task.results[0].last
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+# Random labels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["mixed", "sequential"])
+def test_random_labels_read_what_they_should(tiny, unlearn, mode):
+    source = tiny.Source()
+    split = tiny.split(source)
+    unlearn("random_label", {"mode": mode, "steps": None, "epochs": 1}, source=source)
+    assert source.fetched == set(split.train.tolist())
+    first = set(torch.cat(source.log[:2]).tolist())
+    assert (first <= set(split.parts["forget"].tolist())) == (mode == "sequential")
+
+
+def test_random_labels_refuse_adapters():
+    message = complaint(resolve, "random_label", {"adapter": {"rank": 2}})
+    assert "adapter: unknown key" in message
+
+
+def test_validate_keeps_class_defaults():
+    config = validate(METHODS["ascent"].Config, {}, "x")
+    assert (config.steps, config.lr) == (50, 1e-5)
+    assert np.isclose(resolve("gd").lr, 1e-4)

@@ -1,0 +1,279 @@
+"""Stage folders: complete or absent, whatever races or dies; and logs that outlive a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from common.errors import DataError
+from common.stages import DONE, HOST, KEY_LENGTH, StageStore, write_json
+from common.tracking import Tracker, read_scalars
+
+KEY = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StageStore(tmp_path / "store")
+
+
+def leftovers(store):
+    return sorted(path.name for path in (store.root / "stages").glob(".*"))
+
+
+def dead_process() -> int:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def test_a_complete_stage(store):
+    about = {"seed": 3}
+    assert store.done("score", KEY) is None
+    with store.writing("score", KEY, about) as folder:
+        (folder / "x.txt").write_text("content")
+        assert store.done("score", KEY) is None, "not complete while being written"
+        about["late"] = True
+    assert store.done("score", KEY) == {"key": KEY, "kind": "score", "seed": 3, "late": True}
+    final = store.folder("score", KEY)
+    assert final.name == f"score-{KEY[:KEY_LENGTH]}"
+    assert sorted(path.name for path in final.iterdir()) == [DONE, "x.txt"]
+    assert leftovers(store) == []
+
+
+def test_done_is_written_last(store, monkeypatch):
+    """At the moment of done.json everything else is in place, under a name nobody looks up."""
+    import common.stages as stages
+
+    seen = []
+
+    def watch(path, value):
+        seen.append((path.parent.name[0], sorted(p.name for p in path.parent.iterdir())))
+        write_json(path, value)
+
+    monkeypatch.setattr(stages, "write_json", watch)
+    with store.writing("a", KEY, {}) as folder:
+        (folder / "weights").write_text("w")
+    assert seen == [(".", ["weights"])]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_nothing_but_the_scratch(store, error):
+    scratch = store.scratch("a", KEY)
+    scratch.mkdir(parents=True)
+    with pytest.raises(error), store.writing("a", KEY, {}) as folder:
+        (folder / "half").write_text("x")
+        raise error
+    assert store.done("a", KEY) is None and leftovers(store) == []
+    assert scratch.is_dir(), "checkpoints must outlive a failure"
+
+
+def test_completion_removes_the_scratch(store):
+    scratch = store.scratch("a", KEY)
+    scratch.mkdir(parents=True)
+    (scratch / "checkpoint").write_text("x")
+    other = store.scratch("b", KEY)
+    other.mkdir(parents=True)
+    with store.writing("a", KEY, {}):
+        pass
+    assert not scratch.exists() and other.is_dir()
+
+
+def test_unstorable_facts_leave_nothing(store):
+    with pytest.raises(ValueError, match="JSON"), store.writing("a", KEY, {"x": float("nan")}):
+        pass
+    assert store.done("a", KEY) is None and leftovers(store) == []
+
+
+def test_folders_have_the_usual_permissions(store):
+    """A store may be shared by people: no folder for its owner's eyes only."""
+    with store.writing("a", KEY, {}):
+        pass
+    plain = store.root / "plain"
+    plain.mkdir()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (store.folder("a", KEY), plain)]
+    assert modes[0] == modes[1]
+
+
+def test_kinds_and_keys_do_not_meet(store):
+    for kind, key in (("a", KEY), ("b", KEY), ("a", "f" * 64)):
+        with store.writing(kind, key, {"me": kind + key}):
+            pass
+    assert store.done("a", KEY)["me"] == "a" + KEY
+    assert len(list((store.root / "stages").iterdir())) == 3
+
+
+# Races and kills ---------------------------------------------------------------------------------
+
+
+def test_two_writers_end_with_one_folder(store):
+    first = store.writing("a", KEY, {"who": "first"})
+    second = store.writing("a", KEY, {"who": "second"})
+    folder_1, folder_2 = first.__enter__(), second.__enter__()
+    assert folder_1 != folder_2
+    (folder_1 / "one").write_text("1")
+    (folder_2 / "two").write_text("2")
+    second.__exit__(None, None, None)
+    first.__exit__(None, None, None)
+    final = store.folder("a", KEY)
+    assert store.done("a", KEY)["who"] == "second", "the first to finish wins, whole"
+    assert sorted(path.name for path in final.iterdir()) == [DONE, "two"]
+    assert leftovers(store) == []
+
+
+def test_many_writers_at_once(store):
+    errors = []
+    barrier = threading.Barrier(8)
+
+    def write(number):
+        try:
+            with store.writing("a", KEY, {"who": number}) as folder:
+                (folder / "who").write_text(str(number))
+                barrier.wait(timeout=10)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and leftovers(store) == []
+    winner = store.done("a", KEY)["who"]
+    assert (store.folder("a", KEY) / "who").read_text() == str(winner)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from common.stages import StageStore
+with StageStore(Path(sys.argv[1])).writing("a", sys.argv[2], {}) as folder:
+    (folder / "half").write_text("x")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_kill_leaves_nothing_complete_and_sweep_cleans_up(store):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(store.root), KEY], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline().strip() == "writing"
+        store.sweep()
+        assert len(leftovers(store)) == 1, "a living process keeps its folder"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert store.done("a", KEY) is None and not store.folder("a", KEY).exists()
+    assert len(leftovers(store)) == 1
+    store.sweep()
+    assert leftovers(store) == []
+    with store.writing("a", KEY, {}):
+        pass
+    assert store.done("a", KEY)
+
+
+def test_sweep_spares_the_living_other_machines_and_strangers(store):
+    stages = store.root / "stages"
+    dead = dead_process()
+    names = {
+        f".{dead}@{HOST}@train-aa": False,
+        f".{os.getpid()}@{HOST}@train-bb": True,
+        f".{dead}@another-machine@train-cc": True,
+        ".notes-of-mine": True,
+        f"train-{KEY[:KEY_LENGTH]}": True,
+    }
+    for name in names:
+        (stages / name).mkdir(parents=True)
+    with store.writing("a", KEY, {}) as folder:
+        store.sweep()
+        assert folder.is_dir()
+    assert {name: (stages / name).is_dir() for name in names} == names
+    StageStore(store.root / "nowhere").sweep()
+
+
+# Damage ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b"\xff\xfe\x00", b'"key"'])
+def test_a_damaged_done_is_one_clear_line(store, content):
+    with store.writing("a", KEY, {}):
+        pass
+    (store.folder("a", KEY) / DONE).write_bytes(content)
+    with pytest.raises(DataError, match="damaged; delete the folder") as error:
+        store.done("a", KEY)
+    assert "\n" not in str(error.value) and str(store.folder("a", KEY)) in str(error.value)
+
+
+def test_a_key_that_only_looks_the_same_is_refused(store):
+    with store.writing("a", KEY, {}):
+        pass
+    with pytest.raises(DataError, match="another stage"):
+        store.done("a", KEY[:KEY_LENGTH] + "f" * 44)
+
+
+def test_a_half_deleted_folder_is_named(store):
+    folder = store.folder("a", KEY)
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text("x")
+    assert store.done("a", KEY) is None
+    with pytest.raises(DataError, match="delete") as error, store.writing("a", KEY, {}):
+        pass
+    assert str(folder) in str(error.value) and leftovers(store) == []
+
+
+# JSON --------------------------------------------------------------------------------------------
+
+
+def test_json_is_strict_and_replaced_whole(tmp_path):
+    path = tmp_path / "deep" / "x.json"
+    write_json(path, {"a": 1.5, "b": None})
+    write_json(path, {"a": "é"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("inf")})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+# Logs --------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_log_goes_on_after_a_torn_line(tmp_path):
+    log = tmp_path / "deep" / "scalars.jsonl"
+    with Tracker(log) as tracker:
+        tracker.scalars(1, {"loss": 1.0})
+        tracker.scalars(2, {"loss": 0.5, "bad": float("nan")})
+    with log.open("a") as file:
+        file.write('{"step": 3, "lo')
+    with Tracker(log) as tracker:
+        tracker.scalars(2, {"loss": 0.25})
+        tracker.scalars(3, {"loss": 0.1})
+    rows = read_scalars(log)
+    assert rows == [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": 0.25},
+        {"step": 3, "loss": 0.1},
+    ]
+    assert read_scalars(tmp_path / "none") == []
+
+
+def test_a_clean_log_is_not_touched_by_reopening(tmp_path):
+    log = tmp_path / "scalars.jsonl"
+    for step in (1, 2):
+        with Tracker(log) as tracker:
+            tracker.scalars(step, {"bad": float("inf")})
+    lines = log.read_text().splitlines()
+    assert lines == ['{"step": 1, "bad": null}', '{"step": 2, "bad": null}']

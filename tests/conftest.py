@@ -1,0 +1,244 @@
+"""Tiny models and data for all tests, one thread, and no way out to the network.
+
+Test modules cannot import each other (pytest's importlib mode), so the helpers come as fixtures:
+``tiny`` is a namespace of everything below.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import hashlib
+import ipaddress
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.loading import Batch, Loader
+from common.methods import UnlearnTask
+from common.schemas import FitConfig
+from common.seeding import derive, generator
+from common.splits import ForgetSplit, class_forget
+
+LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
+
+
+def _is_local(host: object) -> bool:
+    if host in LOCAL_NAMES or host == socket.gethostname():
+        return True
+    try:
+        return ipaddress.ip_address(str(host).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Connecting to, or even asking for, an address that is not this machine's raises."""
+
+    def refuse(host: object) -> None:
+        if not _is_local(host):
+            raise OSError(f"tests have no network: refused to reach {host!r}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            real = getattr(socket.socket, name)
+
+            def guarded(self, address, real=real):
+                if self.family in (socket.AF_INET, socket.AF_INET6):
+                    refuse(address[0])
+                return real(self, address)
+
+            patch.setattr(socket.socket, name, guarded)
+        resolve = socket.getaddrinfo
+
+        def guarded_resolve(host, *args, **kwargs):
+            refuse(host.decode() if isinstance(host, bytes) else host)
+            return resolve(host, *args, **kwargs)
+
+        patch.setattr(socket, "getaddrinfo", guarded_resolve)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Same bits on every machine, and room for others on this one."""
+    torch.set_num_threads(1)
+
+
+class TinyMlp(nn.Module):
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.nn.functional.gelu(self.fc1(x)))
+
+
+class TinyBlock(nn.Module):
+    def __init__(self, width: int, hidden: int, dropout: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = TinyMlp(width, hidden)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.mlp(self.norm(x)))
+
+
+class TinyNet(nn.Module):
+    """(N, 6) or (N, T, 6) -> logits of 4 classes; layers are named as in a vision transformer."""
+
+    def __init__(self, dropout: float = 0.0, batch_norm: bool = False):
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList([TinyBlock(8, 12, dropout) for _ in range(2)])
+        self.norm = nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+TARGETS = {
+    "mlp": ("blocks.*.mlp.fc*",),
+    "attention": ("stem",),
+    "all": ("blocks.*.mlp.fc*", "stem"),
+}
+CLASSES = 4
+
+
+def make_net(seed: int = 0, **fields) -> TinyNet:
+    """A net whose every bit follows from the seed; the global stream is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TinyNet(**fields)
+
+
+class VectorSource:
+    """Gaussian vectors around class centres; ``forbidden`` indices raise when fetched.
+
+    Attributes:
+        fetched: Every index that was ever asked for.
+        log: The index tensors in order.
+    """
+
+    def __init__(self, size: int = 64, *, noise: float = 0.6, forbidden=()):
+        stream = generator(7, "tiny", "source")
+        centres = torch.randn(CLASSES, 6, generator=stream)
+        self.labels = torch.arange(size) % CLASSES
+        self.x = centres[self.labels] + noise * torch.randn(size, 6, generator=stream)
+        self.forbidden = {int(index) for index in forbidden}
+        self.fetched: set[int] = set()
+        self.log: list[Tensor] = []
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.x.numpy().tobytes()).hexdigest()
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        touched = set(indices.tolist())
+        poisoned = touched & self.forbidden
+        if poisoned:
+            raise PermissionError(f"poisoned samples {sorted(poisoned)} were read")
+        self.fetched |= touched
+        self.log.append(indices.clone())
+        x = self.x[indices]
+        if augment is not None:
+            x = x + 0.05 * torch.randn(x.shape, generator=augment)
+        return Batch({"x": x}, self.labels[indices], indices)
+
+
+def make_split(source: VectorSource, size: int = 48) -> ForgetSplit:
+    """Class 1 of the first ``size`` samples is forgotten; the rest is split evenly."""
+    train = np.arange(size, dtype=np.int64)
+    forget = class_forget(train, source.labels.numpy(), [1])
+    rest = np.arange(size, len(source.labels), dtype=np.int64)
+    parts = {
+        "forget": forget,
+        "retain": np.setdiff1d(train, forget),
+        "validation": rest[::2],
+        "test": rest[1::2],
+    }
+    return ForgetSplit("tiny", parts, source.digest)
+
+
+def forward(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.inputs["x"])
+
+
+def component_of(name: str) -> str:
+    return "mlp" if ".mlp." in name else "head" if name.startswith("head") else "other"
+
+
+def make_loader(source, indices, batch_size: int = 8, *names, augment: bool = False) -> Loader:
+    indices = np.asarray(indices, dtype=np.int64)
+    stream = generator(3, "loader", *names)
+    return Loader(source, indices, batch_size, stream, augment=augment)
+
+
+def make_task(source, split, *, access=frozenset(), seed: int = 5, **fields) -> UnlearnTask:
+    """A task on the tiny problem; ``fields`` override."""
+    values = {
+        "model": make_net(1),
+        "recipe": FitConfig(steps=20, batch_size=8, lr=1e-2),
+        "build": lambda: make_net(derive(seed, "build") % 2**31),
+        **fields,
+    }
+    return UnlearnTask(
+        source=source,
+        split=split,
+        access=access,
+        forward=forward,
+        num_classes=CLASSES,
+        targets=TARGETS,
+        head=("head.*",),
+        component_of=component_of,
+        seed=seed,
+        **values,
+    )
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same(first, second) -> bool:
+    """Two state dicts (or modules) bit for bit."""
+    first = first if isinstance(first, dict) else snapshot(first)
+    second = second if isinstance(second, dict) else snapshot(second)
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[name]) and value.dtype == second[name].dtype
+        for name, value in first.items()
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny() -> SimpleNamespace:
+    """Everything tiny: nets, data, loaders, tasks."""
+    return SimpleNamespace(
+        Net=TinyNet,
+        Source=VectorSource,
+        net=make_net,
+        split=make_split,
+        forward=forward,
+        component_of=component_of,
+        loader=make_loader,
+        task=make_task,
+        snapshot=snapshot,
+        same=same,
+        targets=TARGETS,
+        classes=CLASSES,
+    )
