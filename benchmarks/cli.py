@@ -305,7 +305,8 @@ def _print_board(board: Leaderboard) -> None:
     console.print()
     compact = console.width < WIDE
     heads = render.main_columns(board, compact=compact)
-    console.print(render.rich_table(title, heads, render.main_rows(board, compact=compact)))
+    rows = render.main_rows(board, compact=compact)
+    console.print(render.rich_table(title, heads, rows, tight=compact))
     console.print(render.LEGEND, style="dim", highlight=False, markup=False)
     if compact and any(row.diverged for row in board.rows):
         console.print(render.DIVERGED, style="dim", highlight=False, markup=False)

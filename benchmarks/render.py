@@ -200,8 +200,10 @@ def comparison_lines(board: Leaderboard) -> list[str]:
     return lines
 
 
-def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A Rich table: first column left, the rest right."""
+def rich_table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, tight: bool = False
+) -> Table:
+    """A Rich table: first column left, the rest right; ``tight`` for narrow terminals."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -211,7 +213,8 @@ def rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
         box=box.SIMPLE_HEAD,
         title_justify="left",
         title_style="bold",
-        padding=(0, 1),
+        padding=(0, 1, 0, 0) if tight else (0, 1),
+        show_edge=not tight,
         pad_edge=False,
     )
     for index, head in enumerate(heads):

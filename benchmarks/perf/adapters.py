@@ -43,7 +43,7 @@ SIZES: dict[Size, ViTSize] = {
 SINE = AdapterConfig(phi="sine", omega=100.0)
 LORA = AdapterConfig()
 OURS_SINE, OURS_LORA = "ours, sine", "ours, identity"
-NAIVE, PEFT, FROZEN = "naive, sine, two products", "PEFT LoRA", "frozen"
+NAIVE, PEFT, FROZEN = "naive, sine", "PEFT LoRA", "frozen"
 PAIRS = (
     (OURS_SINE, NAIVE),
     (OURS_SINE, PEFT),

@@ -69,6 +69,7 @@ class Case:
         checks: That all variants do the same job.
         unit: What times are given per.
         per_run: Units in one run of a variant.
+        share: Of the time that an effort gives to a case: less where runs are short.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Case:
     checks: Sequence[Check] = ()
     unit: str = "run"
     per_run: int = 1
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -104,7 +106,7 @@ def measure(case: Case, effort: Effort) -> dict[str, Any]:
         JSON types: ``rounds``; per variant ``cpu`` and ``wall`` milliseconds per unit (``median``,
         ``min``, ``samples``) and counts; per pair the :func:`ratio` on both clocks; checks.
     """
-    samples = _rounds(case.variants, effort)
+    samples = _rounds(case.variants, case.share * effort.seconds, effort.min_rounds)
     scale = 1e3 / case.per_run
     times = {
         name: {clock: [scale * value for value in rows[clock]] for clock in CLOCKS}
@@ -135,18 +137,17 @@ def measure(case: Case, effort: Effort) -> dict[str, Any]:
     }
 
 
-def _rounds(variants: Sequence[Variant], effort: Effort) -> dict[str, dict[Clock, list[float]]]:
-    """Seconds per run of every variant in every round."""
+def _rounds(
+    variants: Sequence[Variant], seconds: float, least: int
+) -> dict[str, dict[Clock, list[float]]]:
+    """Seconds per run of every variant in every round; an even number of rounds."""
     samples: dict[str, dict[Clock, list[float]]] = {
-        v.name: {"cpu": [], "wall": []} for v in variants
+        variant.name: {clock: [] for clock in CLOCKS} for variant in variants
     }
     with _alone():
         repeats = {variant.name: _repeats(variant) for variant in variants}
-        started = time.perf_counter()
-        done = 0
-        while (
-            done < effort.min_rounds or done % 2 or time.perf_counter() - started < effort.seconds
-        ):
+        end, done = time.perf_counter() + seconds, 0
+        while done < least or done % 2 or time.perf_counter() < end:
             gc.collect()
             for variant in variants if done % 2 == 0 else reversed(variants):
                 cpu, wall = _sample(variant.run, repeats[variant.name])
@@ -157,18 +158,27 @@ def _rounds(variants: Sequence[Variant], effort: Effort) -> dict[str, dict[Clock
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block: threads that wait for each other time the neighbours."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """One thread, no garbage collection, and torch's global random stream put back."""
-    threads, collecting = torch.get_num_threads(), gc.isenabled()
-    torch.set_num_threads(1)
+    collecting = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             yield
     finally:
-        torch.set_num_threads(threads)
         gc.unfreeze()
         if collecting:
             gc.enable()
@@ -217,10 +227,11 @@ def _as_json(check: Check) -> dict[str, Any]:
 
 
 def steady_allocator() -> bool:
-    """Asks glibc's malloc to keep large blocks instead of unmapping them; False where it is not.
+    """Asks glibc's malloc to keep large blocks, as allocators of accelerators do; False elsewhere.
 
-    Otherwise a buffer of some 30 MB costs its page faults anew in every call, or not, depending on
-    what the process did before: a third of a layer's time, and no property of the layer.
+    By default a buffer above 32 MB is mapped, and its pages are faulted in, anew in every call;
+    below that it depends on what the process did before.  A user has that default, so it is what
+    is measured; kernels are easier to tell apart without it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -272,14 +283,14 @@ class _Work(TorchDispatchMode):
 
 
 def work(run: Callable[[], object]) -> dict[str, float]:
-    """What one run (not under inference mode) asks for: ``MFLOP`` and ``operator calls``.
+    """What one run (not under inference mode) asks for: ``MFLOP`` and operator ``calls``.
 
     FLOPs are those of matrix products, convolutions and attention; calls include views and
     allocations.  Neither sees into an operator that is not torch's own (a custom kernel).
     """
     with _Work() as mode:
         run()
-    return {"MFLOP": mode.flops / 1e6, "operator calls": mode.calls}
+    return {"MFLOP": mode.flops / 1e6, "calls": mode.calls}
 
 
 @dataclass

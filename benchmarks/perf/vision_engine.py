@@ -44,9 +44,9 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 # One forward for forget and retain ---------------------------------------------------------------
 
 DIFFERENCE_SIZES: dict[Size, dict[str, ViTSize]] = {
-    "full": {"gradient_difference_digits": DIGITS, "gradient_difference_vit": ViTSize(batch=8)},
-    "quick": {"gradient_difference_digits": DIGITS},
-    "tiny": {"gradient_difference_digits": TINY},
+    "full": {"difference_digits": DIGITS, "difference_vit": ViTSize(batch=8)},
+    "quick": {"difference_digits": DIGITS},
+    "tiny": {"difference_digits": TINY},
 }
 
 
@@ -135,7 +135,7 @@ LOOP_SIZES: dict[Size, LoopSize] = {
     "quick": LoopSize(DIGITS, 1000, 10),
     "tiny": LoopSize(TINY, 20, 6),
 }
-ENGINE, QUIET, BARE = "engine, logs every 10 steps", "engine, logs first and last", "bare loop"
+ENGINE, QUIET, BARE = "engine, log every 10", "engine, log twice", "bare loop"
 RATE = 1e-3
 
 
@@ -156,8 +156,10 @@ def loop(size: Size) -> Iterator[Case]:
         yield _loop_case(
             "engine_loop", f"training, {title}", chosen, scratch, everything, CrossEntropy(), log
         )
+        if size == "quick":
+            return
         yield _loop_case(
-            "engine_loop_gd_sine",
+            "engine_loop_sine",
             f"GD + Sine, retain and forget each, {title}",
             chosen,
             adapted,
@@ -241,8 +243,8 @@ def _loop_variant(
 ) -> Variant:
     # deepcopy copies hooks too, so the copies that a run trains are counted
     with counted(initial) as seen:
-        calls = work(run)["operator calls"]
-    counts = {"forwards per step": seen.calls / steps, "operator calls per step": calls / steps}
+        calls = work(run)["calls"]
+    counts = {"forwards/step": seen.calls / steps, "calls/step": calls / steps}
     return Variant(name, run, counts)
 
 
@@ -277,7 +279,7 @@ AUGMENT_SIZES: dict[Size, tuple[int, int]] = {
     "tiny": (4, 48),
 }
 """Images per batch, and the side in px to which 32 px are resized."""
-BATCHED, PIL_LOOP, TENSOR_LOOP = "ours, batched", "torchvision on PIL images", "torchvision tensors"
+BATCHED, PIL_LOOP, TENSOR_LOOP = "ours, batched", "torchvision, PIL", "torchvision, tensors"
 
 
 def augmentation(size: Size) -> Iterator[Case]:
@@ -314,7 +316,7 @@ def augmentation(size: Size) -> Iterator[Case]:
 
 def _augment_variant(name: str, run: Callable[[], Tensor]) -> Variant:
     with torch.random.fork_rng(devices=[]):
-        return Variant(name, run, {"operator calls": work(run)["operator calls"]})
+        return Variant(name, run, {"calls": work(run)["calls"]})
 
 
 def _pictures(source: ImageSource) -> list:

@@ -119,7 +119,7 @@ def test_compact_table_fits_80_columns(board):
         console = Console(width=200, file=io.StringIO())
         heads = render.main_columns(board, compact=True)
         rows = render.main_rows(board, compact=True)
-        console.print(render.rich_table("t", heads, rows))
+        console.print(render.rich_table("t", heads, rows, tight=True))
         return max(len(line.rstrip()) for line in console.file.getvalue().splitlines())
 
     assert width(board) <= 80
@@ -137,7 +137,7 @@ def test_compact_table_fits_80_columns(board):
 def test_compact_cells(board):
     cells = {row[0]: row for row in render.main_rows(board, compact=True)}
     assert cells["gd"][1:] == ["81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   "]
-    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.4"]
+    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1"]
     assert cells["gd_sine"][-1] == "0.10 ≈ ✗1" and cells["gd_ball"][-1] == "–   ✗2"
 
 

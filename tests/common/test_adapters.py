@@ -97,7 +97,9 @@ def test_initial_slope_is_that_of_lora(phi, bound):
     omega = 5.0
     base = nn.Linear(7, 6)
     layers = [
-        BoundedLinear(copy.deepcopy(base), AdapterConfig(rank=2, phi=p, omega=omega, bound=b), stream())
+        BoundedLinear(
+            copy.deepcopy(base), AdapterConfig(rank=2, phi=p, omega=omega, bound=b), stream()
+        )
         for p, b in ((phi, bound), ("identity", "absolute"))
     ]
     probe = torch.randn(6, 7, generator=stream(3))
@@ -166,7 +168,10 @@ def test_large_arguments_do_not(tiny, phi):
 # The bound ---------------------------------------------------------------------------------------
 
 matrices = st.integers(0, 2**20).map(
-    lambda seed: (torch.randn(7, 2, generator=stream(seed)), torch.randn(2, 5, generator=stream(seed + 1)))
+    lambda seed: (
+        torch.randn(7, 2, generator=stream(seed)),
+        torch.randn(2, 5, generator=stream(seed + 1)),
+    )
 )
 
 
@@ -416,7 +421,9 @@ def refused(model, folder) -> str:
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(CheckpointError) as error:
         load_adapter(model, folder)
-    assert before.keys() == model.state_dict().keys(), "a refused adapter must leave the model alone"
+    assert before.keys() == model.state_dict().keys(), (
+        "a refused adapter must leave the model alone"
+    )
     text = one_line(error)
     assert str(folder) in text
     return text

@@ -37,7 +37,11 @@ VARIANTS = {
     "gd_sine_weight_clip-tight": ("gd_sine_weight_clip", None, {"weight_clip": 0.1}),
     "gd_lora_ball-tight": ("gd_lora_ball", None, {"ball": 0.05}),
     "gd-literal": ("gd", "paper_literal", {}),
-    "gd_sine-two-rates": ("gd_sine", "paper_two_rates", {"alpha_r": 0.1, "alpha_f": 0.05}),
+    "gd_sine-two-rates": (
+        "gd_sine",
+        "paper_two_rates",  # its omega of 100 would make SGD of these rates chaotic
+        {"alpha_r": 0.1, "alpha_f": 0.05, "adapter": {"omega": 2.0}},
+    ),
     "gd-unlikelihood": ("gd", None, {"forget_loss": "unlikelihood"}),
     "random_label-sequential": ("random_label", None, {"mode": "sequential", "exclude_true": True}),
     "gd_sine-everything": (
@@ -115,9 +119,7 @@ def test_methods_change_the_model_or_say_that_they_do_not(tiny, trained, results
     reference = tiny.net()
     reference.load_state_dict(trained)
     with torch.no_grad():
-        same = torch.equal(
-            tiny.forward(model.eval(), batch), tiny.forward(reference.eval(), batch)
-        )
+        same = torch.equal(tiny.forward(model.eval(), batch), tiny.forward(reference.eval(), batch))
     assert same == (not METHODS[VARIANTS[variant][0]].info.changes_model)
 
 
@@ -163,7 +165,9 @@ def test_methods_are_deterministic(tiny, run, results, variant):
     assert [(r.last, r.peak) for r in task.results] == [(r.last, r.peak) for r in first]
 
 
-@pytest.mark.parametrize("variant", ["gd_sine", "gd_lora_ball", "random_label-sequential", "retrain"])
+@pytest.mark.parametrize(
+    "variant", ["gd_sine", "gd_lora_ball", "random_label-sequential", "retrain"]
+)
 def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
     class Killed(Exception):
         pass
@@ -196,14 +200,14 @@ def test_models_merge_to_the_original_architecture(tiny, run, trained, variant):
 
 
 def test_directions(tiny, results):
-    """Ascent raises the forget loss, fine-tuning lowers the retain loss, GD raises forget over retain."""
+    """Ascent raises the forget loss, fine-tuning lowers retain, GD raises forget over retain."""
     values = {name: losses(tiny, results[name][0]) for name in VARIANTS}
     original = values["original"]
     assert values["ascent"]["forget"] > original["forget"]
     assert values["finetune"]["retain"] < original["retain"]
     for name in ("gd_lora", "gd_sine", "gd_tanh", "gd_ul", "gd_ball"):
         rise = {part: values[name][part] - original[part] for part in ("forget", "retain")}
-        assert rise["forget"] > 0.1 and rise["retain"] < 0.1, name
+        assert rise["forget"] > 0.05 and rise["retain"] < 0.01, name
 
 
 def test_golden_losses(tiny, results):

@@ -43,7 +43,9 @@ def away_from_kinks(phi, inner):
 
 @pytest.mark.parametrize("shape", [(5, D), (2, 3, D)], ids=["2d", "3d"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("outer", "inner"), [(2.0, 1.3), (0.05, 40.0)], ids=["absolute", "relative"])
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(2.0, 1.3), (0.05, 40.0)], ids=["absolute", "relative"]
+)
 @pytest.mark.parametrize("phi", PHIS)
 def test_gradients_match_finite_differences(phi, outer, inner, bias, shape):
     A, Bt = away_from_kinks(phi, inner)
@@ -54,9 +56,7 @@ def test_gradients_match_finite_differences(phi, outer, inner, bias, shape):
     offset = torch.randn(K, D, generator=stream, dtype=torch.float64) if phi == "relu" else None
 
     def layer(x, A, Bt):
-        return bounded_linear(
-            x, weight, b, A, Bt, phi=phi, outer=outer, inner=inner, offset=offset
-        )
+        return bounded_linear(x, weight, b, A, Bt, phi=phi, outer=outer, inner=inner, offset=offset)
 
     assert layer(x, A, Bt).shape == (*shape[:-1], K)
     assert torch.autograd.gradcheck(layer, (x, A, Bt))

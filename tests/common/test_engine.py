@@ -411,7 +411,10 @@ def test_a_killed_run_resumes_bit_for_bit(tiny, source, run, tmp_path, kind, loa
         model, sink = tiny.net(dropout=0.3, batch_norm=True), Sink()
         if kind == "adapter":
             attach(
-                model, MLP, AdapterConfig(rank=2, phi="tanh", omega=9.0), torch.Generator().manual_seed(1)
+                model,
+                MLP,
+                AdapterConfig(rank=2, phi="tanh", omega=9.0),
+                torch.Generator().manual_seed(1),
             )
         options |= {"loaders": loaders(tiny, source), "objective": objective, "tracker": sink}
         try:
@@ -544,7 +547,13 @@ def test_documented_names_are_logged(tiny, run):
     always |= {"logits/mean", "logits/spread"}
     always |= {
         f"adapter/{name}"
-        for name in ("delta_ratio", "delta_ratio_max", "max_argument", "bound_active", "certificate")
+        for name in (
+            "delta_ratio",
+            "delta_ratio_max",
+            "max_argument",
+            "bound_active",
+            "certificate",
+        )
     }
     probes = {f"probe_grad_norm/{c}" for c in ("mlp", "head", "other")}
     probes |= {f"effective_weight_norm/{c}" for c in ("mlp", "head", "other")}

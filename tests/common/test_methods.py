@@ -215,7 +215,12 @@ def test_a_resolved_config_resolves_to_itself():
 @pytest.mark.parametrize(
     ("name", "params", "preset", "clue"),
     [
-        ("gd_sine", {}, "paper_litteral", "no preset 'paper_litteral'; did you mean 'paper_literal'?"),
+        (
+            "gd_sine",
+            {},
+            "paper_litteral",
+            "no preset 'paper_litteral'; did you mean 'paper_literal'?",
+        ),
         ("finetune", {}, "paper", "method 'finetune' has no preset 'paper'; it has none"),
         ("gd_sin", {}, None, "did you mean 'gd_sine'?"),
         ("gd_sine", {"lamb": 1}, None, "lamb: unknown key; did you mean 'lam'?"),
@@ -269,7 +274,14 @@ def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
     from common.adapters import adapted_layers
 
     deltas = {}
-    for name in ("gd_lora", "gd_lora_omega", "gd_sine", "gd_tanh", "gd_sigmoid", "gd_sine_relative"):
+    for name in (
+        "gd_lora",
+        "gd_lora_omega",
+        "gd_sine",
+        "gd_tanh",
+        "gd_sigmoid",
+        "gd_sine_relative",
+    ):
         model, _ = unlearn(name, {"steps": 1, "eps": 1e-12})
         deltas[name] = next(adapted_layers(model))[1].delta().detach()
     for name, delta in deltas.items():

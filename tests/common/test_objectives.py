@@ -175,8 +175,12 @@ def test_one_forward_where_shapes_allow_two_where_not():
     torch.testing.assert_close(logits[0], Counting()(batch(4)))
     torch.testing.assert_close(logits[1], Counting()(batch(3, seed=1)))
     model = Counting()
-    longer = Batch({"x": torch.randn(2, 9, 3, generator=stream())}, torch.tensor([0, 1]), torch.arange(2))
-    shorter = Batch({"x": torch.randn(3, 5, 3, generator=stream())}, torch.arange(3), torch.arange(3))
+    longer = Batch(
+        {"x": torch.randn(2, 9, 3, generator=stream())}, torch.tensor([0, 1]), torch.arange(2)
+    )
+    shorter = Batch(
+        {"x": torch.randn(3, 5, 3, generator=stream())}, torch.arange(3), torch.arange(3)
+    )
     logits = joint_logits(model, [longer, shorter])
     assert model.calls == [2, 3] and [len(part) for part in logits] == [2, 3]
 

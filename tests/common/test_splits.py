@@ -75,9 +75,7 @@ def test_digest_depends_on_indices_names_and_source_only():
 
 
 def test_digest_is_frozen():
-    assert split().digest == (
-        "7b131f618b4c20ce8ff99a1e423048ff15369f0f46e906c04d1123a86b54fd31"
-    )
+    assert split().digest == ("7b131f618b4c20ce8ff99a1e423048ff15369f0f46e906c04d1123a86b54fd31")
 
 
 def test_round_trip(tmp_path):
@@ -109,7 +107,9 @@ def test_tampering_and_damage_are_detected(tmp_path):
     save_file(dict(split().parts), path, metadata=honest | {"source_digest": "another"})
     assert "do not match their digest" in refused()
     for gone in honest:
-        save_file(dict(split().parts), path, metadata={k: v for k, v in honest.items() if k != gone})
+        save_file(
+            dict(split().parts), path, metadata={k: v for k, v in honest.items() if k != gone}
+        )
         assert "not a readable split" in refused()
     save_file(moved | {"test": ids(4)}, path, metadata=honest)
     assert "index 4" in refused()

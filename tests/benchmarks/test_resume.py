@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+from benchmarks.plan import make_plan
+from benchmarks.run import _rewind
+from benchmarks.suite import load_suite
+from common.records import RunRecord
+from common.stages import StageStore
+
+STEPS, EVERY = 900, 20
+ROWS = {"original": None, "retrain": None, "gd_sine": {"params": {"checkpoint_every": EVERY}}}
+
+
+@pytest.fixture(scope="module")
+def suite(tiny_suite, tmp_path_factory):
+    return tiny_suite(
+        tmp_path_factory.mktemp("resume"),
+        suite="resume",
+        methods=ROWS,
+        defaults={"steps": STEPS},
+        protocol={
+            "train": {"epochs": None, "steps": STEPS, "checkpoint_every": EVERY, "batch_size": 16}
+        },
+    )
+
+
+def checkpoint_of(store, kind, name, suite):
+    stages = make_plan(load_suite(str(suite)), StageStore(store)).stages()
+    stage = next(s for s in stages if (s.kind, s.name) == (kind, name))
+    return stage, StageStore(store).scratch(kind, stage.key) / "checkpoint.safetensors"
+
+
+def stop_inside(process, store, kind, name, suite, signal_number):
+    """Waits for the stage's first checkpoint, then sends the signal; gives (code, stderr)."""
+    stage, checkpoint = checkpoint_of(store, kind, name, suite)
+    limit = time.monotonic() + 120
+    while not checkpoint.is_file():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit, "no checkpoint appeared"
+        time.sleep(0.002)
+    process.send_signal(signal_number)
+    _, err = process.communicate(timeout=60)
+    assert StageStore(store).done(kind, stage.key) is None, "too late: the stage was complete"
+    assert checkpoint.is_file()
+    return process.returncode, err
+
+
+def contents(store, suite):
+    """Everything that must not depend on interruptions."""
+    found = {}
+    store = StageStore(store)
+    for stage in make_plan(load_suite(str(suite)), store).stages():
+        folder = store.folder(stage.kind, stage.key)
+        for path in folder.iterdir():
+            if path.suffix in (".safetensors", ".jsonl") or path.name == "adapter.json":
+                found[stage.kind, stage.name, path.name] = path.read_bytes()
+        if stage.kind == "evaluate":
+            record = RunRecord.load(folder / "record.json")
+            found[stage.kind, stage.name, "metrics"] = (record.metrics, record.dynamics)
+    return found
+
+
+def test_killed_and_interrupted_runs_end_with_the_same_bits(suite, cli, spawn, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
+
+    # killed in the middle of Original, in one process
+    args = ("run", suite, "--store", broken)
+    code, _ = stop_inside(
+        spawn(*args, "--executor", "inline"), broken, "original", "original/seed-1", suite,
+        signal.SIGKILL,
+    )  # fmt: skip
+    assert code == -signal.SIGKILL
+    assert list((broken / "stages").glob(".*")), "the kill left a temporary folder"
+
+    # resumed, then interrupted in the middle of unlearning, with a worker process
+    process = spawn(*args, "--executor", "processes", "--workers", 1, SF_LOG="INFO")
+    code, err = stop_inside(process, broken, "unlearn", "gd_sine/seed-1", suite, signal.SIGINT)
+    assert code == 130, err
+    lines = [line for line in err.splitlines() if "interrupted" in line]
+    assert len(lines) == 1 and "Traceback" not in err, err
+    assert not list((broken / "failed").glob("*"))
+
+    # resumed and finished
+    done = cli(*args, "--executor", "inline")
+    assert done.code == 0 and done.err == "", done.err
+    first, second = contents(whole, suite), contents(broken, suite)
+    assert first.keys() == second.keys() and len(first) > 12
+    assert [key for key in first if first[key] != second[key]] == []
+    assert not list((broken / "stages").glob(".*")), "no temporary folder is left"
+    assert not list((broken / "unfinished").glob("*"))
+    for kind, name in (("original", "original/seed-1"), ("unlearn", "gd_sine/seed-1")):
+        steps = [json.loads(line)["step"] for line in second[kind, name, "scalars.jsonl"].split(
+            b"\n")[:-1]]  # fmt: skip
+        assert steps == [1, *range(10, STEPS + 1, 10)]
+
+
+def test_a_resumed_stage_starts_at_its_checkpoint(suite, cli, spawn, tmp_path, caplog):
+    store = tmp_path / "store"
+    stage, checkpoint = checkpoint_of(store, "original", "original/seed-1", suite)
+    args = ("stage", suite, stage.key[:16], "--store", store)
+    stop_inside(spawn(*args), store, "original", "original/seed-1", suite, signal.SIGKILL)
+    kept = checkpoint.read_bytes()
+    with caplog.at_level("INFO"):
+        done = cli(*args)
+    assert done.code == 0 and "original/seed-1: ok" in done.out, done.err
+    match = re.search(r"resumed at step (\d+)", caplog.text)
+    assert match and int(match.group(1)) % EVERY == 0 and int(match.group(1)) > 0
+    assert not checkpoint.exists() and kept
+    assert not list((store / "stages").glob(".*"))
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(
+    suite, cli, tmp_path, one_line_error, nothing_half
+):
+    stage, checkpoint = checkpoint_of(tmp_path, "original", "original/seed-1", suite)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"\x00garbage")
+    line = one_line_error(cli("stage", suite, stage.key, "--store", tmp_path))
+    assert "damaged checkpoint" in line and "delete it" in line
+    nothing_half(tmp_path)
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.zeros(1)}, checkpoint, metadata={"identity": "other", "step": "3"})
+    line = one_line_error(cli("stage", suite, stage.key, "--store", tmp_path))
+    assert "checkpoint of another run" in line
+    shutil.rmtree(checkpoint.parent)
+
+
+def test_the_log_is_rewound_to_the_checkpoint(tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    log, checkpoint = tmp_path / "scalars.jsonl", tmp_path / "checkpoint.safetensors"
+    _rewind(log, checkpoint)
+    assert not log.exists()
+    rows = [json.dumps({"step": step, "loss/x": step / 7}) for step in (1, 10, 20, 30)]
+    save_file({"x": np.zeros(1)}, checkpoint, metadata={"step": "20"})
+    log.write_text("\n".join(rows) + '\n{"step": 40, "lo')
+    _rewind(log, checkpoint)
+    assert log.read_text().splitlines() == rows[:3]
+    checkpoint.unlink()
+    _rewind(log, checkpoint)
+    assert log.read_text() == "", "without a checkpoint training starts again"

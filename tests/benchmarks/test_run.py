@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import schedule
+from benchmarks.leaderboard import make_leaderboard
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite
+from common.benchmark import Runtime
+from common.checkpoints import load_weights
+from common.records import RunRecord
+from common.registry import BENCHMARKS
+from common.splits import ForgetSplit
+from common.stages import StageStore
+from common.tracking import read_scalars
+
+FAILING = """
+from common.methods import MethodInfo, UnlearningMethod
+from common.registry import METHODS
+
+@METHODS.register("boom", summary="fails")
+class Boom(UnlearningMethod):
+    "Fails, always, with an error that is its own."
+    info = MethodInfo(1, "-", frozenset({"forget"}))
+    class Config(UnlearningMethod.Config):
+        lr: float = 0.1
+    def unlearn(self, task):
+        raise ZeroDivisionError("boom")
+"""
+
+
+def refuse(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def strict(text):
+    return json.loads(text, parse_constant=refuse)
+
+
+def results_of(path, store, *overrides):
+    """(label, seed, replicate) -> (record, model's folder, model's done.json)."""
+    store = StageStore(store)
+    found = {}
+    for result in make_plan(load_suite(str(path), overrides), store).results:
+        model = result.stage.parents["model"]
+        record = RunRecord.load(store.folder("evaluate", result.stage.key) / "record.json")
+        done = store.done(model.kind, model.key)
+        key = (result.label, result.seed, result.replicate)
+        found[key] = (record, store.folder(model.kind, model.key), done)
+    return found
+
+
+def ids_digest(ids):
+    return hashlib.sha256(np.sort(ids).astype("<i8").tobytes()).hexdigest()
+
+
+def measured(record):
+    return record.status, record.metrics, record.dynamics
+
+
+@pytest.mark.parametrize("kind", ["class", "random"])
+def test_end_to_end(filled, kind):
+    done, path = filled.done[kind], filled.paths[kind]
+    assert done.code == 0 and done.err == "", done.err
+    for label in load_suite(str(path)).spec.methods:
+        assert label in done.out
+    for (label, _, _), (record, _, _) in results_of(path, filled.store).items():
+        if label in ("gd_bad", "gd_capped"):
+            continue
+        assert record.status == "ok", label
+        expected = {"fa", "ua", "ra", "ta", "va", "mia", "mia_auc", "forget_loss", "test_loss"}
+        assert expected <= {name for name, value in record.metrics.items() if value is not None}
+        assert record.metrics["fa"] + record.metrics["ua"] == pytest.approx(100)
+        assert ("ta_f" in record.metrics) == (kind == "class")
+        assert record.seed == 1 and not record.trial
+        assert record.environment["packages"]["torch"] and record.created
+        if record.method != "original":
+            assert record.cost["seconds"] > 0 and record.cost["steps"] > 0
+    board = make_leaderboard(load_suite(str(path)), StageStore(filled.store))
+    assert board.complete and board.rows[0].label == "retrain"
+
+
+def test_everything_written_is_strict_json(filled):
+    files = [*filled.store.rglob("*.json"), *filled.store.rglob("*.jsonl")]
+    names = {path.name for path in files}
+    assert {"done.json", "record.json", "adapter.json", "scalars.jsonl", "records.jsonl"} <= names
+    for path in files:
+        text = path.read_text()
+        for document in text.splitlines() if path.suffix == ".jsonl" else [text]:
+            strict(document)
+
+
+@pytest.mark.parametrize("kind", ["class", "random"])
+def test_who_was_trained_on_what(filled, kind, find_stage):
+    path, store = filled.paths[kind], StageStore(filled.store)
+    stage = find_stage(path, filled.store, "split", "split/seed-1")
+    split = ForgetSplit.load(store.folder("split", stage.key) / "split.safetensors")
+    forget, retain = (set(split.parts[part].tolist()) for part in ("forget", "retain"))
+    assert forget and retain and not forget & retain
+    results = results_of(path, filled.store)
+    _, _, original = results["original", 1, 0]
+    assert original["trained_on"] == ids_digest(np.array(sorted(forget | retain)))
+    for replicate in (0, 1):
+        assert results["retrain", 1, replicate][2]["trained_on"] == ids_digest(
+            np.array(sorted(retain))
+        )
+    assert {record.split["digest"] for record, _, _ in results.values()} == {split.digest}
+    assert {record.data["digest"] for record, _, _ in results.values()} == {original["data"]}
+    record = results["gd", 1, 0][0]
+    from safetensors.numpy import load_file
+
+    scores = load_file(store.folder("evaluate", record.stages["evaluate"]) / "scores.safetensors")
+    for part, ids in split.parts.items():
+        assert np.array_equal(np.sort(scores[f"{part}/indices"]), ids), part
+
+
+def test_suites_share_original(filled):
+    keys = {
+        kind: results_of(path, filled.store)["original", 1, 0][1]
+        for kind, path in filled.paths.items()
+    }
+    assert keys["class"] == keys["random"]
+
+
+def test_two_retrains_differ_and_share_their_split(filled):
+    results = results_of(filled.paths["class"], filled.store)
+    first, second = (results["retrain", 1, replicate] for replicate in (0, 1))
+    assert first[0].stages["split"] == second[0].stages["split"]
+    weights = [(folder / "model.safetensors").read_bytes() for _, folder, _ in (first, second)]
+    assert weights[0] != weights[1]
+
+
+def test_same_seed_same_bits_in_another_process(filled, cli, tmp_path):
+    args = ["--only", "finetune,random_label,gd_sine,gd_ball"]
+    store = tmp_path / "pool"
+    done = cli(
+        "run", filled.paths["class"], "--store", store, "--executor", "processes",
+        "--workers", 1, *args,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    here = results_of(filled.paths["class"], filled.store)
+    suite = load_suite(
+        str(filled.paths["class"]), only=["finetune", "random_label", "gd_sine", "gd_ball"]
+    )
+    there = StageStore(store)
+    checked = 0
+    for result in make_plan(suite, there).results:
+        record = RunRecord.load(there.folder("evaluate", result.stage.key) / "record.json")
+        ours, folder, _ = here[result.label, result.seed, result.replicate]
+        assert measured(record) == measured(ours), result.label
+        model = result.stage.parents["model"]
+        for path in there.folder(model.kind, model.key).glob("*"):
+            if path.suffix in (".safetensors", ".jsonl") or path.name == "adapter.json":
+                assert path.read_bytes() == (folder / path.name).read_bytes(), path
+                checked += 1
+    assert checked >= 2 * 7
+
+
+def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
+    def never(stage, *_args, **_kwargs):
+        raise AssertionError(f"{stage.name} was run again")
+
+    monkeypatch.setattr(schedule, "run_stage", never)
+    before = {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
+    done = cli(
+        "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
+        "--threads", 2, "--device", "cpu",
+    )  # fmt: skip
+    assert done.code == 0 and "Traceback" not in done.err
+    assert before == {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
+    asked = cli("plan", copied.paths["class"], "--store", copied.store)
+    counts = [line.split()[1:] for line in asked.out.splitlines() if line.strip()[:5] == "evalu"]
+    assert counts == [["12", "12"]], "eleven rows and the second Retrain"
+
+
+@pytest.mark.parametrize("label", ["gd_bad", "gd_capped"])
+def test_divergence_is_a_status(filled, label):
+    results = results_of(filled.paths["class"], filled.store)
+    record, folder, done = results[label, 1, 0]
+    assert record.status == done["status"] == "diverged"
+    assert "diverged at step" in record.status_detail and done["step"] >= 1
+    assert record.metrics == {} and not (folder / "model.safetensors").exists()
+    board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    row = next(row for row in board.rows if row.label == label)
+    assert list(row.diverged) == [1] and row.derived == {} and row.ag_per_seed == {}
+    assert label in [found.label for found in board.rows[-2:]], "ranked last"
+    line = next(x for x in filled.done["class"].out.splitlines() if x.split()[:1] == [label])
+    assert "1 (1 diverged)" in line
+    others = [row for row in board.rows if not row.label.startswith(("gd_bad", "gd_capped"))]
+    assert all(row.derived["ag4"].n == 1 for row in others)
+
+
+def test_adapters_are_stored_small_and_evaluated_merged(filled):
+    from common.adapters import load_adapter
+
+    path = filled.paths["class"]
+    results = results_of(path, filled.store)
+    suite = load_suite(str(path))
+    benchmark = BENCHMARKS["vision"](suite.protocol, Runtime(store=filled.store, device="cpu"))
+    original = results["original", 1, 0][1] / "model.safetensors"
+    for label in ("gd_lora", "gd_sine", "gd_ball"):
+        record, folder, _ = results[label, 1, 0]
+        assert not (folder / "model.safetensors").exists()
+        assert (folder / "adapter.safetensors").stat().st_size < original.stat().st_size
+        model = benchmark.blank()
+        load_weights(model, original)
+        load_adapter(model, folder)
+        ids = benchmark.split(1).parts["forget"]
+        scores = benchmark.collect(model, ids)
+        assert scores.accuracy == record.metrics["fa"]
+        assert scores.loss.mean() == pytest.approx(record.metrics["forget_loss"], rel=1e-5)
+        assert record.cost["trainable_parameters"] < record.cost["base_parameters"]
+    full = results["gd", 1, 0][0].cost
+    assert full["trainable_parameters"] == full["base_parameters"]
+
+
+def test_methods_move_the_model(filled):
+    results = results_of(filled.paths["class"], filled.store)
+    loss = {label: record.metrics.get("forget_loss") for (label, _, r), (record, _, _)
+            in results.items() if r == 0}  # fmt: skip
+    for label in ("finetune", "ascent", "random_label", "gd", "gd_lora", "gd_sine", "gd_ball"):
+        assert loss[label] != loss["original"], label
+    assert loss["ascent"] > loss["original"]
+
+
+def test_scalars_have_no_gap_and_no_duplicate(filled):
+    for label, folder in (
+        (label, folder) for (label, _, _), (_, folder, _) in
+        results_of(filled.paths["class"], filled.store).items()
+    ):  # fmt: skip
+        if label in ("gd_bad", "gd_capped"):
+            continue
+        steps = [json.loads(line)["step"] for line in (folder / "scalars.jsonl").open()]
+        if label in ("finetune", "ascent", "gd", "gd_lora", "gd_sine", "gd_ball"):
+            assert steps == [1, 2, 4, 6], label
+        assert steps == sorted(set(steps)) and len(read_scalars(folder / "scalars.jsonl")) == len(
+            steps
+        )
+
+
+def test_the_gate_refuses_a_weak_original(copied, cli, one_line_error, nothing_half):
+    before = sorted((copied.store / "stages").iterdir())
+    done = cli(
+        "run", copied.paths["class"], "--store", copied.store, "--workers", 1, "--only", "gd",
+        "--set", "protocol.minimum_train_accuracy=99.5", "--set", "methods.gd.params.lr=2e-4",
+    )  # fmt: skip
+    line = one_line_error(done)
+    assert "minimum_train_accuracy 99.5" in line and "gd/seed-1" in line
+    nothing_half(copied.store)
+    assert before == sorted((copied.store / "stages").iterdir())
+
+
+def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite, nothing_half):
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING)
+    rows = {"original": None, "retrain": None, "boom": None, "gd_lora": {"params": {"lr": 1e-3}}}
+    path = tiny_suite(tmp_path, suite="failing", methods=rows, defaults={"steps": 3})
+    args = ("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    done = cli(*args)
+    assert done.code == 1
+    assert done.err.splitlines() == ["failed: boom/seed-1: ZeroDivisionError: boom"]
+    table = [line.split()[0] for line in done.out.splitlines() if line.strip()]
+    assert {"retrain", "gd_lora"} <= set(table) and "boom" not in table
+    assert "Incomplete: 1 records are missing." in done.out
+    (log,) = (copied.store / "failed").iterdir()
+    text = log.read_text()
+    assert text.startswith("boom/seed-1") and "ZeroDivisionError: boom" in text
+    assert "Traceback" in text, "the log is where the traceback goes"
+    nothing_half(copied.store)
+    plugin.write_text(FAILING.replace('raise ZeroDivisionError("boom")', "return task.model"))
+    mended = cli(*args)
+    assert mended.code == 0 and mended.err == ""
+    assert list((copied.store / "failed").iterdir()) == [], "a mended failure is forgotten"
+
+
+def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_suite):
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING)
+    rows = {"original": None, "retrain": None, "boom": None, "gd": None}
+    grids = {"default": {"lr": [1e-4, 1e6]}}
+    path = tiny_suite(
+        tmp_path,
+        suite="tuned",
+        methods=rows,
+        defaults={"steps": 4},
+        tune={"seeds": [0], "trials": 2, "grids": grids},
+    )
+    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    assert done.code == 1 and len(done.err.splitlines()) == 2, "both trials of one row failed"
+    report = json.loads((copied.store / "suites/tuned/leaderboard.json").read_text())
+    gd = next(row for row in report["rows"] if "gd" in row.values())
+    assert gd["chosen"] == {"lr": 1e-4} and gd["trials"] == 2, "the trial at 1e6 diverged"
+    assert gd["seeds"] == [1] and gd["derived"]["ag4"]["n"] == 1
+    trials = [
+        RunRecord.load(path)
+        for path in (copied.store / "stages").glob("evaluate-*/record.json")
+        if RunRecord.load(path).trial
+    ]
+    assert sorted(record.method for record in trials) == ["gd", "gd", "retrain"]
+    for record in trials:
+        assert record.seed == 0
+        assert not set(record.metrics) & {"ta", "ta_f", "mia", "test_loss", "mia_auc"}
+        assert record.status == "diverged" or record.metrics["va"] is not None
+    assert len(list((copied.store / "tensorboard/tuned").glob("gd/seed-0/trial-*"))) == 2
+    for folder in (copied.store / "stages").glob("evaluate-*"):
+        if RunRecord.load(folder / "record.json").trial:
+            assert not (folder / "scores.safetensors").exists()
+
+
+def image_folder(root, seed):
+    pixels = np.random.default_rng(seed).integers(0, 255, (60, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = root / "shapes" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    return root
+
+
+def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_error, nothing_half):
+    path = tiny_suite(
+        tmp_path,
+        suite="shapes",
+        methods={"original": None, "retrain": None, "gd": None},
+        defaults={"steps": 2},
+        protocol={
+            "data": {
+                "name": "folder", "folder": "shapes", "native_size": 8, "image_size": 8,
+                "train_images": 30, "validation_images": 9, "test_images": 15,
+            },
+            "model": {"image_size": 8, "patch_size": 4},
+            "train": {"epochs": 1},
+        },
+    )  # fmt: skip
+    store = tmp_path / "store"
+    old, new = (image_folder(tmp_path / name, seed) for seed, name in enumerate(("old", "new")))
+    args = ("run", path, "--store", store, "--workers", 1, "--data-root")
+    first = cli(*args, old, "--only", "original")
+    assert first.code == 0, first.err
+    # a new row under the old seed meets the old split
+    line = one_line_error(cli(*args, new))
+    assert "the data changed" in line and "another --store" in line
+    nothing_half(store)
+    # a split that is made again does not hide that Original saw other data
+    (split,) = (store / "stages").glob("split-*")
+    shutil.rmtree(split)
+    line = one_line_error(cli(*args, new))
+    assert "original/seed-1 was trained on" in line
+    shutil.rmtree(next((store / "stages").glob("split-*")))
+    # a new seed is whole in itself, but does not belong into one table with the old one
+    assert cli(*args, old).code == 0
+    line = one_line_error(cli(*args, new, "--seeds", "1,2"))
+    assert "the data changed between runs" in line
+    nothing_half(store)
