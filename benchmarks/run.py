@@ -22,7 +22,7 @@ from common.methods import UnlearningMethod, UnlearnTask
 from common.records import RunRecord, clean_metrics, environment
 from common.registry import BENCHMARKS, METHODS
 from common.splits import ForgetSplit
-from common.stages import StageStore
+from common.stages import DONE, StageStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SCALARS = "scalars.jsonl"
+FACTS = {"original": ("status", "trained_on", "data")}
+"""What a complete stage must say of itself, where that is more than its status."""
 Progress = Callable[[int, int], None]
 
 
@@ -112,7 +114,11 @@ class _Work:
         done = self.store.done(parent.kind, parent.key)
         if done is None:
             raise DataError(f"{self.stage.name}: its stage {parent.name} is not done; run it first")
-        return self.store.folder(parent.kind, parent.key), done
+        folder = self.store.folder(parent.kind, parent.key)
+        for fact in FACTS.get(parent.kind, ("status",)):
+            if fact not in done:
+                raise DataError(f"{folder / DONE}: has no '{fact}'; delete {folder} and rerun")
+        return folder, done
 
     def _load_split(self) -> ForgetSplit:
         folder, _ = self._parent("split")
@@ -285,8 +291,10 @@ class _Work:
         scratch = self.store.scratch(self.stage.kind, self.stage.key)
         checkpoint = scratch / "checkpoint.safetensors"
         # the log lives beside the checkpoint, so that a resumed run continues both
-        _rewind(scratch / SCALARS, checkpoint)
-        self._tracker = Tracker(scratch / SCALARS, self.board)
+        rank = int(os.environ.get("RANK", "0"))
+        self._log = scratch / (SCALARS if rank == 0 else f"rank-{rank}-{SCALARS}")
+        _rewind(self._log, checkpoint)
+        self._tracker = Tracker(self._log, self.board if rank == 0 else None)
         self._log_target = folder / SCALARS
         return UnlearnTask(
             model=model,
@@ -321,9 +329,8 @@ class _Work:
             self._tracker.close()
         self.about["cost"] = cost_of(task, time.perf_counter() - started)
         self.about["dynamics"] = dynamics_of(task)
-        log = self.store.scratch(self.stage.kind, self.stage.key) / SCALARS
-        if log.is_file():
-            os.replace(log, self._log_target)
+        if self._log.is_file():
+            os.replace(self._log, self._log_target)
         return model
 
     def _diverged(self, error: Diverged) -> None:

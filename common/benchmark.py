@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ class Runtime:
     device: str = "auto"
     threads: int = 1
     plugins: tuple[str, ...] = ()
+
+
+def pick_device(name: str) -> str:
+    """A torch device name; ``auto`` is this process's accelerator, or the CPU."""
+    import torch
+
+    if name != "auto":
+        return name
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
 
 
 class Benchmark(ABC):

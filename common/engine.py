@@ -202,6 +202,9 @@ class _Run:
         assert self.trained, "nothing to train: no parameter requires a gradient"
         self.raw_optimizer = _optimizer(config, list(self.trained.values()))
         self._own_forward = "forward" in model.__dict__
+        if self.accelerator.num_processes > 1:
+            for loader in self.loaders.values():
+                loader.take_shard(self.accelerator.process_index, self.accelerator.num_processes)
         self.prepared, self.optimizer = self.accelerator.prepare(model, self.raw_optimizer)
         self._forward = forward
         self.first_bad = torch.full((), -1, device=self.accelerator.device)
@@ -272,7 +275,7 @@ class _Run:
         A checkpoint waits, so that no run ever resumes from behind its first bad step.
         """
         if self.first_bad.device.type == "cpu" or self.logs(step) or sync or final:
-            bad = int(self.first_bad)
+            bad = int(self.accelerator.gather(self.first_bad).max())  # all ranks raise together
             if bad > 0:
                 raise Diverged(bad, f"loss not finite or above {self.config.loss_cap:g}")
         if final:

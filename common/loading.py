@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.seeding import derive
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -73,9 +75,9 @@ class Loader:
         source: Where samples come from.
         indices: Int64 index set.
         batch_size: Samples per batch; the last batch of an epoch may be smaller.
-        generator: Draws order and augmentation; owned by this loader.
+        generator: Draws the order; owned by this loader.  Augmentation has a generator of its own,
+            seeded from this one, so that order does not depend on it.
         augment: Apply the source's training augmentation.
-        shard: (rank, world): this process takes every ``world``-th sample of each batch.
     """
 
     def __init__(
@@ -86,17 +88,25 @@ class Loader:
         generator: torch.Generator,
         *,
         augment: bool = True,
-        shard: tuple[int, int] = (0, 1),
     ):
         self.source = source
         self.indices = torch.as_tensor(np.asarray(indices, dtype=np.int64))
         self.batch_size = min(batch_size, len(self.indices))
         self.generator = generator
-        self.augment = augment
-        self.shard = shard
+        self.augmenter = _child(generator, 0) if augment else None
+        self.shard = (0, 1)
         self.epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
         self._position = 0
+
+    def take_shard(self, rank: int, world: int) -> None:
+        """From now on only every ``world``-th sample of each batch, starting at ``rank``.
+
+        The batches of all ranks together are those of one process; augmentation differs by rank.
+        """
+        self.shard = (rank, world)
+        if self.augmenter is not None:
+            self.augmenter = _child(self.generator, rank)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -111,23 +121,34 @@ class Loader:
         chosen = self._order[self._position : self._position + self.batch_size]
         self._position += self.batch_size
         rank, world = self.shard
-        if world > 1:
-            chosen = chosen[rank::world] if len(chosen) >= world else chosen
-        return self.source.fetch(chosen, augment=self.generator if self.augment else None)
+        if world > 1 and len(chosen) >= world:
+            chosen = chosen[rank::world]
+        return self.source.fetch(chosen, augment=self.augmenter)
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors."""
-        return {
+        state = {
             "order": self._order.clone(),
             "cursor": torch.tensor([self._position, self.epoch]),
             "generator": self.generator.get_state(),
         }
+        if self.augmenter is not None:
+            state["augmenter"] = self.augmenter.get_state()
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continues from a :meth:`state`."""
         self._order = state["order"].clone()
         self._position, self.epoch = (int(value) for value in state["cursor"])
         self.generator.set_state(state["generator"])
+        if self.augmenter is not None and self.shard[0] == 0:  # the state is that of rank 0
+            self.augmenter.set_state(state["augmenter"])
+
+
+def _child(generator: torch.Generator, rank: int) -> torch.Generator:
+    """A generator seeded from another's seed and a rank, without drawing from it."""
+    seed = derive(generator.initial_seed(), "augmentation", rank)
+    return torch.Generator().manual_seed(seed)
 
 
 class RelabelledLoader(Loader):
@@ -197,6 +218,11 @@ class ChainedLoader(Loader):
                 return loader.next()
             place -= loader.batches_per_epoch
         raise AssertionError("unreachable")
+
+    def take_shard(self, rank: int, world: int) -> None:
+        """Every loader takes its shard."""
+        for loader in self.loaders:
+            loader.take_shard(rank, world)
 
     def state(self) -> dict[str, Tensor]:
         """States of all, and whose turn it is."""

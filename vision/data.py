@@ -117,7 +117,7 @@ class ImageSource:
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""
         chosen = indices.to(self.device)
-        images = self._images[chosen].float() / 255
+        images = self._images[chosen].float().div_(255)
         if self._noise is not None:
             images += self._noise[chosen].float() * self._std
         return images
@@ -136,7 +136,8 @@ class ImageSource:
             images = crop_flip(
                 images, augment, padding=self.config.crop_padding, flip=self.config.flip
             )
-        x = (self._resized(images) - self._mean) / self._std
+        # in place: fresh pages for three more copies of a large batch cost more than the arithmetic
+        x = self._resized(images).sub_(self._mean).div_(self._std)
         return Batch({"x": x}, self._targets[indices.to(self.device)], indices)
 
     def _resized(self, images: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class ImageSource:
             return images
         images = F.interpolate(images, size, mode="bicubic", antialias=True)
         # bicubic overshoots; an image has no such pixels, but noise has no such limits
-        return images.clamp(0, 1) if self._noise is None else images
+        return images.clamp_(0, 1) if self._noise is None else images
 
 
 def load_source(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.benchmark import Benchmark, Runtime
+from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
 from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
@@ -94,10 +94,7 @@ class VisionBenchmark(Benchmark):
 
         from vision.models import input_spec
 
-        wanted = runtime.device
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(wanted)
+        self.device = torch.device(pick_device(runtime.device))
         self._input_spec = input_spec
 
     @property

@@ -26,6 +26,7 @@ from benchmarks.apply.images import (
     map_labels,
 )
 from benchmarks.run import cost_of, dynamics_of, reset_peak
+from common.benchmark import pick_device
 from common.checkpoints import WEIGHTS, file_digest, save_weights
 from common.config import Strict, apply_overrides
 from common.errors import CheckpointError, ConfigError, Diverged
@@ -171,8 +172,7 @@ def scenario_of(folders: Sequence[Folder]) -> str | None:
 def _device(name: str) -> torch.device:
     import torch
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = pick_device(name)
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -37,15 +37,15 @@ BENCHMARKS: dict[str, str] = {
 }
 """Name -> ``module:function`` in this package; the function takes a size and yields cases."""
 
-SECONDS: Mapping[Size, float] = {"full": 11.0, "quick": 0.25, "tiny": 0.0}
+SECONDS: Mapping[Size, float] = {"full": 8.5, "quick": 0.25, "tiny": 0.0}
 MIN_ROUNDS: Mapping[Size, int] = {"full": 4, "quick": 2, "tiny": 2}
 READING = (
     "Times: milliseconds on one thread, medians over interleaved rounds; cpu is process time.",
     "Ratios: of medians (quartiles of the ratios round by round), of minima; below 1 ours is"
     " faster.  Trust cpu over wall where others share the machine.",
-    "Counts are the same everywhere.  calls: operators that reached a backend.  saved MB: what"
-    " autograd keeps for backward beside inputs and weights.  MFLOP: products, convolutions,"
-    " attention.",
+    "Counts are the same on every machine (what PIL does is not counted).  saved MB: what autograd"
+    " keeps for backward beside inputs and weights.  MFLOP: products, convolutions, attention.  new"
+    " MB: allocated for results.  calls: operators that reached a backend.",
 )
 Rows = list[list[str]]
 
@@ -70,12 +70,25 @@ def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
 
 
 def experiment(
-    names: Sequence[str], size: Size, effort: Effort, show: Callable[[dict[str, Any]], None]
+    names: Sequence[str],
+    size: Size,
+    effort: Effort,
+    *,
+    steady: bool = False,
+    show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Everything that goes into ``perf.json``; ``show`` gets each case when it is measured."""
+    """Everything that goes into ``perf.json``.
+
+    Args:
+        names: Benchmarks, in this order.
+        size: Of the problems.
+        effort: Spent on each case.
+        steady: Ask for :func:`benchmarks.perf.measure.steady_allocator`, for the whole process.
+        show: Gets each case when it is measured.
+    """
     from benchmarks.perf.measure import measure, one_thread, steady_allocator
 
-    machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady_allocator()}
+    machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady and steady_allocator()}
     machine |= {"threads": 1, "load_before": os.getloadavg()[0]}
     results = []
     with one_thread():
@@ -170,10 +183,10 @@ def to_markdown(results: Mapping[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {packages[name]}" for name in ("torch", "timm") if name in packages
     )
-    allocator = "kept" if machine["steady_allocator"] else "the system's choice"
+    allocator = "steady" if machine["steady_allocator"] else "the system's"
     about = [
         f"Machine: {machine['cpu']}, {machine['threads']} thread, load average"
-        f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after; freed memory:"
+        f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after; allocator:"
         f" {allocator}; {versions}; sizes: {results['size']}."
     ]
     parts = ["# Performance", *about, *READING, _markdown_table(*pair_table(results["cases"]))]
@@ -225,6 +238,9 @@ def main(
         "runs/perf"
     ),
     seconds: Annotated[float | None, typer.Option(help="Seconds per case.", min=0.0)] = None,
+    steady_malloc: Annotated[
+        bool, typer.Option("--steady-malloc", help="Keep large blocks instead of unmapping them.")
+    ] = False,
 ) -> None:
     """Ours against naive versions and peers, interleaved in one process, on one thread."""
     from rich.console import Console
@@ -236,7 +252,11 @@ def main(
     effort = Effort(SECONDS[size] if seconds is None else seconds, MIN_ROUNDS[size])
     try:
         results = experiment(
-            only or [*BENCHMARKS], size, effort, lambda result: _show(console, result)
+            only or [*BENCHMARKS],
+            size,
+            effort,
+            steady=steady_malloc,
+            show=lambda result: _show(console, result),
         )
     except UserError as error:
         typer.echo(f"error: {error}", err=True)

@@ -142,7 +142,7 @@ def layer(size: Size) -> Iterator[Case]:
     variants = [_layer_variant(name, model, x, upstream) for name, model in models.items()]
     count = vit.batch * vit.tokens
     title = f"one layer {vit.dim} -> {4 * vit.dim}, {count} tokens, r = {SINE.rank}: fwd + bwd"
-    yield Case("adapter_layer", title, variants, PAIRS, _agreement(models, x), unit="call")
+    yield Case("adapter_layer", title, variants, PAIRS, _agreement(models, x), "call", share=0.6)
 
 
 def _layer_variant(name: str, model: nn.Module, x: Tensor, upstream: Tensor) -> Variant:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 Size = Literal["full", "quick", "tiny"]
@@ -271,26 +272,39 @@ class _Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.flops = 0
+        self.calls = self.flops = self.new_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         self.calls += 1
+        self.new_bytes += _new_bytes((args, kwargs), out)
         if (count := flop_registry.get(func.overloadpacket)) is not None:
             self.flops += count(*args, **kwargs, out_val=out)
         return out
 
 
-def work(run: Callable[[], object]) -> dict[str, float]:
-    """What one run (not under inference mode) asks for: ``MFLOP`` and operator ``calls``.
+def _new_bytes(inputs: object, outputs: object) -> int:
+    """Bytes of the output storages that are not storages of inputs."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(inputs)}
+    made = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(outputs)}
+    return sum(size for at, size in made.items() if at not in given)
 
-    FLOPs are those of matrix products, convolutions and attention; calls include views and
-    allocations.  Neither sees into an operator that is not torch's own (a custom kernel).
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def work(run: Callable[[], object]) -> dict[str, float]:
+    """What one run (not under inference mode) asks for: ``MFLOP``, ``new MB``, ``calls``.
+
+    FLOPs are those of matrix products, convolutions and attention; new bytes those of all storages
+    that operators allocated for their results; calls include views.  None of them sees into what
+    is not torch's own (a custom kernel, PIL).
     """
     with _Work() as mode:
         run()
-    return {"MFLOP": mode.flops / 1e6, "calls": mode.calls}
+    return {"MFLOP": mode.flops / 1e6, "new MB": mode.new_bytes / 1e6, "calls": mode.calls}
 
 
 @dataclass

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +14,10 @@ from benchmarks.plan import make_plan
 from benchmarks.run import _rewind
 from benchmarks.suite import load_suite
 from common.records import RunRecord
+from common.splits import ForgetSplit
 from common.stages import StageStore
 
-STEPS, EVERY = 900, 20
+STEPS, EVERY = 160, 10
 ROWS = {"original": None, "retrain": None, "gd_sine": {"params": {"checkpoint_every": EVERY}}}
 
 
@@ -37,19 +40,25 @@ def checkpoint_of(store, kind, name, suite):
     return stage, StageStore(store).scratch(kind, stage.key) / "checkpoint.safetensors"
 
 
-def stop_inside(process, store, kind, name, suite, signal_number):
-    """Waits for the stage's first checkpoint, then sends the signal; gives (code, stderr)."""
+def kill_inside(process, store, kind, name, suite):
+    """Waits for the stage's first checkpoint, then kills without a chance to tidy up."""
     stage, checkpoint = checkpoint_of(store, kind, name, suite)
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 240
     while not checkpoint.is_file():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < limit, "no checkpoint appeared"
         time.sleep(0.002)
-    process.send_signal(signal_number)
-    _, err = process.communicate(timeout=60)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    (leftover,) = (store / "stages").glob(".*")
+    worker = int(leftover.name[1:].partition("@")[0])
+    assert worker != process.pid
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < limit, "the worker outlived its killed parent"
+        time.sleep(0.01)
     assert StageStore(store).done(kind, stage.key) is None, "too late: the stage was complete"
     assert checkpoint.is_file()
-    return process.returncode, err
 
 
 def contents(store, suite):
@@ -59,7 +68,10 @@ def contents(store, suite):
     for stage in make_plan(load_suite(str(suite)), store).stages():
         folder = store.folder(stage.kind, stage.key)
         for path in folder.iterdir():
-            if path.suffix in (".safetensors", ".jsonl") or path.name == "adapter.json":
+            if stage.kind == "split":
+                if path.suffix == ".safetensors":  # the order of its metadata is not fixed
+                    found[stage.kind, stage.name, path.name] = ForgetSplit.load(path).digest
+            elif path.suffix in (".safetensors", ".jsonl") or path.name == "adapter.json":
                 found[stage.kind, stage.name, path.name] = path.read_bytes()
         if stage.kind == "evaluate":
             record = RunRecord.load(folder / "record.json")
@@ -67,54 +79,31 @@ def contents(store, suite):
     return found
 
 
-def test_killed_and_interrupted_runs_end_with_the_same_bits(suite, cli, spawn, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="a worker dies with its parent on Linux")
+def test_a_killed_run_ends_with_the_same_bits(suite, cli, spawn, tmp_path, caplog):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
 
-    # killed in the middle of Original, in one process
+    # in a worker process: all of Original and Retrain, and half of the unlearning
     args = ("run", suite, "--store", broken)
-    code, _ = stop_inside(
-        spawn(*args, "--executor", "inline"), broken, "original", "original/seed-1", suite,
-        signal.SIGKILL,
-    )  # fmt: skip
-    assert code == -signal.SIGKILL
-    assert list((broken / "stages").glob(".*")), "the kill left a temporary folder"
+    process = spawn(*args, "--executor", "processes", "--workers", 1)
+    kill_inside(process, broken, "unlearn", "gd_sine/seed-1", suite)
 
-    # resumed, then interrupted in the middle of unlearning, with a worker process
-    process = spawn(*args, "--executor", "processes", "--workers", 1, SF_LOG="INFO")
-    code, err = stop_inside(process, broken, "unlearn", "gd_sine/seed-1", suite, signal.SIGINT)
-    assert code == 130, err
-    lines = [line for line in err.splitlines() if "interrupted" in line]
-    assert len(lines) == 1 and "Traceback" not in err, err
-    assert not list((broken / "failed").glob("*"))
-
-    # resumed and finished
-    done = cli(*args, "--executor", "inline")
+    # the rest in this process
+    with caplog.at_level("INFO"):
+        done = cli(*args, "--executor", "inline")
     assert done.code == 0 and done.err == "", done.err
+    resumed = re.search(r"resumed at step (\d+) from .*unlearn-", caplog.text)
+    assert resumed and 0 < int(resumed.group(1)) < STEPS and int(resumed.group(1)) % EVERY == 0
     first, second = contents(whole, suite), contents(broken, suite)
     assert first.keys() == second.keys() and len(first) > 12
     assert [key for key in first if first[key] != second[key]] == []
     assert not list((broken / "stages").glob(".*")), "no temporary folder is left"
     assert not list((broken / "unfinished").glob("*"))
     for kind, name in (("original", "original/seed-1"), ("unlearn", "gd_sine/seed-1")):
-        steps = [json.loads(line)["step"] for line in second[kind, name, "scalars.jsonl"].split(
-            b"\n")[:-1]]  # fmt: skip
+        log = second[kind, name, "scalars.jsonl"].decode()
+        steps = [json.loads(line)["step"] for line in log.splitlines()]
         assert steps == [1, *range(10, STEPS + 1, 10)]
-
-
-def test_a_resumed_stage_starts_at_its_checkpoint(suite, cli, spawn, tmp_path, caplog):
-    store = tmp_path / "store"
-    stage, checkpoint = checkpoint_of(store, "original", "original/seed-1", suite)
-    args = ("stage", suite, stage.key[:16], "--store", store)
-    stop_inside(spawn(*args), store, "original", "original/seed-1", suite, signal.SIGKILL)
-    kept = checkpoint.read_bytes()
-    with caplog.at_level("INFO"):
-        done = cli(*args)
-    assert done.code == 0 and "original/seed-1: ok" in done.out, done.err
-    match = re.search(r"resumed at step (\d+)", caplog.text)
-    assert match and int(match.group(1)) % EVERY == 0 and int(match.group(1)) > 0
-    assert not checkpoint.exists() and kept
-    assert not list((store / "stages").glob(".*"))
 
 
 def test_a_damaged_checkpoint_is_one_clear_error(

@@ -136,12 +136,11 @@ def test_two_retrains_differ_and_share_their_split(filled):
     assert weights[0] != weights[1]
 
 
-def test_same_seed_same_bits_in_another_process(filled, cli, tmp_path):
+def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
     args = ["--only", "finetune,random_label,gd_sine,gd_ball"]
-    store = tmp_path / "pool"
+    store = tmp_path / "another"
     done = cli(
-        "run", filled.paths["class"], "--store", store, "--executor", "processes",
-        "--workers", 1, *args,
+        "run", filled.paths["class"], "--store", store, "--executor", "inline", *args,
     )  # fmt: skip
     assert done.code == 0, done.err
     here = results_of(filled.paths["class"], filled.store)

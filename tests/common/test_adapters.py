@@ -432,6 +432,9 @@ def refused(model, folder) -> str:
 def test_another_base_is_refused(tiny, saved):
     assert "same base model" in refused(tiny.net(seed=9), saved)
     assert "wrong model" in refused(nn.Sequential(nn.Linear(2, 2)), saved)
+    adapted = tiny.net()
+    load_adapter(adapted, saved)
+    assert "no linear layer" in refused(adapted, saved)
 
 
 def test_missing_and_damaged_files_are_refused(tiny, saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -224,3 +225,12 @@ def test_installed_plugins_are_loaded_unless_told_otherwise(monkeypatch):
     assert not seen
     load_plugins()
     assert seen == [1] and groups == ["stable_forgetting.plugins"]
+
+
+def test_tests_have_no_network():
+    """The guard in conftest.py: other machines are out of reach, this one is not."""
+    for address in ("192.0.2.1", "2001:db8::1", "example.invalid"):
+        with pytest.raises(OSError, match="tests have no network"):
+            socket.create_connection((address, 80), timeout=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()

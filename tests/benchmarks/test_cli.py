@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import errno
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import cli as cli_module
+from benchmarks import executors
+from benchmarks.suite import suite_names
+from common.errors import DataError
+from common.registry import BENCHMARKS, METHODS
+
+COMMANDS = sorted(command.callback.__name__ for command in cli_module.app.registered_commands)
+NAMES = {"list_all": "ls"}
+
+
+def test_the_commands_are_known():
+    wanted = {"list_all", "show", "plan", "run", "stage", "report", "check", "doctor", "demo"}
+    assert wanted <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_examples(command, cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = cli(NAMES.get(command, command), "--help")
+    assert shown.code == 0 and shown.err == ""
+    text = " ".join(shown.out.split())
+    head, found, tail = text.rpartition("Example")
+    assert found and "unlearn " in tail, "ends with examples"
+    assert "─" not in tail, "nothing after the examples"
+    assert len(head) > 100
+
+
+def test_no_arguments_is_help(cli):
+    bare, asked = cli(), cli("--help")
+    assert bare.code == asked.code == 0
+    assert bare.out == asked.out and "doctor" in bare.out and "Examples" in bare.out
+
+
+def test_ls_lists_everything(cli):
+    shown = cli("ls")
+    assert shown.code == 0
+    for name in (*METHODS.names(), *BENCHMARKS.names(), *suite_names()):
+        assert re.search(rf"^\s*{re.escape(name)}\s", shown.out, re.M), name
+    only = cli("ls", "suites").out
+    assert "digits-class" in only and "gd_lora" not in only
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_show_tells_of_every_method(name, cli):
+    shown = cli("show", name)
+    assert shown.code == 0 and shown.err == ""
+    assert name in shown.out and "paper" in shown.out and "reads" in shown.out
+    for preset in METHODS[name].presets:
+        assert f"preset {preset}" in shown.out
+
+
+def test_show_prints_formulas_unharmed(cli):
+    text = cli("show", "gd_weight_clip").out
+    assert "[-c, c]" in text
+    assert "omega" in cli("show", "gd_sine").out
+
+
+def test_show_suite_and_benchmark(cli, filled):
+    assert "scenario: {kind: class" in cli("show", "digits-class").out
+    assert "tiny-class" in cli("show", filled.paths["class"]).out
+    shown = cli("show", "vision").out
+    assert "mia_auc" in shown and "forget_loss" in shown
+
+
+def test_plan_counts_what_is_done(filled, cli, tmp_path):
+    path = filled.paths["class"]
+
+    def counts(store):
+        shown = cli("plan", path, "--store", store)
+        assert shown.code == 0
+        lines = (line.split() for line in shown.out.splitlines())
+        return {x[0]: (int(x[1]), int(x[2])) for x in lines if len(x) == 3 and x[2].isdigit()}
+
+    fresh = counts(tmp_path / "none")
+    assert fresh == {
+        "split": (1, 0),
+        "original": (1, 0),
+        "retrain": (2, 0),
+        "unlearn": (9, 0),
+        "evaluate": (12, 0),
+    }
+    assert counts(filled.store) == {kind: (n, n) for kind, (n, _) in fresh.items()}
+    assert not (tmp_path / "none").exists(), "planning writes nothing"
+    keys = cli("plan", path, "--keys").out
+    assert len(re.findall(r"\b[0-9a-f]{20}\b", keys)) == 25
+
+
+def test_plan_tells_of_rows_that_wait(cli, tiny_suite):
+    rows = {"original": None, "retrain": None, "gd": None}
+    grids = {"default": {"lr": [0.1, 0.2]}}
+    path = tiny_suite(methods=rows, tune={"trials": 2, "grids": grids}, seeds=[1, 2])
+    assert "After tuning: 1 rows x 2 seeds more (gd)." in cli("plan", path).out
+
+
+def test_one_stage_runs_alone(cli, tmp_path, tiny_suite, find_stage):
+    path = tiny_suite(tmp_path)
+    store = tmp_path / "store"
+    key = find_stage(path, store, "split", "split/seed-1").key
+    done = cli("stage", path, key[:12], "--store", store)
+    assert done.code == 0 and "split/seed-1: ok" in done.out
+    assert [p.name for p in (store / "stages").iterdir()] == [f"split-{key[:20]}"]
+    told = json.loads((store / "stages" / f"split-{key[:20]}" / "done.json").read_text())
+    assert told["sizes"]["forget"] + told["sizes"]["retain"] == 200
+
+
+def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_module, "_run", interrupted)
+    done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
+    assert done.code == 130 and done.out == ""
+    assert done.err == "interrupted; what is complete is kept, run again to continue\n"
+
+
+def test_interrupt_inside_a_stage_is_no_failure(cli, monkeypatch, tiny_suite, tmp_path):
+    from benchmarks import run as run_module
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module._Work, "original", interrupted)
+    store = tmp_path / "store"
+    done = cli("run", tiny_suite(tmp_path), "--store", store, "--executor", "inline")
+    assert done.code == 130 and len(done.err.splitlines()) == 1
+    assert not (store / "failed").exists()
+
+
+def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
+    def fails(*_args, **_kwargs):
+        raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
+
+    monkeypatch.setattr(cli_module, "_suite", fails)
+    done = cli("plan", "digits-class")
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
+
+
+def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
+    def raises(error):
+        def fails(*_args, **_kwargs):
+            raise error
+
+        monkeypatch.setattr(cli_module, "_suite", fails)
+
+    raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
+    done = cli("plan", "digits-class")
+    assert done.code == 2
+    assert done.err.startswith("error: /store/x: No space left on device")
+    raises(ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        cli("plan", "digits-class")
+
+
+def test_a_reader_that_leaves_early_is_no_error(spawn):
+    process = spawn("show", "digits-class")
+    process.stdout.close()
+    assert process.wait(timeout=60) in (0, 1)
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_check_passes_and_fails(cli, tmp_path):
+    done = cli("check", "gd_sine")
+    assert done.code == 0 and "ok  gd_sine:" in done.out
+    plugin = tmp_path / "sloppy.py"
+    plugin.write_text(
+        "from common.methods import MethodInfo, UnlearningMethod\n"
+        "from common.registry import METHODS\n"
+        '@METHODS.register("sloppy")\n'
+        "class Sloppy(UnlearningMethod):\n"
+        '    "Reads what it has not declared, which the check must find out."\n'
+        '    info = MethodInfo(1, "-", frozenset({"forget"}))\n'
+        "    def unlearn(self, task):\n"
+        '        task.indices("retain")\n'
+        "        return task.model\n"
+    )
+    done = cli("check", "sloppy", "--plugin", plugin)
+    assert done.code == 1 and "broken  sloppy:" in done.out
+    assert "'retain'" in done.out, "brackets in details are printed"
+
+
+def test_abandoned_workers_end_at_once():
+    import time
+
+    pool = executors.ProcessPoolExecutor(1)
+    pool.submit(time.sleep, 600)
+    while not pool._processes:
+        time.sleep(0.01)
+    (worker,) = pool._processes.values()
+    executors.abandon(pool)
+    worker.join(timeout=30)
+    assert worker.exitcode == -signal.SIGTERM
+
+
+def test_executor_names(monkeypatch):
+    inline = executors.make_executor("auto", 1, 1, ())
+    assert isinstance(inline, executors.InlineExecutor)
+    assert inline.submit(divmod, 7, 2).result() == (3, 1)
+    assert isinstance(inline.submit(divmod, 7, 0).exception(), ZeroDivisionError)
+    pool = executors.make_executor("auto", 2, 1, ())
+    assert isinstance(pool, executors.ProcessPoolExecutor)
+    pool.shutdown()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match="Ray is not installed"):
+        executors.make_executor("ray", 1, 1, ())
+
+
+def test_installed_command_is_the_module(spawn):
+    entry = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['unlearn', 'ls', 'benchmarks']\n"
+         "from importlib.metadata import entry_points\n"
+         "[p] = [p for p in entry_points(group='console_scripts') if p.name == 'unlearn']\n"
+         "p.load()()"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert entry.returncode == 0 and "vision" in entry.stdout

@@ -1,0 +1,305 @@
+"""The performance runner: its counts, its statistics and its report.  Times are never asserted."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+from benchmarks.perf import __main__ as cli
+from benchmarks.perf import adapters, evaluation, measure, vision_engine
+from benchmarks.perf.measure import Case, Check, Effort, Variant
+from common.errors import ConfigError
+
+NOTHING = Effort(seconds=0.0, min_rounds=2)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    return cli.experiment([*cli.BENCHMARKS], "tiny", NOTHING)
+
+
+@pytest.fixture(scope="module")
+def counts(results) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        result["name"]: {row["name"]: row["counts"] for row in result["variants"]}
+        for result in results["cases"]
+    }
+
+
+def case(*variants: Variant, **fields) -> Case:
+    return Case("case", "a case", variants, [(variants[0].name, variants[1].name)], **fields)
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+def test_variants_take_turns_and_the_order_turns_round(monkeypatch):
+    monkeypatch.setattr(measure, "_repeats", lambda variant: 1)
+    seen: list[str] = []
+    both = [Variant(name, lambda name=name: seen.append(name)) for name in "abc"]
+    result = measure.measure(case(*both), Effort(0.0, min_rounds=4))
+    assert "".join(seen) == "abc" + "cba" + "abc" + "cba"
+    assert result["rounds"] == 4
+    assert all(len(row["cpu"]["samples"]) == 4 for row in result["variants"])
+
+
+def test_rounds_come_in_pairs_so_that_no_variant_is_first_more_often():
+    result = measure.measure(case(Variant("a", int), Variant("b", int)), Effort(0.0, min_rounds=3))
+    assert result["rounds"] == 4
+
+
+def test_times_are_per_unit(monkeypatch):
+    monkeypatch.setattr(measure, "_sample", lambda run, repeats: (0.5, 1.5))
+    result = measure.measure(case(Variant("a", int), Variant("b", int), per_run=10), NOTHING)
+    assert result["variants"][0]["cpu"]["median"] == pytest.approx(50.0)
+    assert result["variants"][0]["wall"]["min"] == pytest.approx(150.0)
+
+
+def test_ratio_of_medians_minima_and_rounds():
+    found = measure.ratio([2.0, 4.0, 9.0], [4.0, 4.0, 3.0])
+    assert found["median"] == 1.0
+    assert found["min"] == pytest.approx(2 / 3)
+    assert (found["low"], found["high"]) == (0.75, 2.0)  # rounds: 0.5, 1, 3
+
+
+def test_a_sample_is_long_against_the_clock(monkeypatch):
+    walls = iter([1e-3, 1e-4])  # the first run warms up
+    monkeypatch.setattr(measure, "_sample", lambda run, repeats: (0.0, next(walls)))
+    assert measure._repeats(Variant("short", int)) == math.ceil(measure.SAMPLE_SECONDS / 1e-4)
+    monkeypatch.setattr(measure, "_sample", lambda run, repeats: (0.0, 1.0))
+    assert measure._repeats(Variant("long", int)) == 1
+
+
+def test_measuring_leaves_the_process_as_it_was():
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    noisy = Variant("noisy", lambda: torch.rand(3))
+    measure.measure(case(noisy, Variant("b", lambda: random.Random(0).random())), NOTHING)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_pairs_must_name_variants():
+    with pytest.raises(AssertionError, match="unknown"):
+        Case("x", "x", [Variant("a", int), Variant("b", int)], [("a", "z")])
+
+
+def test_a_check_that_is_nan_fails():
+    assert not Check("nan", math.nan, 1.0).ok
+    assert measure._as_json(Check("nan", math.nan, 1.0))["value"] is None
+
+
+# Counting ----------------------------------------------------------------------------------------
+
+
+def test_saved_bytes_are_unique_storages_beyond_the_known():
+    x = torch.randn(8, 4, requires_grad=True)
+    w = torch.randn(4, 4, requires_grad=True)
+    assert measure.saved_bytes(lambda: x @ w, [x, w]) == 0
+    assert measure.saved_bytes(lambda: x @ w) == 4 * (8 * 4 + 4 * 4)
+    # x.sin() keeps x, twice: one storage; exp keeps its output
+    assert measure.saved_bytes(lambda: x.sin() + x.cos(), []) == 4 * 8 * 4
+    assert measure.saved_bytes(lambda: x.sin().exp(), [x]) == 4 * 8 * 4
+
+
+def test_work_of_a_product_and_its_gradients():
+    x = torch.randn(8, 4, requires_grad=True)
+    w = torch.randn(6, 4, requires_grad=True)
+    assert measure.work(lambda: torch.mm(x, w.t())) == {
+        "MFLOP": 2 * 8 * 4 * 6 / 1e6,
+        "new MB": 4 * 8 * 6 / 1e6,
+        "calls": 2,
+    }
+    upstream = torch.randn(8, 6)
+    done = measure.work(lambda: torch.autograd.grad(F.linear(x, w), [x, w], upstream))
+    assert done["MFLOP"] == 3 * 2 * 8 * 4 * 6 / 1e6
+
+
+def test_in_place_work_and_views_make_nothing_new():
+    x = torch.ones(5, 5)
+    assert measure.work(lambda: x.view(25).mul_(1.0))["new MB"] == 0
+    assert measure.work(lambda: x.t() + 1)["new MB"] == 4 * 25 / 1e6
+
+
+def test_forwards_and_samples_are_counted_and_the_hook_goes():
+    layer = nn.Linear(3, 2)
+    with measure.counted(layer) as seen:
+        layer(torch.ones(4, 3))
+        layer(torch.ones(1, 3))
+    layer(torch.ones(7, 3))
+    assert (seen.calls, seen.samples) == (2, 5)
+
+
+# What the benchmarks count -----------------------------------------------------------------------
+
+
+def test_layer_counts_follow_from_the_shapes(counts):
+    size, r, k = adapters.SIZES["tiny"], 8, 4 * 16
+    tokens, d = size.batch * size.tokens, size.dim
+    unit = 2 * tokens * k * d / 1e6
+    build, skinny = 2 * k * d * r / 1e6, 2 * tokens * r * (k + d) / 1e6
+    found = counts["adapter_layer"]
+    assert found[adapters.FROZEN]["MFLOP"] == pytest.approx(2 * unit)
+    assert found[adapters.PEFT]["MFLOP"] == pytest.approx(2 * unit + 3 * skinny)
+    assert found[adapters.NAIVE]["MFLOP"] == pytest.approx(5 * unit + 3 * build)
+    # a kernel may rebuild A Bt in the backward pass instead of keeping it
+    ours = found[adapters.OURS_SINE]["MFLOP"]
+    assert 3 * unit + 3 * build <= ours + 1e-9 <= 3 * unit + 5 * build
+    assert found[adapters.OURS_LORA]["MFLOP"] == pytest.approx(found[adapters.PEFT]["MFLOP"])
+
+
+def test_the_bounded_layer_keeps_no_more_than_the_naive_one(counts):
+    size = adapters.SIZES["tiny"]
+    tokens = size.batch * size.tokens
+    found = counts["adapter_layer"]
+    assert found[adapters.FROZEN]["saved MB"] == 0
+    assert found[adapters.PEFT]["saved MB"] == pytest.approx(4 * tokens * 8 / 1e6)
+    assert found[adapters.NAIVE]["saved MB"] == pytest.approx(2 * 4 * 64 * 16 / 1e6)
+    assert found[adapters.OURS_SINE]["saved MB"] <= found[adapters.NAIVE]["saved MB"]
+    assert found[adapters.OURS_LORA]["saved MB"] <= found[adapters.PEFT]["saved MB"]
+    step = counts["adapter_step"]
+    assert step[adapters.OURS_SINE]["saved MB"] <= step[adapters.NAIVE]["saved MB"]
+
+
+def test_forget_and_retain_share_one_forward(counts):
+    found = counts["difference_digits"]
+    one, two = found["ours, one forward"], found["two forwards"]
+    assert (one["forwards"], two["forwards"]) == (1, 2)
+    assert one["calls"] < two["calls"]
+    assert one["MFLOP"] < two["MFLOP"]  # the bounded weights are built once
+
+
+def test_the_engine_makes_one_forward_per_step(counts):
+    for name in ("engine_loop", "engine_loop_sine"):
+        found = counts[name]
+        assert {row["forwards/step"] for row in found.values()} == {1.0}
+        assert found[vision_engine.BARE]["calls/step"] < found[vision_engine.QUIET]["calls/step"]
+
+
+def test_logging_more_often_asks_for_more():
+    size = vision_engine.LoopSize(vision_engine.TINY, 20, 24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vision_engine.LOOP_SIZES, "tiny", size)
+        calls = {
+            case.name: {v.name: v.counts["calls/step"] for v in case.variants}
+            for case in vision_engine.loop("tiny")
+        }
+    for found in calls.values():
+        assert found[vision_engine.ENGINE] > found[vision_engine.QUIET]
+
+
+def test_evaluation_runs_every_sample_once(counts):
+    parts = evaluation.EVALUATION_SIZES["tiny"].parts
+    total = sum(parts.values())
+    found = counts["evaluation"]
+    assert found["ours, one pass"]["samples"] == total
+    again = 2 * parts["test"] + parts["forget"]
+    assert found["a pass per metric"]["samples"] == total + again
+
+
+def test_equal_confidences_are_fitted_once(counts):
+    found = counts["svc_attack"]
+    assert found["plain fit"]["samples fitted"] == 2 * evaluation.ATTACK_SIZES["tiny"][0]
+    assert found["ours, distinct samples"]["samples fitted"] < found["plain fit"]["samples fitted"]
+
+
+def test_a_batch_is_augmented_without_a_loop(counts):
+    found = counts["augmentation"]
+    assert found[vision_engine.BATCHED]["calls"] < found[vision_engine.TENSOR_LOOP]["calls"]
+    larger = next(iter(_augmented(8))).counts["calls"]
+    assert larger == found[vision_engine.BATCHED]["calls"]  # does not grow with the batch
+
+
+def _augmented(count: int) -> list[Variant]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vision_engine.AUGMENT_SIZES, "tiny", (count, 48))
+        return list(next(vision_engine.augmentation("tiny")).variants)
+
+
+def test_counts_repeat(counts):
+    def again(make):
+        return {case.name: {v.name: dict(v.counts) for v in case.variants} for case in make("tiny")}
+
+    for make in (adapters.layer, vision_engine.augmentation, vision_engine.loop):
+        for name, found in again(make).items():
+            assert found == counts[name]
+
+
+# The report --------------------------------------------------------------------------------------
+
+
+def test_all_variants_do_the_same_job(results):
+    assert cli.failed(results) == []
+    assert all(result["checks"] for result in results["cases"])
+
+
+def test_results_are_strict_json_and_name_the_machine(results, tmp_path):
+    paths = cli.write(results, tmp_path / "perf")
+    assert [path.name for path in paths] == ["perf.json", "perf.md"]
+
+    def refuse(text: str):
+        raise AssertionError(f"{text} is not JSON")
+
+    read = json.loads(paths[0].read_text(), parse_constant=refuse)
+    assert read == results
+    assert read["machine"]["threads"] == 1
+    assert read["environment"]["packages"]["torch"]
+
+
+def test_markdown_has_every_pair_and_count_in_whole_tables(results):
+    text = cli.to_markdown(results)
+    for result in results["cases"]:
+        assert f"## {result['name']}\n" in text
+        for pair in result["pairs"]:
+            assert f"| {result['name']} | {pair['ours']} / {pair['peer']} |" in text
+    tables = [part for part in text.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 1 + len(results["cases"])
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_the_command_writes_what_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setitem(adapters.SIZES, "quick", adapters.SIZES["tiny"])
+    monkeypatch.setitem(evaluation.ATTACK_SIZES, "quick", evaluation.ATTACK_SIZES["tiny"])
+    out: Path = tmp_path / "out"
+    args = ["--quick", "--only", "svc_attack", "--only", "adapter_layer", "--seconds", "0"]
+    done = CliRunner().invoke(_app(), [*args, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "ours / peer" in done.stdout
+    names = [case["name"] for case in json.loads((out / "perf.json").read_text())["cases"]]
+    assert names == ["svc_attack", "adapter_layer"]
+    assert (out / "perf.md").read_text().startswith("# Performance")
+
+
+def test_a_failed_check_is_an_error_but_everything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(evaluation.ATTACK_SIZES, "quick", evaluation.ATTACK_SIZES["tiny"])
+    monkeypatch.setattr(evaluation, "ATTACK_POINTS", -1.0)
+    args = ["--quick", "--only", "svc_attack", "--seconds", "0", "--out", str(tmp_path)]
+    done = CliRunner().invoke(_app(), args)
+    assert done.exit_code == 1
+    assert "error: not the same job: svc_attack: same efficacy" in done.output
+    assert "- FAILED: same efficacy" in (tmp_path / "perf.md").read_text()
+
+
+def test_an_unknown_benchmark_is_one_clear_line(tmp_path):
+    done = CliRunner().invoke(_app(), ["--only", "svc_atack", "--out", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "did you mean 'svc_attack'?" in done.output
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ConfigError):
+        list(cli.cases(["nothing"], "tiny"))
+
+
+def _app():
+    import typer
+
+    app = typer.Typer()
+    app.command()(cli.main)
+    return app

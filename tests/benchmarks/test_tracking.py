@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite
+from common.records import RunRecord
+from common.stages import StageStore
+
+
+@pytest.fixture(scope="module")
+def boards(filled):
+    """Row and seed of the class suite -> (folder, EventAccumulator)."""
+    root = filled.store / "tensorboard" / "tiny-class"
+    found = {}
+    for path in root.rglob("events.out.tfevents.*"):
+        events = EventAccumulator(str(path.parent), size_guidance={"scalars": 0, "tensors": 0})
+        name = str(path.parent.relative_to(root))
+        assert name not in found, "one event file for each finished run"
+        found[name] = events.Reload()
+    return found
+
+
+def scalars(events, name):
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def test_folders_are_named_by_row_and_seed(boards, filled):
+    rows = set(load_suite(str(filled.paths["class"])).spec.methods) | {"retrain-2"}
+    assert set(boards) == {f"{row}/seed-1" for row in rows}
+    assert {path.name for path in (filled.store / "tensorboard").iterdir()} == {
+        "tiny-class",
+        "tiny-random",
+    }
+
+
+def test_reused_stages_are_shown_under_every_suite(filled):
+    root = filled.store / "tensorboard" / "tiny-random"
+    assert list((root / "original" / "seed-1").glob("events.*")), "trained for the class suite"
+
+
+@pytest.mark.parametrize("row", ["gd_lora", "gd_sine", "gd_ball"])
+def test_adapter_rows_have_their_curves(boards, row):
+    events = boards[f"{row}/seed-1"]
+    tags = set(events.Tags()["scalars"])
+    wanted = {
+        "loss/retain_loss",
+        "loss/forget_loss",
+        "lr",
+        "grad_norm/A",
+        "grad_norm/B",
+        "adapter/delta_ratio",
+        "adapter/bound_active",
+        "logits/spread",
+    }
+    assert wanted <= tags
+    for name in wanted:
+        points = scalars(events, name)
+        assert [step for step, _ in points] == [1, 2, 4, 6], name
+        assert all(math.isfinite(value) for _, value in points), name
+    ratios = dict(scalars(events, "adapter/delta_ratio"))
+    assert ratios[6] > 0 and ("adapter/at_ball" in tags) == (row == "gd_ball")
+
+
+def test_training_has_curves_too(boards):
+    for row in ("original", "retrain", "retrain-2", "gd"):
+        tags = set(boards[f"{row}/seed-1"].Tags()["scalars"])
+        assert {"lr", "logits/spread", "grad_norm/mlp", "grad_norm/attention"} <= tags
+        assert "adapter/delta_ratio" not in tags
+        assert any(name.startswith("loss/") for name in tags)
+
+
+def test_final_metrics_and_config_are_there(boards, filled):
+    suite, store = load_suite(str(filled.paths["class"])), StageStore(filled.store)
+    for result in make_plan(suite, store).results:
+        record = RunRecord.load(store.folder("evaluate", result.stage.key) / "record.json")
+        name = result.label + (f"-{result.replicate + 1}" if result.replicate else "")
+        events = boards[f"{name}/seed-1"]
+        for metric, value in record.metrics.items():
+            if value is not None:
+                ((step, shown),) = scalars(events, f"final/{metric}")
+                assert step == 0 and shown == pytest.approx(value, rel=1e-5)
+        (text,) = events.Tensors("config/text_summary")
+        config = json.loads(text.tensor_proto.string_val[0].decode().strip("`\n"))
+        assert config["row"] == result.label and config["seed"] == 1
+        assert config["method"] == record.method
+        assert {key: config[key] for key in record.params} == record.params
+
+
+def session(events):
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    data = plugin_data_pb2.HParamsPluginData.FromString(content)
+    fields = data.session_start_info.hparams
+    return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
+
+
+def test_hparams_make_a_table(boards):
+    sine = session(boards["gd_sine/seed-1"])
+    assert sine["row"] == "gd_sine" and sine["seed"] == 1
+    assert sine["adapter.phi"] == "sine" and sine["adapter.omega"] == 100
+    assert sine["steps"] == 6 and sine["lam"] == pytest.approx(0.1)
+    names = {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"}
+    for events in boards.values():
+        assert set(events.PluginTagToContent("hparams")) == names
+    assert session(boards["retrain-2/seed-1"])["method"] == "retrain"
+
+
+def test_diverged_runs_show_where(boards):
+    events = boards["gd_bad/seed-1"]
+    assert "config/text_summary" in events.Tags()["tensors"]
+    assert session(events)["lr"] == 1e6
+    assert not [name for name in events.Tags()["scalars"] if name.startswith("final/")]
