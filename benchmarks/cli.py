@@ -50,8 +50,6 @@ Workers = Annotated[
 ExecutorName = Annotated[str, typer.Option("--executor", help="auto, inline, processes, ray.")]
 STORE = Path("runs")
 INTERRUPTED = 130
-WIDE = 146
-"""Columns that the full main table needs; a narrower terminal gets the compact one."""
 
 
 def _registered(plugins: list[str] | None) -> None:
@@ -102,6 +100,7 @@ def list_all(
 ) -> None:
     """List suites, methods and benchmarks."""
     _registered(plugin)
+    from benchmarks.describe import left
     from benchmarks.render import rich_table
     from benchmarks.suite import find_suite, suite_names
     from common.config import read_yaml
@@ -111,17 +110,11 @@ def list_all(
         raise ConfigError(f"ls {what}: choose methods, suites, benchmarks or all")
     if what in ("all", "suites"):
         rows = [[n, str(read_yaml(find_suite(n)).get("title", ""))] for n in suite_names()]
-        console.print(_left(rich_table("Suites", ["suite", "what it measures"], rows)))
+        console.print(left(rich_table("Suites", ["suite", "what it measures"], rows)))
     for kind, registry in (("methods", METHODS), ("benchmarks", BENCHMARKS)):
         if what in ("all", kind):
             rows = [[entry.name, entry.summary] for entry in registry]
-            console.print(_left(rich_table(kind.capitalize(), ["name", "what it is"], rows)))
-
-
-def _left(table: Any) -> Any:
-    for column in table.columns:
-        column.justify, column.no_wrap = "left", False
-    return table
+            console.print(left(rich_table(kind.capitalize(), ["name", "what it is"], rows)))
 
 
 @app.command(epilog="Examples:  unlearn show gd_sine  ·  unlearn show digits-class")
@@ -131,12 +124,13 @@ def show(
 ) -> None:
     """Show a method (formula, source, defaults, access) or a suite (its YAML)."""
     _registered(plugin)
+    from benchmarks.describe import show_benchmark, show_method
     from benchmarks.suite import find_suite, suite_names
     from common.config import did_you_mean, read_yaml
     from common.registry import BENCHMARKS, METHODS
 
     if name in METHODS:
-        _show_method(name)
+        show_method(console, name)
     elif name in suite_names() or name.endswith((".yaml", ".yml")):
         path = find_suite(name)
         if not path.is_file():
@@ -146,47 +140,10 @@ def show(
         read_yaml(path)
         console.print(Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default"))
     elif name in BENCHMARKS:
-        _show_benchmark(name)
+        show_benchmark(console, name)
     else:
         known = [*METHODS.names(), *suite_names(), *BENCHMARKS.names()]
         raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, known)}; see: unlearn ls")
-
-
-def _show_method(name: str) -> None:
-    import inspect
-
-    import yaml
-    from rich.markup import escape
-
-    from common.config import canonical
-    from common.registry import METHODS
-
-    cls, entry = METHODS[name], METHODS.entry(name)
-    info = cls.info
-    console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
-    console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
-    console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
-    console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
-    if info.scenarios:
-        console.print(f"[bold]only[/bold]    {', '.join(sorted(info.scenarios))} forgetting")
-    defaults = yaml.safe_dump(canonical(cls.Config()), sort_keys=False)
-    console.print(f"\n[bold]defaults[/bold]\n{escape(defaults)}", highlight=False)
-    for preset, params in cls.presets.items():
-        text = yaml.safe_dump(canonical(params), sort_keys=False, default_flow_style=True).strip()
-        console.print(f"[bold]preset {preset}[/bold]  {escape(text)}", highlight=False)
-
-
-def _show_benchmark(name: str) -> None:
-    import inspect
-
-    from benchmarks.render import rich_table
-    from common.registry import BENCHMARKS
-
-    cls = BENCHMARKS[name]
-    console.print(f"[bold]{name}[/bold]  version {cls.version}")
-    console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
-    rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
-    console.print(_left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))
 
 
 @app.command(epilog="Examples:  unlearn plan digits-class  ·  unlearn plan digits-class --keys")
@@ -201,6 +158,7 @@ def plan(
 ) -> None:
     """Say which stages a suite needs, and which are in the store already."""
     _registered(plugin)
+    from benchmarks.describe import left
     from benchmarks.plan import make_plan
     from benchmarks.render import rich_table
     from common.stages import KEY_LENGTH, StageStore
@@ -214,7 +172,7 @@ def plan(
         rows = [
             [s.name, s.kind, s.key[:KEY_LENGTH], "done" if s.key in done else ""] for s in stages
         ]
-        console.print(_left(rich_table(resolved.name, ["stage", "kind", "key", ""], rows)))
+        console.print(left(rich_table(resolved.name, ["stage", "kind", "key", ""], rows)))
     kinds = list(dict.fromkeys(stage.kind for stage in stages))
     rows = [
         [
@@ -224,9 +182,8 @@ def plan(
         ]
         for kind in kinds
     ]
-    console.print(
-        rich_table(f"{resolved.name}: {len(stages)} stages", ["kind", "planned", "done"], rows)
-    )
+    console.print(f"[bold]{resolved.name}[/bold]: {len(stages)} stages", highlight=False)
+    console.print(rich_table(None, ["kind", "planned", "done"], rows))
     if planned.waiting:
         console.print(
             f"After tuning: {len(planned.waiting)} rows x "
@@ -254,11 +211,13 @@ def run(
 ) -> None:
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
     _registered(plugin)
+    from benchmarks.display import print_board, print_places
+
     resolved = _suite(suite, set_, seeds, only)
     runtime = _runtime(store, data_root, device, threads, plugin)
     board, failed = _run(resolved, runtime, workers, executor)
-    _print_board(board)
-    _print_places(resolved, runtime)
+    print_board(console, board)
+    print_places(console, resolved, runtime)
     _fail(failed)
 
 
@@ -297,44 +256,6 @@ def _default_workers(device: str) -> int:
     return max(1, min(cores, 8))
 
 
-def _print_board(board: Leaderboard) -> None:
-    from benchmarks import render
-
-    spec = board.suite.spec
-    title = f"{spec.suite} - {spec.title}" if spec.title else spec.suite
-    console.print()
-    compact = console.width < WIDE
-    heads = render.main_columns(board, compact=compact)
-    rows = render.main_rows(board, compact=compact)
-    console.print(render.rich_table(title, heads, rows, tight=compact))
-    console.print(render.LEGEND, style="dim", highlight=False, markup=False)
-    if compact and any(row.diverged for row in board.rows):
-        console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
-    console.print(render.floor_line(board), highlight=False, markup=False)
-    for line in render.comparison_lines(board):
-        console.print(f"  {line}", highlight=False, markup=False)
-    if not board.complete:
-        console.print(f"[yellow]Incomplete: {board.missing} records are missing.[/yellow]")
-
-
-def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
-    folder = _short_path(runtime.store / "suites" / suite.name)
-    boards = _short_path(runtime.store / "tensorboard" / suite.name)
-    console.print(
-        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
-        highlight=False,
-    )
-    console.print(f"[bold]Records[/bold]      {folder}/records.jsonl", highlight=False)
-    console.print(f"[bold]TensorBoard[/bold]  tensorboard --logdir {boards}", highlight=False)
-
-
-def _short_path(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def _fail(failed: dict[str, str]) -> None:
     for text in failed.values():
         _tell(f"failed: {text}")
@@ -360,6 +281,7 @@ def stage(
 ) -> None:
     """Run one stage in this process (and nothing else): for launchers and big models."""
     _registered(plugin)
+    from benchmarks.display import StepBar
     from benchmarks.executors import prepare_worker
     from benchmarks.plan import make_plan
     from benchmarks.run import run_stage
@@ -377,33 +299,11 @@ def stage(
         )
     StageStore(runtime.store).sweep()
     prepare_worker(threads, runtime.plugins, orphan_guard=False)
-    with _bar(hits[0].name) as progress:
+    with StepBar(console, hits[0].name) as progress:
         status = run_stage(
             hits[0], runtime, board=board_folder(runtime, resolved.name, hits[0]), progress=progress
         )
     console.print(f"{hits[0].name}: {status}", highlight=False)
-
-
-class _bar:
-    """A step bar on a terminal and on rank 0; silent elsewhere."""
-
-    def __init__(self, title: str):
-        self._title = title
-        self._progress: Any = None
-
-    def __enter__(self) -> Callable[[int, int], None] | None:
-        if not console.is_terminal or os.environ.get("RANK", "0") != "0":
-            return None
-        from rich.progress import Progress
-
-        self._progress = Progress(console=console, transient=True)
-        self._progress.start()
-        task = self._progress.add_task(self._title, total=None)
-        return lambda done, total: self._progress.update(task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
 
 
 @app.command(
@@ -426,6 +326,7 @@ def report(
     import json
 
     from benchmarks import render
+    from benchmarks.display import print_board
     from benchmarks.leaderboard import make_leaderboard
     from benchmarks.published import published_tables
     from common.stages import StageStore
@@ -446,7 +347,7 @@ def report(
     if format_ != "table":
         sys.stdout.write(formats[format_](board))
         return
-    _print_board(board)
+    print_board(console, board)
     for title, heads, rows in published_tables(resolved.spec.published):
         console.print()
         console.print(render.rich_table(title, heads, rows))
@@ -568,6 +469,8 @@ def demo(
 ) -> None:
     """Class and random forgetting on real digits: about five minutes on two cores."""
     _registered(None)
+    from benchmarks.display import print_board, print_places
+
     started = time.monotonic()
     runtime = _runtime(store, None, "cpu", threads, None)
     overrides, seeds, only = None, None, None
@@ -582,9 +485,9 @@ def demo(
         boards.append(board)
         failed |= lost
     for board in boards:
-        _print_board(board)
+        print_board(console, board)
     for suite in suites:
-        _print_places(suite, runtime)
+        print_places(console, suite, runtime)
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
     for line in (

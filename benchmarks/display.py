@@ -1,11 +1,23 @@
-"""What a person sees while a suite runs: a progress bar on a terminal, plain lines elsewhere."""
+"""What a person sees: progress while a suite runs (a bar on a terminal, lines elsewhere), then
+the leaderboard and where everything lies."""
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Stage
+
+if TYPE_CHECKING:
+    from benchmarks.leaderboard import Leaderboard
+    from benchmarks.suite import ResolvedSuite
+    from common.benchmark import Runtime
+
+WIDE = 146
+"""Columns that the full main table needs; a narrower terminal gets the compact one."""
 
 
 class Display:
@@ -78,3 +90,65 @@ class Display:
         self._console.print(
             f"{self._title}: [{elapsed:5.0f} s] {text}", highlight=False, markup=False
         )
+
+
+class StepBar:
+    """A step bar on a terminal and on rank 0; silent elsewhere."""
+
+    def __init__(self, console: Any, title: str):
+        self._console, self._title = console, title
+        self._progress: Any = None
+
+    def __enter__(self) -> Callable[[int, int], None] | None:
+        if not self._console.is_terminal or os.environ.get("RANK", "0") != "0":
+            return None
+        from rich.progress import Progress
+
+        self._progress = Progress(console=self._console, transient=True)
+        self._progress.start()
+        task = self._progress.add_task(self._title, total=None)
+        return lambda done, total: self._progress.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def print_board(console: Any, board: Leaderboard) -> None:
+    """The leaderboard, its legend, its floor and its comparisons."""
+    from benchmarks import render
+
+    spec = board.suite.spec
+    title = f"{spec.suite} - {spec.title}" if spec.title else spec.suite
+    console.print()
+    compact = console.width < WIDE
+    heads = render.main_columns(board, compact=compact)
+    rows = render.main_rows(board, compact=compact)
+    console.print(render.rich_table(title, heads, rows, tight=compact))
+    console.print(render.LEGEND, style="dim", highlight=False, markup=False)
+    if compact and any(row.diverged for row in board.rows):
+        console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
+    console.print(render.floor_line(board), highlight=False, markup=False)
+    for line in render.comparison_lines(board):
+        console.print(f"  {line}", highlight=False, markup=False)
+    if not board.complete:
+        console.print(f"[yellow]Incomplete: {board.missing} records are missing.[/yellow]")
+
+
+def print_places(console: Any, suite: ResolvedSuite, runtime: Runtime) -> None:
+    """Where everything was written."""
+    folder = _short_path(runtime.store / "suites" / suite.name)
+    boards = _short_path(runtime.store / "tensorboard" / suite.name)
+    console.print(
+        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
+        highlight=False,
+    )
+    console.print(f"[bold]Records[/bold]      {folder}/records.jsonl", highlight=False)
+    console.print(f"[bold]TensorBoard[/bold]  tensorboard --logdir {boards}", highlight=False)
+
+
+def _short_path(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

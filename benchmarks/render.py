@@ -201,7 +201,7 @@ def comparison_lines(board: Leaderboard) -> list[str]:
 
 
 def rich_table(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, tight: bool = False
+    title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]], *, tight: bool = False
 ) -> Table:
     """A Rich table: first column left, the rest right; ``tight`` for narrow terminals."""
     from rich import box
@@ -209,7 +209,7 @@ def rich_table(
     from rich.table import Table
 
     table = Table(
-        title=escape(title),
+        title=escape(title) if title else None,
         box=box.SIMPLE_HEAD,
         title_justify="left",
         title_style="bold",

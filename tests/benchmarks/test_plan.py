@@ -193,6 +193,18 @@ def test_tuned_rows_wait_for_all_their_trials(plan_of, store, put_record):
     assert final.spec["params"]["lr"] == 0.002 and final.spec["seed"] == 1
 
 
+def test_a_trials_evaluation_is_never_taken_for_a_result(plan_of):
+    tuned = plan_of(methods=TUNED, tune=TUNE)
+    trial = next(r.stage for r in tuned.results if r.trial == -1)
+    final = next(
+        r.stage
+        for r in plan_of(seeds=[0]).results
+        if (r.label, r.replicate, r.trial) == ("retrain", 0, None)
+    )
+    assert trial.parents["model"].key == final.parents["model"].key
+    assert trial.key != final.key
+
+
 def test_diverged_trials_lose(plan_of, store, put_record):
     plan = plan_of(methods=TUNED, tune=TUNE)
     fill_trials(plan, store, put_record, {"gd": [None, 99.0], "gd_sine": [1.0, 1.0]})

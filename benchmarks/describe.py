@@ -1,0 +1,49 @@
+"""What ``unlearn ls`` and ``unlearn show`` print."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.render import rich_table
+from common.config import canonical
+from common.registry import BENCHMARKS, METHODS
+
+
+def left(table: Any) -> Any:
+    """The same table with every column left-aligned and wrapping."""
+    for column in table.columns:
+        column.justify, column.no_wrap = "left", False
+    return table
+
+
+def show_method(console: Console, name: str) -> None:
+    """Formula, source, access, defaults and presets of a method."""
+
+    cls, entry = METHODS[name], METHODS.entry(name)
+    info = cls.info
+    console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
+    console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
+    console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
+    console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
+    if info.scenarios:
+        console.print(f"[bold]only[/bold]    {', '.join(sorted(info.scenarios))} forgetting")
+    defaults = yaml.safe_dump(canonical(cls.Config()), sort_keys=False)
+    console.print(f"\n[bold]defaults[/bold]\n{escape(defaults)}", highlight=False)
+    for preset, params in cls.presets.items():
+        text = yaml.safe_dump(canonical(params), sort_keys=False, default_flow_style=True).strip()
+        console.print(f"[bold]preset {preset}[/bold]  {escape(text)}", highlight=False)
+
+
+def show_benchmark(console: Console, name: str) -> None:
+    """What a benchmark is and measures."""
+
+    cls = BENCHMARKS[name]
+    console.print(f"[bold]{name}[/bold]  version {cls.version}")
+    console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
+    rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
+    console.print(left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))
