@@ -244,13 +244,13 @@ def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 
 
 def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
-    """Retrain first, then by AG4; rows without one (diverged) last."""
+    """Retrain first, then by AG4; rows that diverged on some seeds after those that did not."""
 
     def order(row: BoardRow) -> tuple[int, float]:
         if row.method == "retrain":
             return (0, 1.0 if row.label == FLOOR else 0.0)
         ag = row.derived.get("ag4")
-        return (1, ag.mean) if ag else (2, 0.0)
+        return (2 if row.diverged else 1, ag.mean) if ag else (3, 0.0)
 
     return sorted(rows, key=order)
 

@@ -202,7 +202,7 @@ class Planner:
                 "protocol": canonical(self.suite.protocol),
                 **spec,
             },
-            {**self._about, **identity},
+            _numbers({**self._about, **identity}),
             parents,
             name,
         )
@@ -283,6 +283,13 @@ class Planner:
             method=method or model.spec["method"],
             params=model.spec.get("params", {}),
         )
+
+
+def _numbers(value: Any) -> Any:
+    """An identity without what no number depends on: how often checkpoints are written."""
+    if isinstance(value, Mapping):
+        return {k: _numbers(v) for k, v in value.items() if k != "checkpoint_every"}
+    return value
 
 
 def trial_gap(record: RunRecord, target: RunRecord) -> float:

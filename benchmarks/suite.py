@@ -201,7 +201,20 @@ def load_suite(
     )
     _check_used(spec, rows, str(path))
     resolved = ResolvedSuite(spec, protocol, rows)
-    return _only(resolved, only, str(path)) if only else resolved
+    if only:
+        resolved = _only(resolved, only, str(path))
+    if overrides or seeds or only:
+        resolved = _renamed(resolved, overrides, seeds, only)
+    return resolved
+
+
+def _renamed(
+    suite: ResolvedSuite, overrides: Sequence[str], seeds: Sequence[int] | None, only: Sequence[str]
+) -> ResolvedSuite:
+    """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
+    variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
+    spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
+    return ResolvedSuite(spec, suite.protocol, suite.rows)
 
 
 def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:

@@ -51,6 +51,18 @@ class MethodInfo:
     changes_model: bool = True
 
 
+@dataclass(frozen=True)
+class _Offset:
+    """A sink whose steps go on where the method's last fit ended."""
+
+    sink: ScalarSink
+    steps: int
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records at the step counted over all fits."""
+        self.sink.scalars(step + self.steps, values)
+
+
 @dataclass
 class UnlearnTask:
     """Everything a method gets: a model, guarded data, and the engine's wiring.
@@ -158,7 +170,7 @@ class UnlearnTask:
             config,
             forward=self.forward,
             seed=derive(self.seed, "engine", self.replicate, stage),
-            tracker=self.tracker,
+            tracker=self.tracker and _Offset(self.tracker, sum(r.steps for r in self.results)),
             after_step=after_step,
             penalty=penalty,
             checkpoint=path,

@@ -1,0 +1,248 @@
+"""The commands that work: ``run``, ``stage``, ``apply`` and ``demo``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.options import (
+    STORE,
+    DataRoot,
+    Device,
+    ExecutorName,
+    Only,
+    Overrides,
+    Plugins,
+    Seeds,
+    Store,
+    Threads,
+    Workers,
+    console,
+    make_runtime,
+    register_all,
+    resolve_suite,
+    tell,
+)
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.leaderboard import Leaderboard
+    from benchmarks.suite import ResolvedSuite
+    from common.benchmark import Runtime
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples:  unlearn run digits-class  ·  unlearn run cifar100-class10-small "
+    "--data-root data  ·  unlearn run digits-class --only gd_sine,gd_lora_omega "
+    "--seeds 7,8,9 --set defaults.steps=200"
+)
+def run(
+    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    store: Store = STORE,
+    data_root: DataRoot = None,
+    set_: Overrides = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    workers: Workers = 0,
+    executor: ExecutorName = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Run a suite (what is in the store is not run again) and print its leaderboard."""
+    register_all(plugin)
+    from benchmarks.display import print_board, print_places
+
+    resolved = resolve_suite(suite, set_, seeds, only)
+    runtime = make_runtime(store, data_root, device, threads, plugin)
+    board, failed = _run(resolved, runtime, workers, executor)
+    print_board(console, board)
+    print_places(console, resolved, runtime)
+    _fail(failed)
+
+
+def _run(
+    suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
+) -> tuple[Leaderboard, dict[str, str]]:
+    from benchmarks.display import Display
+    from benchmarks.executors import abandon, make_executor
+    from benchmarks.leaderboard import make_leaderboard
+    from benchmarks.schedule import run_suite
+    from benchmarks.write import write_report
+    from common.stages import StageStore
+
+    pool = make_executor(
+        executor, workers or _default_workers(runtime.device), runtime.threads, runtime.plugins
+    )
+    try:
+        with Display(console, suite.name) as display:
+            outcome = run_suite(suite, runtime, pool, watcher=display)
+    except BaseException:
+        abandon(pool)
+        raise
+    pool.shutdown()
+    board = make_leaderboard(suite, StageStore(runtime.store))
+    shown = (runtime.store / "tensorboard" / suite.name).is_dir()
+    write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
+    return board, outcome.failed
+
+
+def _default_workers(device: str) -> int:
+    if device.startswith("cuda"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if device == "auto" and Path("/dev/nvidia0").exists():
+        return 1
+    return max(1, min(cores, 8))
+
+
+def _fail(failed: dict[str, str]) -> None:
+    for text in failed.values():
+        tell(f"failed: {text}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  unlearn plan digits-class --keys, then: unlearn stage digits-class "
+    "KEY  ·  accelerate launch -m benchmarks stage lethevit-cifar10 KEY"
+)
+def stage(
+    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    key: Annotated[str, typer.Argument(help="Start of the stage's key (see plan --keys).")],
+    store: Store = STORE,
+    data_root: DataRoot = None,
+    set_: Overrides = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    plugin: Plugins = None,
+) -> None:
+    """Run one stage in this process (and nothing else): for launchers and big models."""
+    register_all(plugin)
+    from benchmarks.display import StepBar
+    from benchmarks.executors import prepare_worker
+    from benchmarks.plan import make_plan
+    from benchmarks.run import run_stage
+    from benchmarks.schedule import board_folder
+    from common.stages import StageStore
+
+    resolved = resolve_suite(suite, set_, seeds, only)
+    runtime = make_runtime(store, data_root, device, threads, plugin)
+    stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
+    hits = [s for s in stages if s.key.startswith(key)]
+    if len(hits) != 1:
+        raise ConfigError(
+            f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
+            f"plan {suite} --keys"
+        )
+    StageStore(runtime.store).sweep()
+    prepare_worker(threads, runtime.plugins, orphan_guard=False)
+    with StepBar(console, hits[0].name) as progress:
+        status = run_stage(
+            hits[0], runtime, board=board_folder(runtime, resolved.name, hits[0]), progress=progress
+        )
+    console.print(f"{hits[0].name}: {status}", highlight=False)
+
+
+@app.command(
+    epilog="Examples:  unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method "
+    "gd_sine --out forgotten/  ·  unlearn apply --model vit.safetensors --arch "
+    "vit_small_patch16_224 --num-classes 10 --forget forget/ --method ascent --out out/ "
+    "--set lr=1e-5"
+)
+def apply(
+    model: Annotated[
+        Path, typer.Option(help="Folder (model.safetensors + config.json) or .safetensors file.")
+    ],
+    forget: Annotated[Path, typer.Option(help="Images to forget: CLASS/x.png.")],
+    method: Annotated[str, typer.Option(help="A method (see: unlearn ls methods).")],
+    out: Annotated[Path, typer.Option(help="New folder: merged model, adapter, audit.json.")],
+    retain: Annotated[Path | None, typer.Option(help="Images to keep: CLASS/x.png.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Unseen images, for the audit only.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of the method.")] = None,
+    set_: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    arch: Annotated[str | None, typer.Option(help="timm name, for a bare file.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Classes, for a bare file.")] = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    plugin: Plugins = None,
+) -> None:
+    """Make your own timm model forget your own folder of images."""
+    register_all(plugin)
+    from benchmarks.apply import ApplyRequest
+    from benchmarks.apply import apply as run_apply
+
+    result = run_apply(
+        ApplyRequest(
+            model=model,
+            forget=forget,
+            method=method,
+            out=out,
+            retain=retain,
+            test=test,
+            preset=preset,
+            params=tuple(set_ or ()),
+            seed=seed,
+            arch=arch,
+            num_classes=num_classes,
+            device=device,
+            threads=threads,
+        )
+    )
+    console.print(result.message, highlight=False, markup=False)
+    if result.status != "ok":
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Examples:  unlearn demo  ·  unlearn demo --quick")
+def demo(
+    store: Store = STORE,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, fewer rows, a shorter training.")
+    ] = False,
+    workers: Workers = 0,
+    threads: Threads = 1,
+) -> None:
+    """Class and random forgetting on real digits: about five minutes on two cores."""
+    register_all(None)
+    from benchmarks.display import print_board, print_places
+
+    started = time.monotonic()
+    runtime = make_runtime(store, None, "cpu", threads, None)
+    overrides, seeds, only = None, None, None
+    if quick:
+        overrides = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
+        seeds, only = "1", "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
+    failed: dict[str, str] = {}
+    suites = [
+        resolve_suite(name, overrides, seeds, only) for name in ("digits-class", "digits-random")
+    ]
+    boards = []
+    for suite in suites:
+        board, lost = _run(suite, runtime, workers, "auto")
+        boards.append(board)
+        failed |= lost
+    for board in boards:
+        print_board(console, board)
+    for suite in suites:
+        print_places(console, suite, runtime)
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
+    for line in (
+        "unlearn report digits-class               the tables again, from the records",
+        "unlearn show gd_sine                      what a method is, and its defaults",
+        "unlearn run lethevit-cifar10-small        real CIFAR-10 on two cores (downloads, "
+        "or --data-root)",
+        "CONTRIBUTING.md                           add a baseline in 20 lines",
+    ):
+        console.print(f"  {line}", highlight=False)
+    _fail(failed)
