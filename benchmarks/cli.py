@@ -80,7 +80,7 @@ def show(
     if name in METHODS:
         show_method(console, name)
     elif name in suite_names() or name.endswith((".yaml", ".yml")):
-        path = findresolve_suite(name)
+        path = find_suite(name)
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         from rich.syntax import Syntax
