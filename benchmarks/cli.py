@@ -73,7 +73,7 @@ def show(
     """Show a method (formula, source, defaults, access) or a suite (its YAML)."""
     register_all(plugin)
     from benchmarks.describe import show_benchmark, show_method
-    from benchmarks.suite import suite_names
+    from benchmarks.suite import find_suite, suite_names
     from common.config import did_you_mean, read_yaml
     from common.registry import BENCHMARKS, METHODS
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks import cli as cli_module
-from benchmarks import executors
+from benchmarks import commands, executors
 from benchmarks.suite import suite_names
 from common.errors import DataError
 from common.registry import BENCHMARKS, METHODS
@@ -118,7 +118,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_module, "_run", interrupted)
+    monkeypatch.setattr(commands, "_run", interrupted)
     done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
     assert done.code == 130 and done.out == ""
     assert done.err == "interrupted; what is complete is kept, run again to continue\n"
@@ -141,7 +141,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr(cli_module, "_suite", fails)
+    monkeypatch.setattr(cli_module, "resolve_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -152,7 +152,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr(cli_module, "_suite", fails)
+        monkeypatch.setattr(cli_module, "resolve_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")
