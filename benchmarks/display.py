@@ -128,7 +128,11 @@ def print_board(console: Any, board: Leaderboard) -> None:
     console.print(render.LEGEND, style="dim", highlight=False, markup=False)
     if compact and any(row.diverged for row in board.rows):
         console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
-    console.print(render.floor_line(board), highlight=False, markup=False)
+    for line in (render.floor_line(board), render.attack_line(board)):
+        if line:
+            console.print(line, highlight=False, markup=False)
+    for line in render.divergence_lines(board):
+        console.print(f"  diverged: {line}", style="yellow", highlight=False, markup=False)
     for line in render.comparison_lines(board):
         console.print(f"  {line}", highlight=False, markup=False)
     if not board.complete:

@@ -152,6 +152,26 @@ def bound_rows(board: Leaderboard) -> list[list[str]]:
     return rows
 
 
+def gap_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+    """Signed gaps and AG4 with their 95 % t-intervals: heads and rows."""
+    names = list(board.suite.spec.columns)
+    heads = ["method", *[f"{board.specs[name].title} gap" for name in names], "AG4"]
+    rows = []
+    for row in board.rows:
+        cells = [_interval(row.gaps.get(name), "+.1f") for name in names]
+        rows.append([row.label, *cells, _interval(row.derived.get("ag4"), ".2f")])
+    return heads, rows
+
+
+def _interval(summary: Summary | None, form: str) -> str:
+    if summary is None:
+        return "–"
+    text = format(summary.mean, form)
+    if summary.low is None or summary.high is None:
+        return text
+    return f"{text} [{summary.low:{form}}, {summary.high:{form}}]"
+
+
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
@@ -173,6 +193,27 @@ def floor_line(board: Leaderboard) -> str:
         f"Noise floor (AG4 of a second Retrain against the first): "
         f"{plain(board.floor.summary)} [{seeds}]."
     )
+
+
+def attack_line(board: Leaderboard) -> str:
+    """How much signal the headline MIA had on Retrain."""
+    retrain = next((row for row in board.rows if row.method == "retrain"), None)
+    summary = retrain.metrics.get("mia_bacc") if retrain else None
+    if summary is None:
+        return ""
+    return (
+        f"Balanced accuracy of the MIA's SVC on Retrain's own data: {plain(summary, 1)} % "
+        "(50: no signal, the MIA column is then threshold noise)."
+    )
+
+
+def divergence_lines(board: Leaderboard) -> list[str]:
+    """Which runs diverged, and where."""
+    return [
+        f"{row.label}, seed {seed}: {detail}"
+        for row in board.rows
+        for seed, detail in row.diverged.items()
+    ]
 
 
 def comparison_lines(board: Leaderboard) -> list[str]:
@@ -246,11 +287,17 @@ def to_markdown(board: Leaderboard) -> str:
         f"Seeds {seeds}. {LEGEND}",
         markdown_table(main_columns(board), main_rows(board)),
         floor_line(board),
+        attack_line(board),
     ]
     lines = comparison_lines(board)
     if lines:
         parts.append("Paired comparisons:\n\n" + "\n".join(f"- {line}" for line in lines))
+    lost = divergence_lines(board)
+    if lost:
+        parts.append("Diverged:\n\n" + "\n".join(f"- {line}" for line in lost))
     parts += [
+        "## Signed gaps to Retrain, with 95 % t-intervals",
+        markdown_table(*gap_table(board)),
         "## Did the bound act, and what did it cost?",
         markdown_table(BOUND_COLUMNS, bound_rows(board)),
         "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound active` is "
@@ -437,14 +484,17 @@ def to_html(board: Leaderboard) -> str:
         "td,th{padding:.25em .6em;text-align:right;border-bottom:1px solid #ddd}"
         "td:first-child,th:first-child{text-align:left}"
     )
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in comparison_lines(board))
+    notes = [*comparison_lines(board), *(f"diverged: {x}" for x in divergence_lines(board))]
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
     sections = [
         f"<h1>{html.escape(board.suite.name)} (measured)</h1>",
         f"<p>{html.escape(board.suite.spec.title)}</p>",
         to_svg(board),
         f"<p>{html.escape(LEGEND)}</p>",
         table(main_columns(board), main_rows(board)),
-        f"<p>{html.escape(floor_line(board))}</p><ul>{lines}</ul>",
+        f"<p>{html.escape(floor_line(board) + ' ' + attack_line(board))}</p><ul>{lines}</ul>",
+        "<h2>Signed gaps to Retrain, with 95 % t-intervals</h2>",
+        table(*gap_table(board)),
         "<h2>Did the bound act, and what did it cost?</h2>",
         table(BOUND_COLUMNS, bound_rows(board)),
         "<h2>Membership attacks</h2>",
