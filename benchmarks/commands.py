@@ -212,7 +212,7 @@ def demo(
     workers: Workers = 0,
     threads: Threads = 1,
 ) -> None:
-    """Class and random forgetting on real digits: about five minutes on two cores."""
+    """Class and random forgetting on real digits: three to five minutes on two cores."""
     register_all(None)
     from benchmarks.display import print_board, print_places
 
