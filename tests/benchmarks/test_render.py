@@ -87,14 +87,28 @@ def markdown_tables(text):
 
 def test_markdown_tables_are_rectangular(board):
     text = render.to_markdown(board)
-    main, bound, attacks = markdown_tables(text)
-    for table in (main, bound, attacks):
+    main, gaps, bound, attacks = markdown_tables(text)
+    for table in (main, gaps, bound, attacks):
         assert len({len(cells) for cells in table}) == 1
         assert set(re.sub(r"[:-]", "", "".join(table[1]))) == set()
         assert [cells[0].strip() for cells in table[2:]] == [row.label for row in board.rows]
     assert "measured" in text.splitlines()[0] and text.endswith("\n")
     assert "Noise floor (AG4 of a second Retrain" in text
     assert "- AG4 of gd − gd_sine:" in text
+
+
+def test_gaps_carry_their_intervals(board):
+    heads, rows = render.gap_table(board)
+    cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    assert cells["gd"]["RA gap"].startswith("-1.0 [") and cells["gd"]["RA gap"].endswith("]")
+    assert cells["gd"]["AG4"].startswith("1.75 [-1.43, 4.93")  # 1.75 -+ 12.71 * .3536 / sqrt(2)
+
+
+def test_diverged_runs_are_named_with_their_step(board):
+    lines = render.divergence_lines(board)
+    assert any(line.startswith("gd_sine, seed 1: ") for line in lines), lines
+    text, page = render.to_markdown(board), html.unescape(render.to_html(board))
+    assert all(f"- {line}" in text and line in page for line in lines)
 
 
 def test_main_cells(board):
@@ -205,7 +219,7 @@ def test_html_is_balanced_and_escaped(board):
     tags.feed(page)
     tags.close()
     assert tags.open == []
-    assert len(tags.tables) == 3 and all(len(set(table)) == 1 for table in tags.tables)
+    assert len(tags.tables) == 4 and all(len(set(table)) == 1 for table in tags.tables)
     assert "<b>" not in page and "with <b> &" in "".join(tags.text)
     assert not re.search(r"(src|href)=.https?:", page), "self-contained"
 
