@@ -199,6 +199,7 @@ def apply(
         )
     )
     console.print(result.message, highlight=False, markup=False)
+    console.print(result.audit["reading"], highlight=False, markup=False)
     if result.status != "ok":
         raise typer.Exit(1)
 

@@ -23,6 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError, DataError
+from vision.hub import prepare_client
 from vision.schemas import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -177,6 +178,7 @@ def _check_name(name: str) -> None:
 
 
 def _fetch_pretrained(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    prepare_client()
     try:
         return build()
     except Exception as error:  # hub clients raise many unrelated types without a network

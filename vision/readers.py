@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import tarfile
 from collections.abc import Callable, Sequence
@@ -22,7 +23,10 @@ from torch import Tensor
 
 from common.errors import DataError
 from common.splits import balanced_draw
+from vision.hub import prepare_client
 from vision.schemas import DataConfig
+
+logger = logging.getLogger(__name__)
 
 CLASS_COUNTS = {"cifar10": 10, "cifar100": 100}
 _LABEL_COLUMNS = ("fine_label", "label")
@@ -69,9 +73,10 @@ def read(config: DataConfig, data_root: Path | None) -> RawData:
         except DataError as error:
             failures.append(str(error))
     where = f"no {config.name}/train*.parquet in {data_root}" if data_root else "no --data-root"
+    logger.info("%s: %s", config.name, "; ".join(failures))
     raise DataError(
-        f"{config.name}: {where}, and it cannot be downloaded ({'; '.join(failures)});"
-        " give --data-root DIR, or run where there is a network"
+        f"{config.name}: {where}, and neither torchvision's archive nor the hub can be fetched;"
+        f" give --data-root DIR with {config.name}/train*.parquet, or run where there is a network"
     )
 
 
@@ -260,6 +265,7 @@ def _cache_folder() -> Path:
 def _read_hub(name: str, data_root: Path | None) -> RawData:
     import datasets
 
+    prepare_client()
     label = "fine_label" if name == "cifar100" else "label"
     try:
         whole = datasets.load_dataset(f"uoft-cs/{name}")

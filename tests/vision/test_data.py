@@ -249,14 +249,16 @@ def test_missing_root_and_missing_files_name_the_mend(tmp_path):
         load_source(config, data_root=tmp_path, input_size=8, **COLOUR)
 
 
-def test_auto_reports_every_source_that_failed(tmp_path, monkeypatch):
+def test_auto_tries_every_source_and_then_says_so_once(tmp_path, monkeypatch, caplog):
     def fail(name, data_root):
         raise DataError("nothing there")
 
     monkeypatch.setattr(readers, "_CIFAR_READERS", {"torchvision": fail, "hub": fail})
-    with pytest.raises(DataError, match=r"nothing there; nothing there.*--data-root") as caught:
+    caplog.set_level("INFO", logger="vision.readers")
+    with pytest.raises(DataError, match=r"neither .* nor the hub .*--data-root") as caught:
         open_cifar(tmp_path, source="auto")
     assert "\n" not in str(caught.value)
+    assert "nothing there; nothing there" in caplog.text
 
 
 def test_auto_prefers_the_local_files(tmp_path):
