@@ -158,7 +158,7 @@ def report(
     register_all(plugin)
     import json
 
-    from benchmarks import render
+    from benchmarks import page, render
     from benchmarks.display import print_board
     from benchmarks.leaderboard import make_leaderboard
     from benchmarks.published import published_tables
@@ -170,8 +170,8 @@ def report(
         "md": render.to_markdown,
         "csv": render.to_csv,
         "json": lambda b: json.dumps(render.to_json(b), indent=1, allow_nan=False) + "\n",
-        "html": render.to_html,
-        "svg": render.to_svg,
+        "html": page.to_html,
+        "svg": page.to_svg,
     }
     if format_ not in ("table", *formats):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(formats)}")

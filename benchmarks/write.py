@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from benchmarks import render
+from benchmarks import page, render
 from benchmarks.leaderboard import Leaderboard
 from benchmarks.run import SCALARS
 from common.stages import StageStore, write_json
@@ -18,8 +18,8 @@ def write_report(board: Leaderboard, root: Path, *, boards: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "LEADERBOARD.md": render.to_markdown(board),
-        "leaderboard.html": render.to_html(board),
-        "leaderboard.svg": render.to_svg(board),
+        "leaderboard.html": page.to_html(board),
+        "leaderboard.svg": page.to_svg(board),
         "leaderboard.csv": render.to_csv(board),
         "records.jsonl": "".join(
             json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})

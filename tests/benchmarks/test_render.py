@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from benchmarks import render
+from benchmarks import page, render
 from benchmarks.leaderboard import FLOOR, make_leaderboard
 from benchmarks.suite import load_suite, suite_names
 from benchmarks.write import write_report
@@ -107,8 +107,8 @@ def test_gaps_carry_their_intervals(board):
 def test_diverged_runs_are_named_with_their_step(board):
     lines = render.divergence_lines(board)
     assert any(line.startswith("gd_sine, seed 1: ") for line in lines), lines
-    text, page = render.to_markdown(board), html.unescape(render.to_html(board))
-    assert all(f"- {line}" in text and line in page for line in lines)
+    text, written = render.to_markdown(board), html.unescape(page.to_html(board))
+    assert all(f"- {line}" in text and line in written for line in lines)
 
 
 def test_main_cells(board):
@@ -188,7 +188,7 @@ def test_json_is_strict_and_complete(board):
 
 
 def test_svg_is_xml_and_inside_its_frame(board):
-    root = ElementTree.fromstring(render.to_svg(board))
+    root = ElementTree.fromstring(page.to_svg(board))
     width, height = float(root.get("width")), float(root.get("height"))
     dots = [e for e in root.iter() if e.tag.endswith("circle")]
     assert len(dots) == 2 + 2 + 1 + 2, "floor, gd, gd_sine and original, one dot per seed"
@@ -204,24 +204,24 @@ def test_svg_survives_partly_undefined_rows(hand_made, tmp_path):
         "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)},
     }
     board = make_leaderboard(*hand_made(tmp_path, table))
-    ElementTree.fromstring(render.to_svg(board))
+    ElementTree.fromstring(page.to_svg(board))
     nothing = make_leaderboard(
         *hand_made(tmp_path / "b", {"retrain": {1: (1, 1, 1, 1)}})
         if (tmp_path / "b").mkdir() is None
         else ()
     )
-    ElementTree.fromstring(render.to_svg(nothing))
+    ElementTree.fromstring(page.to_svg(nothing))
 
 
 def test_html_is_balanced_and_escaped(board):
-    page = render.to_html(board)
+    written = page.to_html(board)
     tags = Tags()
-    tags.feed(page)
+    tags.feed(written)
     tags.close()
     assert tags.open == []
     assert len(tags.tables) == 4 and all(len(set(table)) == 1 for table in tags.tables)
-    assert "<b>" not in page and "with <b> &" in "".join(tags.text)
-    assert not re.search(r"(src|href)=.https?:", page), "self-contained"
+    assert "<b>" not in written and "with <b> &" in "".join(tags.text)
+    assert not re.search(r"(src|href)=.https?:", written), "self-contained"
 
 
 def test_terminal_tables_print_any_text(board):
