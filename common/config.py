@@ -142,6 +142,21 @@ def validate(model: type[M], data: Any, origin: str) -> M:
         raise ConfigError(f"{origin}: {_first_problem(model, error)}") from None
 
 
+_MENDS = {
+    "tuple_type": "write a list, such as [1, 2, 3]",
+    "list_type": "write a list, such as [1, 2, 3]",
+    "dict_type": "write a mapping, such as {key: value}",
+    "model_type": "write a mapping, such as {key: value}",
+    "float_type": "write a number",
+    "float_parsing": "write a number",
+    "int_type": "write a whole number",
+    "int_from_float": "write a whole number",
+    "int_parsing": "write a whole number",
+    "bool_parsing": "write true or false",
+}
+"""What to write instead, where pydantic's own words name only its types."""
+
+
 def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     # a misspelt key explains a missing one, so it comes first
@@ -154,7 +169,7 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     elif first["type"] == "missing":
         text = f"{key}: required key is missing"
     else:
-        message = first["msg"].removeprefix("Value error, ")
+        message = _MENDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         text = f"{key}: {message} (got {_short(first['input'])})"
     more = len(problems) - 1
     return text + (f" (and {more} more)" if more else "")

@@ -72,7 +72,7 @@ SUITES = {
         {"tune": {"trials": 3, "grids": {"default": {"lr": [1, 2]}}}},
         "has 2 combinations, but trials is 3",
     ),
-    "grid is no list": ({"tune": {"trials": 1, "grids": {"default": {"lr": 1}}}}, "valid list"),
+    "grid is no list": ({"tune": {"trials": 1, "grids": {"default": {"lr": 1}}}}, "write a list"),
     "grid of unknown param": (
         {"tune": {"trials": 2, "grids": {"default": {"lrr": [1, 2]}}}},
         "tune.grids for row 'gd': lrr: unknown key",
