@@ -237,9 +237,8 @@ class _Work:
                 try:
                     parts = self.benchmark.parts(split, trial=trial, seed=self.seed)
                     model = self._load_model("model")
-                    scores = {
-                        name: self.benchmark.collect(model, ids) for name, ids in parts.items()
-                    }
+                    model.eval()
+                    scores = self.benchmark.score(model, parts)
                     metrics = self.benchmark.evaluate(scores, trial=trial, seed=self.seed)
                     if not trial:
                         save_scores(scores, folder / "scores.safetensors")

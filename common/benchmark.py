@@ -143,6 +143,20 @@ class Benchmark(ABC):
     ) -> dict[str, float | None]:
         """Measurements of one model: nothing here refers to another model."""
 
+    @classmethod
+    def compare(
+        cls, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """Metrics that need the retrained model's scores too, such as a test of equality.
+
+        Derived when a table is made, never stored; named in :attr:`metrics` like the others.
+        """
+        return {}
+
+    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
+        """Scores of every part.  Override it where one pass over all parts is cheaper."""
+        return {name: self.collect(model, indices) for name, indices in parts.items()}
+
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
         from common.loading import ordered_batches

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
-    from common.loading import Loader, Source
+    from common.loading import Batch, Forward, Loader, Source
     from common.objectives import Objective
     from common.splits import ForgetSplit
 
@@ -139,6 +139,24 @@ class UnlearnTask:
         """One loader per part, with the config's micro-batch size."""
         micro = max(1, config.batch_size // config.accumulation)
         return {part: self.loader(part, batch_size=micro) for part in parts}
+
+    def reference(self) -> Forward:
+        """Batch -> logits of a frozen copy of the model as it is now, without gradients.
+
+        Call it before training: the copy is Original.  It is in eval mode, so that a teacher does
+        not depend on dropout.
+        """
+        import copy
+
+        import torch
+
+        frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
+
+        @torch.no_grad()
+        def forward(batch: Batch) -> torch.Tensor:
+            return self.forward(frozen, batch)
+
+        return forward
 
     def fresh_model(self) -> nn.Module:
         """A model as it was before it saw any training data of the task."""
