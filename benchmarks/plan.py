@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite
 from common.config import Strict, canonical, digest
-from common.metrics import average_gap
+from common.metrics import GapRule, average_gap
 from common.records import RunRecord
 from common.registry import BENCHMARKS, METHODS
 from common.stages import ENGINE_VERSION, StageStore
 
 Kind = Literal["split", "original", "retrain", "unlearn", "evaluate"]
-TRIAL_METRICS = ("ua", "ra", "va", "mia_validation")
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Planner:
                 target = self.record(self._evaluate(self._retrain(seed, 0), seed, 0, trial=True))
                 if record is None or target is None:
                     return None
-                total += trial_gap(record, target)
+                total += trial_gap(record, target, self._benchmark.gap)
             gaps.append(total)
         return min(range(len(gaps)), key=gaps.__getitem__)
 
@@ -292,11 +291,11 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def trial_gap(record: RunRecord, target: RunRecord) -> float:
-    """Mean |gap| to Retrain on forget, retain and validation data; infinite if it diverged."""
+def trial_gap(record: RunRecord, target: RunRecord, rule: GapRule) -> float:
+    """Mean |gap| to Retrain over the rule's trial metrics; infinite if it diverged."""
     if record.status != "ok":
         return math.inf
-    gap = average_gap(record.metrics, target.metrics, metrics=TRIAL_METRICS)
+    gap = average_gap(record.metrics, target.metrics, metrics=rule.trial)
     return math.inf if gap is None else gap
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.config import Strict
-from common.metrics import MetricSpec
+from common.metrics import GapRule, MetricSpec
 from common.schemas import FitConfig
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Benchmark(ABC):
 
     version: ClassVar[int]
     metrics: ClassVar[tuple[MetricSpec, ...]]
+    gap: ClassVar[GapRule]
     Config: ClassVar[type[Strict]]
 
     def __init__(self, config: Any, runtime: Runtime):
