@@ -112,6 +112,7 @@ class Planner:
         self._benchmark = BENCHMARKS[suite.spec.benchmark]
         self._about = {"benchmark": suite.spec.benchmark, "version": self._benchmark.version}
         self._cache: dict[Any, Stage] = {}
+        self._before = Planner(suite.after, store) if suite.after else None
 
     def plan(self) -> Plan:
         """Every row for every seed; trials first where a row is tuned."""
@@ -245,6 +246,13 @@ class Planner:
             replicate=replicate,
         )
 
+    def _start(self, row: ResolvedRow, seed: int) -> Stage:
+        """The model that a row unlearns: Original, or what the request before left."""
+        if self._before is None:
+            return self._original(seed)
+        before = self._before.suite.row(row.label)
+        return self._before._unlearn(before, before.config, seed)
+
     def _unlearn(
         self, row: ResolvedRow, config: Strict, seed: int, trial: int | None = None
     ) -> Stage:
@@ -256,7 +264,7 @@ class Planner:
             "params": params,
             "seed": seed,
         }
-        parents = {"split": self._split(seed), "original": self._original(seed)}
+        parents = {"split": self._split(seed), "original": self._start(row, seed)}
         return self._stage(
             "unlearn",
             f"{row.label}/seed-{seed}" + ("" if trial is None else f"/trial-{trial}"),

@@ -111,6 +111,9 @@ class _Work:
 
     def _parent(self, role: str) -> tuple[Path, dict[str, Any]]:
         parent = self.stage.parents[role]
+        return self.store.folder(parent.kind, parent.key), self._facts(parent)
+
+    def _facts(self, parent: Stage) -> dict[str, Any]:
         done = self.store.done(parent.kind, parent.key)
         if done is None:
             raise DataError(f"{self.stage.name}: its stage {parent.name} is not done; run it first")
@@ -118,7 +121,7 @@ class _Work:
         for fact in FACTS.get(parent.kind, ("status",)):
             if fact not in done:
                 raise DataError(f"{folder / DONE}: has no '{fact}'; delete {folder} and rerun")
-        return folder, done
+        return done
 
     def _load_split(self) -> ForgetSplit:
         folder, _ = self._parent("split")
@@ -150,8 +153,8 @@ class _Work:
         from common.methods import train_reference
 
         split = self.benchmark.split(self.seed)
-        access = frozenset({"forget", "retain", "initial"})
-        self._train(split, access, lambda task: train_reference(task, ["forget", "retain"]))
+        access = frozenset({*split.train_parts, "initial"})
+        self._train(split, access, lambda task: train_reference(task, split.train_parts))
 
     def retrain(self) -> None:
         """Trains on the retain set alone."""
@@ -186,6 +189,12 @@ class _Work:
             )
         split = self._load_split()
         self._gate(split)
+        _, start = self._parent("original")
+        if start["status"] != "ok":
+            with self._writing():
+                detail = f"an earlier request diverged: {start.get('status_detail', '')}"
+                self.about |= {"status": "diverged", "status_detail": detail}
+            return
         config = validate(cls.Config, self.stage.spec["params"], self.stage.name)
         method: UnlearningMethod = cls(config)
         with self._writing() as folder:
@@ -203,7 +212,10 @@ class _Work:
                 save_weights(model, folder)
 
     def _gate(self, split: ForgetSplit) -> None:
-        _, done = self._parent("original")
+        root = self.stage.parents["original"]
+        while root.kind != "original":  # a request that follows others
+            root = root.parents["original"]
+        done = self._facts(root)
         minimum = self.benchmark.minimum_train_accuracy
         if done["status"] == "ok" and done["train_accuracy"] < minimum:
             raise GateError(
@@ -215,12 +227,12 @@ class _Work:
             raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
         if done["data"] != split.source_digest:
             raise DataError(
-                f"the data changed: {self.stage.parents['original'].name} was trained on "
+                f"the data changed: {root.name} was trained on "
                 f"{done['data'][:12]}, this is {split.source_digest[:12]} "
                 f"({self.benchmark.provenance}); use the same data or another --store"
             )
         assert done["trained_on"] == _ids_digest(split.train), (
-            "Original was not trained on the union of forget and retain"
+            "Original was not trained on the union of forget, retain and earlier requests"
         )
 
     def evaluate(self) -> None:
@@ -307,12 +319,19 @@ class _Work:
             head=benchmark.head,
             component_of=benchmark.component_of,
             build=lambda: benchmark.build(seed),
-            seed=self.seed,
+            seed=self._task_seed(),
             replicate=self.replicate,
             tracker=self._tracker,
             checkpoint=checkpoint,
             progress=self.progress,
         )
+
+    def _task_seed(self) -> int:
+        """The run's seed; a later request of a sequence draws afresh."""
+        request, start = 0, self.stage.parents.get("original")
+        while start is not None and start.kind == "unlearn":
+            request, start = request + 1, start.parents["original"]
+        return _derived(self.seed, "request", request) if request else self.seed
 
     def _guarded(
         self, work: Callable[[UnlearnTask], nn.Module], task: UnlearnTask
@@ -337,18 +356,21 @@ class _Work:
 
     def _load_model(self, role: str) -> nn.Module:
         """The stored model of a parent, adapters merged."""
+        self._parent(role)
+        return self._stored(self.stage.parents[role])
+
+    def _stored(self, stage: Stage) -> nn.Module:
+        """A stage's model; an adapter lies on the model that its own stage started from."""
         from common.adapters import ADAPTER_CONFIG, detach, load_adapter
 
-        folder, _ = self._parent(role)
-        if not (folder / ADAPTER_CONFIG).is_file():
-            model = self.benchmark.blank()
-            load_weights(model, folder / WEIGHTS)
-            return model
-        base = self.stage.parents[role].parents["original"]
+        folder = self.store.folder(stage.kind, stage.key)
+        if (folder / ADAPTER_CONFIG).is_file():
+            model = self._stored(stage.parents["original"])
+            load_adapter(model, folder)
+            return detach(model)
         model = self.benchmark.blank()
-        load_weights(model, self.store.folder(base.kind, base.key) / WEIGHTS)
-        load_adapter(model, folder)
-        return detach(model)
+        load_weights(model, folder / WEIGHTS)
+        return model
 
 
 def _rewind(log: Path, checkpoint: Path) -> None:
