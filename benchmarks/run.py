@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from common.engine import Watch
+
 logger = logging.getLogger(__name__)
 SCALARS = "scalars.jsonl"
+TRAJECTORY = "trajectory"
 FACTS = {"original": ("status", "trained_on", "data")}
 """What a complete stage must say of itself, where that is more than its status."""
 Progress = Callable[[int, int], None]
@@ -165,8 +168,10 @@ class _Work:
         self, split: ForgetSplit, access: frozenset[str], train: Callable[[UnlearnTask], nn.Module]
     ) -> None:
         with self._writing() as folder:
-            task = self._task(split, access, folder, model=None)
-            model = self._guarded(train, task)
+            published = self.benchmark.published(self.stage.kind, split)
+            task = self._task(split, access, folder, model=published)
+            self.about["published"] = published is not None
+            model = self._guarded(train if published is None else lambda _: published, task)
             trained = split.train if "forget" in access else split.parts["retain"]
             self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
             if model is not None:
@@ -324,7 +329,23 @@ class _Work:
             tracker=self._tracker,
             checkpoint=checkpoint,
             progress=self.progress,
+            watch=self._watch(split, scratch) if self.stage.kind == "unlearn" else None,
         )
+
+    def _watch(self, split: ForgetSplit, scratch: Path) -> Watch:
+        """Scores of the model in training, kept beside the model: its trajectory."""
+        from common.scores import save_scores
+
+        trajectory = scratch / TRAJECTORY
+
+        def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+            parts = self.benchmark.parts(split, trial=False, seed=self.seed)
+            scores = self.benchmark.score(model, parts)
+            trajectory.mkdir(parents=True, exist_ok=True)
+            save_scores(scores, trajectory / f"{step:06d}.safetensors")
+            return self.benchmark.evaluate(scores, trial=False, seed=self.seed)
+
+        return watch
 
     def _task_seed(self) -> int:
         """The run's seed; a later request of a sequence draws afresh."""
@@ -347,8 +368,9 @@ class _Work:
             self._tracker.close()
         self.about["cost"] = cost_of(task, time.perf_counter() - started)
         self.about["dynamics"] = dynamics_of(task)
-        if self._log.is_file():
-            os.replace(self._log, self._log_target)
+        for made in (self._log, self._log.parent / TRAJECTORY):
+            if made.exists():
+                os.replace(made, self._log_target.with_name(made.name))
         return model
 
     def _diverged(self, error: Diverged) -> None:

@@ -126,6 +126,15 @@ class Benchmark(ABC):
     def blank(self) -> nn.Module:
         """The architecture alone, ready to receive stored weights."""
 
+    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+        """A trained Original or Retrain that the config names, to take instead of training one.
+
+        Args:
+            role: ``original`` or ``retrain``.
+            split: Which data Retrain must not have seen.
+        """
+        return None
+
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits aligned with the batch's labels."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
+    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful, Watch
     from common.loading import Batch, Forward, Loader, Source
     from common.objectives import Objective
     from common.splits import ForgetSplit
@@ -84,6 +84,7 @@ class UnlearnTask:
         tracker: Where scalars go.
         checkpoint: File for mid-run checkpoints.
         progress: Called with (steps done, steps in all).
+        watch: Evaluates the model in training, for configs with ``evaluate_every``.
     """
 
     model: nn.Module
@@ -102,6 +103,7 @@ class UnlearnTask:
     tracker: ScalarSink | None = None
     checkpoint: Path | None = None
     progress: Callable[[int, int], None] | None = None
+    watch: Watch | None = None
     results: list[FitResult] = field(default_factory=list)
 
     def _guard(self, *wanted: str) -> None:
@@ -195,9 +197,15 @@ class UnlearnTask:
             stateful=stateful,
             component_of=self.component_of,
             progress=self.progress,
+            watch=self._watch(),
         )
         self.results.append(result)
         return result
+
+    def _watch(self) -> Watch | None:
+        """The watch with steps counted over all fits."""
+        watch, before = self.watch, sum(result.steps for result in self.results)
+        return watch and (lambda model, step: watch(model, before + step))
 
 
 class UnlearningMethod(ABC):
