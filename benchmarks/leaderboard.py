@@ -146,7 +146,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
     reference = found.get((_retrain_label(suite), 0), {})
     if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
-        found = _compared(benchmark, found, _retrain_label(suite), _scores_of(plan, store))
+        found = _compared(suite, found, _scores_of(plan, store))
         reference = found.get((_retrain_label(suite), 0), {})
     records = [(label, found[label, r.replicate][r.seed]) for label, r in records]
     floor, floor_row = _floor(found, reference, suite, rule)
@@ -169,12 +169,10 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
 
 
 def _compared(
-    benchmark: type[Benchmark],
-    found: Found,
-    retrain: str,
-    scores: Callable[[str, int, int], dict[str, Scores]],
+    suite: ResolvedSuite, found: Found, scores: Callable[[str, int, int], dict[str, Scores]]
 ) -> Found:
     """The records with the metrics that need Retrain's scores too."""
+    benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
     reference = found.get((retrain, 0), {})
     compared: Found = {}
     for (row, replicate), by_seed in found.items():
@@ -182,7 +180,7 @@ def _compared(
             target = reference.get(seed)
             if record.status == "ok" and target is not None and target.status == "ok":
                 ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
-                metrics = {**record.metrics, **benchmark.compare(ours, theirs)}
+                metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
                 record = record.model_copy(update={"metrics": metrics})
             compared.setdefault((row, replicate), {})[seed] = record
     return compared

@@ -155,7 +155,7 @@ class Benchmark(ABC):
 
     @classmethod
     def compare(
-        cls, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """Metrics that need the retrained model's scores too, such as a test of equality.
 

@@ -212,7 +212,8 @@ def test_metrics_against_retrain_are_derived_from_both_models_scores(hand_made, 
     before = {path: path.read_bytes() for path in store.root.rglob("record.json")}
     plain = make_leaderboard(suite, store)
 
-    def compare(cls, scores, reference):
+    def compare(cls, config, scores, reference):
+        assert config.data.name == "digits"
         return {"mia_auc": float(scores["forget"].loss[0] - reference["forget"].loss[0])}
 
     with pytest.MonkeyPatch.context() as patch:
