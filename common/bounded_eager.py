@@ -19,19 +19,21 @@ Start = tuple[Tensor, Tensor]
 BLOCK_BYTES = 4 * 2**20
 """Scratch per block; 2-8 MiB are equally fast, far below that the products starve."""
 MIN_ROWS = 256
+"""Rows per block at least, where there are tokens enough."""
+FEW_ROWS = 64
+"""Rows per block at least, however few the tokens."""
 
 
 def row_blocks(k: int, d: int, itemsize: int, tokens: int | None = None) -> list[slice]:
     """Slices of output rows, of nearly equal size: at most :data:`BLOCK_BYTES` of k x d each.
 
-    Few ``tokens`` (N) take smaller blocks, so that three of them stay below N k, half of what a
-    LoRA layer needs for the moment; :data:`MIN_ROWS` is the least.
+    Few ``tokens`` (N) take smaller blocks: two of them stay below N k or N d, the size of what a
+    LoRA layer needs for the moment.
     """
-    rows = BLOCK_BYTES // max(d * itemsize, 1)
+    rows = max(BLOCK_BYTES // max(d * itemsize, 1), MIN_ROWS)
     if tokens is not None:
-        rows = min(rows, tokens * k // max(3 * d, 1))
-    rows = min(max(rows, MIN_ROWS), k)
-    count = math.ceil(k / max(rows, 1))
+        rows = min(rows, max(tokens * max(k, d) // max(2 * d, 1), FEW_ROWS))
+    count = math.ceil(k / max(min(rows, k), 1))
     rows = 16 * math.ceil(k / max(count, 1) / 16)
     return [slice(at, min(at + rows, k)) for at in range(0, k, rows)] if k else []
 
