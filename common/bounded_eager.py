@@ -213,6 +213,8 @@ class _Sweep:
 
     def add(self, rows: slice, z: Tensor, slope: Tensor) -> None:
         """Contracts a block's gradient with ``slope``; ``z`` is used up."""
+        if self.dA is None and self.dBt is None:
+            return
         if self.g.dtype == z.dtype:
             torch.mm(self.g[:, rows].T, self.x, out=z)
         else:
