@@ -184,7 +184,7 @@ def backward(
             z.sub_(apply_phi_(bound.phi, first, bound.clip), alpha=bound.outer)
         if weight is not None:
             z.add_(weight[rows])
-        dx.addmm_(g[:, rows], z)
+        torch.addmm(dx, g[:, rows], z, out=dx)
         sweep.add(rows, z, slope)
     return dx, *sweep.factors()
 
@@ -224,7 +224,7 @@ class _Sweep:
         if self.dA is not None:
             self.dA[rows] = (self.Bt @ z.T).T
         if self.dBt is not None:
-            self.dBt.addmm_(self.A[rows].T, z)
+            torch.addmm(self.dBt, self.A[rows].T, z, out=self.dBt)
 
     def factors(self) -> tuple[Tensor | None, Tensor | None]:
         """(dA, dBt), to be asked for once."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from common.adapters import (
     project_ball_,
     save_adapter,
 )
+from common.benchmark import Benchmark
 from common.config import digest, validate
 from common.engine import fit
 from common.errors import CheckpointError, ConfigError
@@ -126,7 +129,7 @@ def test_split_keeps_an_update_that_merging_in_bfloat16_loses():
         delta = layer.delta().detach().double()
         assert 5e-4 < delta.norm() / base.weight.double().norm() < 2e-3
         used = layer.effective_weight(torch.bfloat16).double()
-        used = used if mode == "split" else used - base.weight.double()
+        used = used if mode == "split" else used - base.weight.detach().double()
         lost[mode] = float((used - delta).norm() / delta.norm())
     assert lost["split"] < 4e-3 < 0.5 < lost["merged"]
 
@@ -179,6 +182,38 @@ def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
     go(path, progress=kill)
     assert tiny.same(whole, go(path))
     assert not tiny.same(whole, go(None, dropout=0.0)), "the masks act"
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The layers whose effective weight was built for a reuse scope, in order."""
+    seen = []
+    real = BoundedLinear.effective_weight
+    monkeypatch.setattr(
+        BoundedLinear,
+        "effective_weight",
+        lambda self, dtype: (seen.append(self), real(self, dtype))[1],
+    )
+    return seen
+
+
+@pytest.mark.parametrize(("accumulation", "built"), [(1, 0), (4, 12)])
+def test_micro_batches_share_the_effective_weights(tiny, builds, accumulation, built):
+    """3 steps, 4 layers: once per step, however many micro-batches; the probe looks too."""
+    source, model = tiny.Source(), adapted(tiny, phi="sine")
+    loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
+    config = FitConfig(steps=3, batch_size=8, accumulation=accumulation, probe_every=1, lr=1e-2)
+    result = fit(model, GradientDifference(), loaders, config, forward=tiny.forward, seed=1)
+    assert len(builds) == built and result.last["probe_grad_norm/all"] > 0
+
+
+def test_an_evaluation_shares_them_too(tiny, builds):
+    source, model = tiny.Source(), adapted(tiny, phi="sine")
+    plan = SimpleNamespace(source=source, forward=tiny.forward, evaluation_batch=8)
+    scores = Benchmark.collect(plan, model, np.arange(40))
+    assert len(scores.indices) == 40 and len(builds) == 4
+    merged = Benchmark.collect(plan, detach(model), np.arange(40))
+    np.testing.assert_allclose(scores.loss, merged.loss, rtol=1e-4, atol=1e-5)
 
 
 def test_the_bfloat16_gradient_option_reaches_the_kernel(tiny):
