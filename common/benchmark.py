@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.config import Strict
-from common.metrics import MetricSpec
+from common.metrics import GapRule, MetricSpec
 from common.schemas import FitConfig
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Benchmark(ABC):
 
     version: ClassVar[int]
     metrics: ClassVar[tuple[MetricSpec, ...]]
+    gap: ClassVar[GapRule]
     Config: ClassVar[type[Strict]]
 
     def __init__(self, config: Any, runtime: Runtime):
@@ -125,6 +126,15 @@ class Benchmark(ABC):
     def blank(self) -> nn.Module:
         """The architecture alone, ready to receive stored weights."""
 
+    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+        """A trained Original or Retrain that the config names, to take instead of training one.
+
+        Args:
+            role: ``original`` or ``retrain``.
+            split: Which data Retrain must not have seen.
+        """
+        return None
+
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits aligned with the batch's labels."""
@@ -142,6 +152,20 @@ class Benchmark(ABC):
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
     ) -> dict[str, float | None]:
         """Measurements of one model: nothing here refers to another model."""
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """Metrics that need the retrained model's scores too, such as a test of equality.
+
+        Derived when a table is made, never stored; named in :attr:`metrics` like the others.
+        """
+        return {}
+
+    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
+        """Scores of every part.  Override it where one pass over all parts is cheaper."""
+        return {name: self.collect(model, indices) for name, indices in parts.items()}
 
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""

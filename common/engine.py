@@ -23,7 +23,8 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from common.adapters import BoundedLinear, adapted_layers, adapter_statistics
-from common.errors import CheckpointError, Diverged
+from common.config import did_you_mean
+from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import Batch, Loader
 from common.objectives import Objective, Terms
 from common.reuse import reuse_weights
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
+Watch = Callable[[nn.Module, int], Mapping[str, float | None]]
+"""(model in eval mode, steps done) -> metrics."""
 
 
 class ScalarSink(Protocol):
@@ -96,6 +99,7 @@ def fit(
     stateful: Mapping[str, Stateful] | None = None,
     component_of: Callable[[str], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> FitResult:
     """Trains ``model`` in place.
 
@@ -114,6 +118,8 @@ def fit(
         stateful: Further states to keep in checkpoints, by name.
         component_of: Parameter name -> component, for norms.
         progress: Called with (steps done, steps in all).
+        watch: Evaluates the model every ``config.evaluate_every`` steps and at the last one; what
+            it returns is logged as ``evaluation/<metric>``.
 
     Raises:
         Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
@@ -148,10 +154,30 @@ def fit(
                 run.save(checkpoint, step + 1)
             if progress:
                 progress(step + 1, run.total)
+            if watch is not None and run.evaluates(step):
+                metrics = run.evaluate(watch, step, tracker)
+                if config.stop_below and below(metrics, config.stop_below):
+                    run.total = step + 1
+                    break
         run.guard(run.total - 1, final=True)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return FitResult(run.total, time.perf_counter() - started, run.last, run.peak)
+
+
+def below(metrics: Mapping[str, float | None], limits: Mapping[str, float]) -> bool:
+    """Whether every named metric is known and below its limit.
+
+    Raises:
+        ConfigError: A name is none of the metrics.
+    """
+    for name in limits:
+        if name not in metrics:
+            raise ConfigError(
+                f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
+            )
+    values = [metrics[name] for name in limits]
+    return all(v is not None and v < limits[n] for n, v in zip(limits, values, strict=True))
 
 
 @contextlib.contextmanager
@@ -226,6 +252,25 @@ class _Run:
 
     def saves(self, step: int) -> bool:
         return (step + 1) % self.config.checkpoint_every == 0 and step + 1 < self.total
+
+    def evaluates(self, step: int) -> bool:
+        every = self.config.evaluate_every
+        return every > 0 and ((step + 1) % every == 0 or step + 1 == self.total)
+
+    def evaluate(
+        self, watch: Watch, step: int, tracker: ScalarSink | None
+    ) -> Mapping[str, float | None]:
+        """Measures the model as it is; random streams and training mode are put back."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            metrics = watch(self.model.eval(), step + 1)
+        for module, training in modes:
+            module.training = training
+        if tracker is not None and self.accelerator.is_main_process:
+            known = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
+            tracker.scalars(step + 1, known)
+        return metrics
 
     def step(self, step: int) -> dict[str, float]:
         """One optimizer step; returns scalars when this step is logged."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
-    from common.loading import Loader, Source
+    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful, Watch
+    from common.loading import Batch, Forward, Loader, Source
     from common.objectives import Objective
     from common.splits import ForgetSplit
 
@@ -84,6 +84,7 @@ class UnlearnTask:
         tracker: Where scalars go.
         checkpoint: File for mid-run checkpoints.
         progress: Called with (steps done, steps in all).
+        watch: Evaluates the model in training, for configs with ``evaluate_every``.
     """
 
     model: nn.Module
@@ -102,6 +103,7 @@ class UnlearnTask:
     tracker: ScalarSink | None = None
     checkpoint: Path | None = None
     progress: Callable[[int, int], None] | None = None
+    watch: Watch | None = None
     results: list[FitResult] = field(default_factory=list)
 
     def _guard(self, *wanted: str) -> None:
@@ -140,6 +142,24 @@ class UnlearnTask:
         micro = max(1, config.batch_size // config.accumulation)
         return {part: self.loader(part, batch_size=micro) for part in parts}
 
+    def reference(self) -> Forward:
+        """Batch -> logits of a frozen copy of the model as it is now, without gradients.
+
+        Call it before training: the copy is Original.  It is in eval mode, so that a teacher does
+        not depend on dropout.
+        """
+        import copy
+
+        import torch
+
+        frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
+
+        @torch.no_grad()
+        def forward(batch: Batch) -> torch.Tensor:
+            return self.forward(frozen, batch)
+
+        return forward
+
     def fresh_model(self) -> nn.Module:
         """A model as it was before it saw any training data of the task."""
         self._guard("initial")
@@ -177,9 +197,15 @@ class UnlearnTask:
             stateful=stateful,
             component_of=self.component_of,
             progress=self.progress,
+            watch=self._watch(),
         )
         self.results.append(result)
         return result
+
+    def _watch(self) -> Watch | None:
+        """The watch with steps counted over all fits."""
+        watch, before = self.watch, sum(result.steps for result in self.results)
+        return watch and (lambda model, step: watch(model, before + step))
 
 
 class UnlearningMethod(ABC):

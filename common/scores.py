@@ -8,7 +8,7 @@ no metric runs the model again and no two metrics can disagree about what it sai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "corr
 
 _CHUNK_ELEMENTS = 2**25
 _SCHEMA = "scores-1"
+_EXTRA = "extra."
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +50,7 @@ class Scores:
             (Song and Mittal, 2021, eq. 6).
         correct: 1 if argmax is the label, else 0; for sequences the share of correct tokens.
         probs: (N, C) softmax, or None where it was not kept.
+        extra: Further per-sample measurements of a benchmark by name, each (N,) or (N, K).
     """
 
     indices: np.ndarray
@@ -60,6 +62,7 @@ class Scores:
     modified_entropy: np.ndarray
     correct: np.ndarray
     probs: np.ndarray | None = None
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, array in self._arrays().items():
@@ -69,8 +72,15 @@ class Scores:
         return len(self.indices)
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: array for name, array in values.items() if array is not None}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        extra = {_EXTRA + name: array for name, array in values.pop("extra").items()}
+        return {name: array for name, array in values.items() if array is not None} | extra
+
+    @classmethod
+    def _of_arrays(cls, arrays: Mapping[str, Any]) -> Scores:
+        own = {name: array for name, array in arrays.items() if not name.startswith(_EXTRA)}
+        extra = {k.removeprefix(_EXTRA): v for k, v in arrays.items() if k.startswith(_EXTRA)}
+        return cls(**own, extra=extra)
 
     @property
     def accuracy(self) -> float:
@@ -89,8 +99,7 @@ class Scores:
 
     def select(self, positions: np.ndarray) -> Scores:
         """The scores at ``positions`` (int64 into 0..N-1 or a boolean mask), in that order."""
-        chosen: dict[str, Any] = {name: array[positions] for name, array in self._arrays().items()}
-        return Scores(**chosen)
+        return self._of_arrays({name: array[positions] for name, array in self._arrays().items()})
 
 
 def save_scores(parts: Mapping[str, Scores], path: Path) -> None:
@@ -121,7 +130,7 @@ def load_scores(path: Path) -> dict[str, Scores]:
             for key in sorted(file.keys()):
                 part, _, name = key.rpartition("/")
                 parts.setdefault(part, {})[name] = file.get_tensor(key)
-        return {part: Scores(**arrays) for part, arrays in parts.items()}
+        return {part: Scores._of_arrays(arrays) for part, arrays in parts.items()}
     except (SafetensorError, OSError, TypeError) as error:
         raise DataError(f"{path}: not readable scores ({error}); delete it and rerun") from None
 
@@ -159,11 +168,14 @@ def collect(forward: Forward, batches: Iterable[Batch], *, keep_probs: bool = Tr
     if not columns:
         raise DataError("there is nothing to score: the part has no samples")
     values = np.concatenate(columns).astype(np.float32)
+    named: dict[str, Any] = {
+        name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(COLUMNS)
+    }
     return Scores(
         indices=np.concatenate(indices),
         labels=np.concatenate(labels) if labels else None,
         probs=np.concatenate(probs) if probs else None,
-        **{name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(COLUMNS)},
+        **named,
     )
 
 
@@ -192,6 +204,15 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
         np.bincount(owner, weights=tokens[:, k], minlength=len(labels)) for k in range(len(COLUMNS))
     ]
     return np.stack(sums, axis=1) / counts[:, None], None
+
+
+def score_rows(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """(M, len(COLUMNS)) float32: the scalar scores of single predictions, logits (M, C).
+
+    Raises:
+        Diverged: A logit is NaN or infinite.
+    """
+    return _checked(_statistics(logits, labels)[0])
 
 
 def _checked(table: Tensor) -> np.ndarray:

@@ -383,3 +383,17 @@ def test_validate_keeps_class_defaults():
     config = validate(METHODS["ascent"].Config, {}, "x")
     assert (config.steps, config.lr) == (50, 1e-5)
     assert np.isclose(resolve("gd").lr, 1e-4)
+
+
+def test_the_reference_is_a_frozen_copy_of_the_model_as_it_was(tiny, source):
+    task = tiny.task(source, tiny.split(source), access=frozenset({"forget", "retain"}))
+    batch = task.loader("retain", batch_size=8, augment=False).next()
+    reference = task.reference()
+    before = reference(batch)
+    assert not before.requires_grad and torch.equal(before, reference(batch))  # no dropout
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(before, reference(batch))
+    assert not torch.equal(before, task.reference()(batch))
+    assert all(parameter.requires_grad for parameter in task.model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -194,3 +195,18 @@ def test_reading_and_attacking_need_no_torch():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_extra_columns_are_selected_stored_and_checked(tmp_path):
+    plain = score(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), [0, 1, 2, 0, 1])
+    extra = {"answer": np.arange(5.0), "wrong": np.arange(10.0).reshape(5, 2)}
+    scores = dataclasses.replace(plain, extra=extra)
+    save_scores({"forget": scores}, tmp_path / "s.safetensors")
+    loaded = load_scores(tmp_path / "s.safetensors")["forget"]
+    assert np.array_equal(loaded.extra["wrong"], extra["wrong"]) and len(loaded.extra) == 2
+    chosen = loaded.select(np.array([3, 1]))
+    assert chosen.extra["answer"].tolist() == [3.0, 1.0] and len(chosen) == 2
+    with pytest.raises(AssertionError, match=r"extra\.short"):
+        dataclasses.replace(plain, extra={"short": np.zeros(4)})
+    with pytest.raises(Diverged, match=r"extra\.answer"):
+        dataclasses.replace(plain, extra={"answer": np.full(5, np.nan)}).check_finite()
