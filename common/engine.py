@@ -263,7 +263,7 @@ class _Run:
         """Measures the model as it is; random streams and training mode are put back."""
         modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), reuse_weights(self.model):
             metrics = watch(self.model.eval(), step + 1)
         for module, training in modes:
             module.training = training

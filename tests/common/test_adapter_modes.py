@@ -207,6 +207,23 @@ def test_micro_batches_share_the_effective_weights(tiny, builds, accumulation, b
     assert len(builds) == built and result.last["probe_grad_norm/all"] > 0
 
 
+def test_evaluations_while_training_share_them_too(tiny, builds):
+    """Steps 2 and 3 are watched: one build per layer each, for two passes."""
+    source, model = tiny.Source(), adapted(tiny, phi="sine")
+    batch = source.fetch(torch.arange(8))
+
+    def watch(net, step):
+        first, again = (tiny.forward(net, batch) for _ in range(2))
+        assert torch.equal(first, again)
+        return {"mean": float(first.mean())}
+
+    loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
+    config = FitConfig(steps=3, batch_size=2, evaluate_every=2)
+    options = {"forward": tiny.forward, "seed": 1, "watch": watch}
+    fit(model, GradientDifference(), loaders, config, **options)
+    assert len(builds) == 8
+
+
 def test_an_evaluation_shares_them_too(tiny, builds):
     source, model = tiny.Source(), adapted(tiny, phi="sine")
     plan = SimpleNamespace(source=source, forward=tiny.forward, evaluation_batch=8)
