@@ -158,7 +158,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(dx, dA, dBt) in one sweep over the rows, each argument of phi built once.
 
-    dx is summed over the blocks in ``g``'s dtype, which must therefore be the factors'.
+    dx is summed over the blocks in the factors' dtype, which must hold ``weight``'s and ``g``'s.
 
     Args:
         g: (N, k).
@@ -172,9 +172,8 @@ def backward(
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
     """
-    dx = torch.zeros_like(x)
-    low, low_x = g.to(gemm), x.to(gemm)
-    sweep = _Sweep(low, low_x, A, Bt, bound, need_A, need_Bt)
+    dx = torch.zeros_like(x, dtype=factor_dtype(A))
+    sweep = _Sweep(g.to(gemm), x.to(gemm), A, Bt, bound, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
         phi_and_slope_(bound.phi, z, slope, bound.clip)
@@ -184,9 +183,12 @@ def backward(
             z.sub_(apply_phi_(bound.phi, first, bound.clip), alpha=bound.outer)
         if weight is not None:
             z.add_(weight[rows])
-        torch.addmm(dx, g[:, rows], z, out=dx)
+        if g.dtype == z.dtype:
+            torch.addmm(dx, g[:, rows], z, out=dx)
+        else:
+            dx.add_(g[:, rows] @ z.to(g.dtype))
         sweep.add(rows, z, slope)
-    return dx, *sweep.factors()
+    return dx.to(g.dtype), *sweep.factors()
 
 
 class _Sweep:

@@ -32,6 +32,7 @@ from common.objectives import GradientDifference
 from common.schemas import AdapterConfig, FitConfig
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
+LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")
 MLP = ("blocks.*.mlp.fc*",)
 
 
@@ -95,6 +96,17 @@ def test_a_suite_can_set_them():
     given = {"adapter": {"mode": "split", "dropout": 0.05}}
     config = resolve_config("gd_sine", None, given, origin="test")
     assert config.adapter == AdapterConfig(phi="sine", omega=100.0, mode="split", dropout=0.05)
+
+
+@pytest.mark.parametrize("name", ["gd_lora", "gd_sine", "gd_tanh", "gd_sigmoid", "gd_relu"])
+def test_the_papers_dropout_is_a_preset(name):
+    literal, dropped = (resolve_config(name, p, {}, origin="t") for p in LITERAL_AND_DROPOUT)
+    assert (dropped.adapter.mode, dropped.adapter.dropout) == ("split", 0.05)
+    plain = dropped.adapter.model_copy(update={"mode": "merged", "dropout": 0.0})
+    assert plain == literal.adapter, "phi and omega stay the method's own"
+    assert dropped.model_copy(update={"adapter": literal.adapter}) == literal
+    with pytest.raises(ConfigError, match="no preset"):
+        resolve_config("gd", "paper_dropout", {}, origin="t")
 
 
 # Split, dropout, bfloat16 gradients --------------------------------------------------------------
@@ -215,7 +227,7 @@ def test_evaluations_while_training_share_them_too(tiny, builds):
     def watch(net, step):
         first, again = (tiny.forward(net, batch) for _ in range(2))
         assert torch.equal(first, again)
-        return {"mean": float(first.mean())}
+        return {"mean": float(first.detach().mean())}
 
     loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
     config = FitConfig(steps=3, batch_size=2, evaluate_every=2)
@@ -342,10 +354,10 @@ def test_a_lost_update_is_said_once_with_its_size(tiny, caplog, dtype):
     base = sum(float(la.weight.double().square().sum()) for la in layers) ** 0.5
     deltas = [la.delta().detach().double() for la in layers]
     size = sum(float(delta.square().sum()) for delta in deltas) ** 0.5
-    before = [la.weight.double() for la in layers]
+    before = [la.weight.detach().double() for la in layers]
     (text,) = warnings_of(caplog, lambda: detach(model))
     assert f"{size / base:.1e}" in text and "\n" not in text
-    after = [m.weight.double() for b in model.blocks for m in (b.mlp.fc1, b.mlp.fc2)]
+    after = [m.weight.detach().double() for b in model.blocks for m in (b.mlp.fc1, b.mlp.fc2)]
     rows = zip(after, before, deltas, strict=True)
     lost = sum(float((a - b - d).square().sum()) for a, b, d in rows) ** 0.5 / size
     assert f"{100 * lost:.0f} %" in text and lost > 0.05
