@@ -1,235 +1,247 @@
-"""One teacher-forced pass over every (prompt, answer), from which all likelihood metrics follow.
+"""All parts of an evaluation in one pass: likelihoods of every answer once, then greedy answers.
 
-Probability, truth ratio, extraction strength, exact memorisation and min-k differ only in what they
-do with the log-probability of each answer token, so the model runs once: all sets together in
-batches of equal length, a question's answers behind one copy of its prompt, and the head only where
-a label is predicted.
+Parts may overlap and answers may coincide: each (question, answer) is scored once, each question
+is answered once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from common.errors import Diverged
-from common.scores import COLUMNS, score_rows
-from language.backbone import Backbone, backbone, device_of, hidden_states, row_limit, unwrapped
-from language.items import Encoded
-from language.packing import Row, batches, packed_rows, plain_rows
+from common.scores import COLUMNS, Scores
+from language.evaluation import TofuEvaluation
+from language.generation import generate
+from language.items import Encoded, Item
+from language.likelihood import AnswerScores, teacher_forced
+from language.metrics.memorization import exact_memorization, extraction_strength, min_k
+from language.metrics.rouge import rouge_recall
+from language.metrics.tofu import HOLDOUT
 
-CHUNK_ELEMENTS = 2**25
-"""Logits (128 MiB in float32) that are held at once."""
+if TYPE_CHECKING:
+    from torch import nn
 
+    from language.text import TextSource
 
-@dataclass(frozen=True, eq=False)
-class AnswerScores:
-    """What a model says about each token of each answer; answers one after the other.
+__all__ = ["AnswerScores", "score_parts", "teacher_forced"]
 
-    Attributes:
-        counts: (P,) int64 labels per pair.
-        token_loss: (T,) float64 nats, -log p of each label.
-        hits: (T,) bool, whether the argmax is the label.
-        means: (P, len(COLUMNS)) float64 token means of the columns of
-            :class:`common.scores.Scores`; NaN for pairs that were not asked for in detail.
-    """
-
-    counts: np.ndarray
-    token_loss: np.ndarray
-    hits: np.ndarray
-    means: np.ndarray
-
-    @property
-    def owner(self) -> np.ndarray:
-        """(T,) the pair of each token."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-    @property
-    def sum_loss(self) -> np.ndarray:
-        """(P,) nats."""
-        return np.bincount(self.owner, weights=self.token_loss, minlength=len(self.counts))
-
-    @property
-    def mean_loss(self) -> np.ndarray:
-        """(P,) nats per token: -log of the length-normalised probability."""
-        return self.sum_loss / self.counts
-
-    def without_last(self, drop: np.ndarray) -> AnswerScores:
-        """The same without the last token of the pairs in ``drop``, (P,) bool."""
-        last = np.zeros(len(self.token_loss), dtype=bool)
-        last[np.cumsum(self.counts)[drop] - 1] = True
-        kept = ~last
-        return AnswerScores(self.counts - drop, self.token_loss[kept], self.hits[kept], self.means)
-
-    def select(self, pairs: np.ndarray) -> AnswerScores:
-        """The pairs at ``pairs`` (int64), in that order."""
-        starts = np.cumsum(self.counts) - self.counts
-        tokens = [np.arange(starts[p], starts[p] + self.counts[p]) for p in pairs]
-        where = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
-        return AnswerScores(
-            self.counts[pairs], self.token_loss[where], self.hits[where], self.means[pairs]
-        )
+Columns = dict[str, np.ndarray]
 
 
-def teacher_forced(
+def score_parts(
     model: nn.Module,
-    pairs: Sequence[Encoded],
+    source: TextSource,
+    parts: Mapping[str, np.ndarray],
+    config: TofuEvaluation,
     *,
-    token_budget: int = 8192,
-    share_prompts: bool = True,
-    detailed: np.ndarray | None = None,
-    masked_id: int | None = None,
-) -> AnswerScores:
-    """Scores every pair once; the model is put into eval mode.
+    trial: bool,
+) -> dict[str, Scores]:
+    """Scores of every part, in the order of its indices.
 
     Args:
-        model: A causal language model (``model(input_ids, attention_mask).logits``).
-        pairs: Prompts with answers; those with the same prompt share it where the model can.
-        token_budget: Token slots (padding included) per forward.
-        share_prompts: Pack the answers of one prompt into rows with a mask of their own.
-        detailed: (P,) bool: pairs whose ``means`` are wanted; None means all.
-        masked_id: A token that nothing but itself attends to, as where a code base derives the
-            attention mask from the padding token's id.
+        model: A causal language model.
+        source: Questions and answers as token ids.
+        parts: Int64 index sets into the source's corpus.  Of ``holdout`` only answers are scored.
+        config: Conventions and sizes of batches.
+        trial: Likelihoods only, no greedy answers.
+
+    Returns:
+        Part -> scores, whose scalar columns are means over the answer's tokens, with ``extra``:
+        ``answer_loss``, ``answer_tokens``, ``extraction_strength``, ``exact_memorization`` and
+        ``min_k`` (N,); but for holdout also ``paraphrase_loss`` (N,) (the answer's where there is
+        no paraphrase), ``perturbed_loss`` (N, K) and ``perturbed_count`` (N,) (columns beyond the
+        count are 0); and, unless it is a trial, ``rouge_1_recall`` and ``rouge_l_recall`` (N,).
 
     Raises:
         Diverged: A scored logit is NaN or infinite.
+        DataError: An answer has no label within the length limit.
     """
-    model.eval()
-    scorer = _Scorer(model, pairs, detailed, masked_id)
-    limit = row_limit(model) if share_prompts else None
-    rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
-    with torch.inference_mode():
-        for chosen in batches(rows, token_budget):
-            scorer.score(chosen)
-    return scorer.result()
+    job = _Job(source, parts)
+    answers = teacher_forced(
+        model,
+        job.pairs,
+        token_budget=config.token_budget,
+        share_prompts=config.share_prompts,
+        detailed=job.detailed,
+        masked_id=_masked_id(source, config),
+    )
+    measured = {part: job.columns(part, answers, config) for part in parts}
+    if not trial:
+        texts = _Texts(model, source, config, job.asked)
+        for part in set(parts) - {HOLDOUT}:
+            measured[part] |= texts.columns(job.items(part))
+    means = {part: answers.means[job.answers[part]].astype(np.float32) for part in parts}
+    return {
+        part: Scores(
+            indices=np.asarray(indices, dtype=np.int64),
+            **{name: np.ascontiguousarray(means[part][:, k]) for k, name in enumerate(COLUMNS)},
+            extra=measured[part],
+        )
+        for part, indices in parts.items()
+    }
 
 
-class _Scorer:
-    """Fills the arrays of an :class:`AnswerScores`, batch by batch."""
+def _masked_id(source: TextSource, config: TofuEvaluation) -> int | None:
+    """The peer's attention mask is ``ids != pad``, with the end token as padding if none is set."""
+    if config.style != "openunlearning":
+        return None
+    pad = source.tokenizer.pad_token_id
+    return source.tokenizer.eos_token_id if pad is None else pad
+
+
+def _key(item: Item) -> tuple[str, str]:
+    return item.question, item.answer
+
+
+@dataclass
+class _Job:
+    """Which pairs the parts need, each once."""
+
+    source: TextSource
+    parts: Mapping[str, np.ndarray]
+    pairs: list[Encoded] = field(default_factory=list)
+    answers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._places: dict[tuple[str, str], int] = {}
+        wanted: set[int] = set()
+        for part in self.parts:
+            items = self.items(part)
+            self.answers[part] = self._put(items, [item.answer for item in items])
+            wanted |= set(self.answers[part].tolist())
+            if part != HOLDOUT:
+                for item in items:
+                    others = [*item.perturbed, *([item.paraphrase] if item.paraphrase else [])]
+                    self._put([item] * len(others), others)
+        self.detailed = np.isin(np.arange(len(self.pairs)), sorted(wanted))
+
+    def items(self, part: str) -> list[Item]:
+        """The part's items, in order."""
+        return [self.source.corpus.items[index] for index in self.parts[part].tolist()]
+
+    @property
+    def asked(self) -> list[Item]:
+        """Items of all parts that are to be answered, each once."""
+        parts = [self.items(part) for part in self.parts if part != HOLDOUT]
+        return list({_key(item): item for items in parts for item in items}.values())
+
+    def _put(self, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        places = []
+        for item, answer in zip(items, answers, strict=True):
+            key = (item.question, answer)
+            if key not in self._places:
+                self._places[key] = len(self.pairs)
+                self.pairs.append(self.source.encode(*key))
+            places.append(self._places[key])
+        return np.asarray(places, dtype=np.int64)
+
+    def columns(self, part: str, scores: AnswerScores, config: TofuEvaluation) -> Columns:
+        """What the likelihoods say about a part."""
+        chosen = self.answers[part]
+        loss = scores.mean_loss
+        counted = scores.select(chosen).without_last(self._dropped(chosen, config))
+        columns: Columns = {
+            "answer_loss": loss[chosen],
+            "answer_tokens": scores.counts[chosen],
+            "extraction_strength": extraction_strength(
+                counted.hits, counted.counts, floor=config.style == "openunlearning"
+            ),
+            "exact_memorization": exact_memorization(counted.hits, counted.counts),
+            "min_k": min_k(counted.token_loss, counted.counts, config.min_k),
+        }
+        return columns if part == HOLDOUT else columns | self._compared(part, loss)
+
+    def _dropped(self, chosen: np.ndarray, config: TofuEvaluation) -> np.ndarray:
+        """(N,) bool: answers whose last token is not counted: an end token, or the peer's any."""
+        end = self.source.encoder.end
+        always = config.style == "openunlearning"
+        return np.asarray([always or self.pairs[place].ids[-1] == end for place in chosen])
+
+    def _compared(self, part: str, loss: np.ndarray) -> Columns:
+        items = self.items(part)
+        paraphrases = self._put(items, [item.paraphrase or item.answer for item in items])
+        counts = np.asarray([len(item.perturbed) for item in items], dtype=np.int64)
+        perturbed = np.zeros((len(items), int(counts.max(initial=0))))
+        for row, item in zip(perturbed, items, strict=True):
+            places = self._put([item] * len(item.perturbed), item.perturbed)
+            row[: len(places)] = loss[places]
+        return {
+            "paraphrase_loss": loss[paraphrases],
+            "perturbed_loss": perturbed,
+            "perturbed_count": counts,
+        }
+
+
+class _Texts:
+    """Greedy answers to questions, and their ROUGE."""
 
     def __init__(
         self,
         model: nn.Module,
-        pairs: Sequence[Encoded],
-        detailed: np.ndarray | None,
-        masked_id: int | None,
+        source: TextSource,
+        config: TofuEvaluation,
+        items: Sequence[Item],
     ):
-        self.model, self.pairs, self.masked_id = model, pairs, masked_id
-        self.parts: Backbone | None = backbone(model)
-        self.device = device_of(unwrapped(model))
-        self.dtype = next(model.parameters()).dtype
-        self.detailed = np.ones(len(pairs), dtype=bool) if detailed is None else detailed
-        self.counts = np.asarray([len(pair.labels) for pair in pairs], dtype=np.int64)
-        self.starts = np.cumsum(self.counts) - self.counts
-        self.table = np.full((int(self.counts.sum()), len(COLUMNS)), np.nan)
-
-    def score(self, rows: Sequence[Row]) -> None:
-        """One forward, and what it says about each label."""
-        inputs = self._inputs(rows)
-        where = [
-            (number, place, pair)
-            for number, row in enumerate(rows)
-            for pair, place in zip(row.pairs, row.predictors, strict=True)
-        ]
-        numbers = np.concatenate([np.full(len(place), number) for number, place, _ in where])
-        places = np.concatenate([place for _, place, _ in where])
-        slots = np.concatenate(
-            [np.arange(self.starts[p], self.starts[p] + self.counts[p]) for _, _, p in where]
+        self.source, self.config = source, config
+        prompts = [source.prompt_ids(item.question) for item in items]
+        said = generate(
+            model,
+            prompts,
+            stop=self._stops(model),
+            max_new_tokens=[
+                self._limit(item, prompt) for item, prompt in zip(items, prompts, strict=True)
+            ],
+            batch_size=config.generation_batch,
+            token_budget=config.token_budget,
         )
-        labels = np.concatenate([self.pairs[pair].labels for _, _, pair in where])
-        rich = np.concatenate([np.full(self.counts[p], self.detailed[p]) for _, _, p in where])
-        states = self._states(inputs, numbers, places)
-        for chosen in (np.flatnonzero(rich), np.flatnonzero(~rich)):
-            if len(chosen):
-                detail = bool(rich[chosen[0]])
-                found = self._columns(states, chosen, labels[chosen], detail)
-                self.table[slots[chosen]] = found
+        texts = [self._text(tokens) for tokens in said]
+        found = rouge_recall(
+            [self._target(item) for item in items], texts, workers=config.rouge_workers
+        )
+        rows = zip(found.rouge_1.tolist(), found.rouge_l.tolist(), strict=True)
+        self.answers = dict(zip(map(_key, items), texts, strict=True))
+        self._recalls = dict(zip(map(_key, items), rows, strict=True))
 
-    def _states(self, inputs: dict[str, Tensor], numbers: np.ndarray, places: np.ndarray) -> Tensor:
-        """Hidden states (or logits, without a backbone) at the predicting positions, (M, D)."""
-        at = (self._tensor(numbers), self._tensor(places))
-        if self.parts is None:
-            return self.model(**inputs).logits[at]
-        return hidden_states(self.parts, inputs)[at]
+    def columns(self, items: Sequence[Item]) -> Columns:
+        """``rouge_1_recall`` and ``rouge_l_recall`` of the items."""
+        table = np.asarray([self._recalls[_key(item)] for item in items]).reshape(-1, 2)
+        return {"rouge_1_recall": table[:, 0].copy(), "rouge_l_recall": table[:, 1].copy()}
 
-    def _columns(
-        self, states: Tensor, chosen: np.ndarray, labels: np.ndarray, detail: bool
-    ) -> np.ndarray:
-        """(M, len(COLUMNS)): all columns, or NaN but for loss and hits."""
-        head: Any = self.parts.head if self.parts is not None else nn.Identity()
-        where, targets = self._tensor(chosen), self._tensor(labels)
-        width = getattr(head, "out_features", states.shape[-1])
-        rows = max(1, CHUNK_ELEMENTS // width)
-        score = score_rows if detail else _loss_and_hits
-        found = [
-            score(head(states[index]), target)
-            for index, target in zip(where.split(rows), targets.split(rows), strict=True)
-        ]
-        return np.concatenate(found)
+    def _stops(self, model: Any) -> set[int]:
+        configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        more = configured if isinstance(configured, Iterable) else [configured]
+        own = [self.source.encoder.end, self.source.tokenizer.eos_token_id]
+        return {token for token in (*own, *more) if token is not None}
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
+    def _limit(self, item: Item, prompt: np.ndarray) -> int:
+        limit = self.config.max_new_tokens
+        if self.config.style == "tofu":
+            limit = max(1, limit - len(prompt))
+        if self.config.reference_cap is None:
+            return limit
+        labels = len(self.source.encode(item.question, item.answer).labels)
+        return min(limit, math.ceil(self.config.reference_cap * labels))
 
-    def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        ids = self._padded([row.ids for row in rows], 0)
-        seen = self._padded([np.ones(len(row), np.int64) for row in rows], 0)
-        if self.masked_id is not None:
-            seen = seen * (ids != self.masked_id)
-        if not any(row.packed for row in rows):
-            return {"input_ids": ids, "attention_mask": seen}
-        branch = self._padded([row.branch for row in rows], 0)
-        return {
-            "input_ids": ids,
-            "attention_mask": _branch_mask(branch, seen.bool(), self.dtype),
-            "position_ids": self._padded([row.positions for row in rows], 0),
-        }
-
-    def _padded(self, arrays: Sequence[np.ndarray], value: int) -> Tensor:
-        table = np.full((len(arrays), max(map(len, arrays))), value, dtype=np.int64)
-        for row, array in zip(table, arrays, strict=True):
-            row[: len(array)] = array
-        return self._tensor(table)
-
-    def result(self) -> AnswerScores:
-        """What was collected."""
-        owner = np.repeat(np.arange(len(self.pairs)), self.counts)
-        sums = [
-            np.bincount(owner, weights=column, minlength=len(self.pairs)) for column in self.table.T
-        ]
-        return AnswerScores(
-            self.counts,
-            self.table[:, COLUMNS.index("loss")].copy(),
-            self.table[:, COLUMNS.index("correct")] == 1,
-            np.stack(sums, axis=1) / self.counts[:, None],
+    def _decode(self, tokens: np.ndarray) -> str:
+        return self.source.tokenizer.decode(
+            tokens.tolist(),
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=self.config.style == "openunlearning",
         )
 
+    def _text(self, tokens: np.ndarray) -> str:
+        text = self._decode(tokens)
+        if self.config.style == "openunlearning":
+            text = text.split(self.source.tokenizer.eos_token)[0]
+        return text.strip()
 
-def _branch_mask(branch: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(N, 1, T, T) additive: causal, within the shared part and one's own branch.
-
-    Padding sees itself, so that no row of the softmax is empty.
-    """
-    size = branch.shape[1]
-    causal = torch.ones(size, size, dtype=torch.bool, device=branch.device).tril()
-    same = branch[:, :, None] == branch[:, None, :]
-    allowed = causal & (same | (branch[:, None, :] == 0)) & seen[:, None, :]
-    allowed |= torch.eye(size, dtype=torch.bool, device=branch.device)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=branch.device)
-    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
-
-
-def _loss_and_hits(logits: Tensor, labels: Tensor) -> np.ndarray:
-    """The columns that wrong answers need: loss and correctness, the rest NaN."""
-    z = logits.float()
-    loss = z.logsumexp(dim=1) - z.gather(1, labels[:, None])[:, 0]
-    table = np.full((len(labels), len(COLUMNS)), np.nan)
-    table[:, COLUMNS.index("loss")] = loss.cpu().numpy()
-    table[:, COLUMNS.index("correct")] = (z.argmax(dim=1) == labels).cpu().numpy()
-    bad = int((~np.isfinite(table[:, COLUMNS.index("loss")])).sum())
-    if bad:
-        raise Diverged(0, f"{bad} of {len(labels)} logit rows are not finite")
-    return table
+    def _target(self, item: Item) -> str:
+        if self.config.style != "openunlearning":
+            return item.answer
+        prompt = self._decode(self.source.prompt_ids(item.question))
+        whole = self._decode(self.source.encode(item.question, item.answer).ids)
+        return whole.replace(prompt, "").strip()

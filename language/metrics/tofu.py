@@ -18,7 +18,6 @@ from language.metrics.memorization import membership_auc, privacy_leakage
 from language.metrics.truth import (
     EPSILON,
     Columns,
-    Style,
     Truth,
     closeness,
     compared,
@@ -28,6 +27,7 @@ from language.metrics.truth import (
     probabilities,
     tested,
 )
+from language.schemas import Style
 
 FQReference = Literal["tofu", "loku"]
 

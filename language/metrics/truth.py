@@ -19,7 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-Style = Literal["clean", "tofu", "openunlearning"]
+from language.schemas import Style
+
 Truth = Literal["ratio", "mass"]
 Columns = Mapping[str, np.ndarray]
 """Per-sample measurements of one part; see :func:`language.scoring.score_parts`."""
@@ -30,6 +31,8 @@ EPSILON = 1e-10
 
 def compared(columns: Columns) -> np.ndarray:
     """(N,) bool: which samples have wrong answers to compare with."""
+    if "perturbed_loss" not in columns:
+        return np.zeros(len(columns["answer_loss"]), dtype=bool)
     if "perturbed_count" in columns:
         return np.asarray(columns["perturbed_count"]) > 0
     return np.full(len(columns["answer_loss"]), columns["perturbed_loss"].shape[1] > 0)

@@ -8,8 +8,8 @@ from common.errors import Diverged
 from common.scores import COLUMNS
 from language.backbone import MASKABLE, backbone, row_limit
 from language.items import Encoded
+from language.likelihood import teacher_forced
 from language.packing import batches, packed_rows, plain_rows
-from language.scoring import teacher_forced
 
 KINDS = ["llama", "phi", "gpt_neo", "gpt2", "mistral", "qwen2", "gpt_neox"]
 
@@ -135,7 +135,7 @@ def test_details_are_those_of_common_scores(tiny_text):
 def test_large_vocabularies_go_through_the_head_in_pieces(tiny_text, monkeypatch):
     model, pairs = tiny_text.model("phi"), tiny_text.pairs(2, 3)
     whole = teacher_forced(model, pairs)
-    monkeypatch.setattr("language.scoring.CHUNK_ELEMENTS", 3 * tiny_text.vocab)
+    monkeypatch.setattr("language.likelihood.CHUNK_ELEMENTS", 3 * tiny_text.vocab)
     widths = []
     model.get_output_embeddings().register_forward_hook(lambda *a: widths.append(len(a[2])))
     pieces = teacher_forced(model, pairs)
