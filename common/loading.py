@@ -248,3 +248,12 @@ def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[B
 
 Forward = Callable[[Batch], Tensor]
 """Batch -> logits: (N, C) or (N, T, C), aligned with the batch's labels."""
+
+
+def every_position(source: Source) -> Callable[[Batch], Batch]:
+    """What turns a batch into one whose every position counts, padding included.
+
+    Published code that forgets its mask averages over these.  A source of sequences answers
+    through a method ``everywhere(batch)``; without it a sample has one position, which counts.
+    """
+    return getattr(source, "everywhere", lambda batch: batch)
