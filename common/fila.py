@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from common.errors import ConfigError
 from common.losses import average, cross_entropy
 from common.terms import evaluating
 
@@ -116,13 +117,17 @@ def weighted_factors(weight: Tensor, rows: Tensor, rank: int, *, balanced: bool 
         rank: r <= min(k, d).
         balanced: Split the same product so that ||A||_F = ||Bt||_F.  The paper's split depends on
             the unit of the row weights.
+
+    Raises:
+        ConfigError: The rank is larger than a side of the weight.
     """
-    assert rank <= min(weight.shape), "FILA needs rank <= both sides of the weight"
+    if rank > min(weight.shape):
+        raise ConfigError(f"adapter.rank: {rank} is larger than a layer of {tuple(weight.shape)}")
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     _, S, Vh = torch.linalg.svd(rows.to(wide).unsqueeze(1) * wide, full_matrices=False)
     S, Vh = S[:rank], _signed(Vh[:rank])
     root = S.sqrt()
-    inverse = torch.where(S > S[0] * 1e-7, 1 / root, torch.zeros_like(root))
+    inverse = torch.where(S / S[0] > 1e-7, 1 / root, 0.0)
     A, Bt = wide @ Vh.mT * inverse, root.unsqueeze(1) * Vh
     if balanced:
         norm = torch.linalg.vector_norm
@@ -216,5 +221,7 @@ def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, fl
     sample = values[:: max(1, len(values) // _SAMPLED)].clamp_min(1e-45).log10()
     levels = torch.tensor(QUANTILES, device=sample.device, dtype=sample.dtype)
     found = torch.quantile(sample, levels).tolist()
-    named = {f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)}
+    named = {
+        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
+    }
     return {**named, "log10_eps": math.log10(eps), "share_below_eps": below}

@@ -68,6 +68,17 @@ class Source(Protocol):
         """
 
 
+class AnsweringSource(Source, Protocol):
+    """A source whose answers can be replaced; methods that train on refusals need one."""
+
+    @property
+    def refusals(self) -> Sequence[Any]:
+        """Answers that refuse; possibly none."""
+
+    def with_answers(self, answers: Mapping[int, Any]) -> AnsweringSource:
+        """The same samples, with other answers at some indices."""
+
+
 class Loader:
     """Endless shuffled batches of one index set.
 

@@ -80,7 +80,9 @@ class Divergence:
         fixed = self.reference(batch)
         if self.kind == "muse":
             return losses.raw_divergence(logits, fixed, batch.labels).sum() / len(batch)
-        return losses.average(losses.divergence(logits, fixed, batch.labels), batch.labels, self.over)
+        return losses.average(
+            losses.divergence(logits, fixed, batch.labels), batch.labels, self.over
+        )
 
 
 @dataclass(frozen=True)

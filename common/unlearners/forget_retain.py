@@ -43,6 +43,9 @@ class ForgetConfig(AdaptedConfig):
     def _fila_starts_adapters(self) -> ForgetConfig:
         if self.fila is not None and self.adapter is None:
             raise ValueError("fila sets where adapters start; give adapter too")
+        for name in ("weight_clip", "ball", "penalty"):
+            if self.fila is not None and getattr(self, name):
+                raise ValueError(f"{name} takes adapters that start at zero; drop it or fila")
         return self
 
 

@@ -32,7 +32,11 @@ PUBLISHED: Mapping[str, Any] = {
 
 def _published(rank: int, lr: float) -> Mapping[str, Any]:
     """The repository's TOFU settings; its linear decay after one warm-up epoch is not applied."""
-    return {**PUBLISHED, "lr": lr, "adapter": {"rank": rank, "alpha": 2.0 * rank, "placement": "all"}}
+    return {
+        **PUBLISHED,
+        "lr": lr,
+        "adapter": {"rank": rank, "alpha": 2.0 * rank, "placement": "all"},
+    }
 
 
 class IHL(ForgetRetainMethod):

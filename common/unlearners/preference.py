@@ -101,8 +101,9 @@ class NPOKlr(ForgetRetainMethod):
 
         if self.config.compat == "muse":
             return Divergence(task.reference(), kind="muse")
-        over = "tokens" if self.config.compat == "openunlearning" else self.config.average
-        return Divergence(task.reference(), over)
+        if self.config.compat == "openunlearning":
+            return Divergence(task.reference(), "tokens")
+        return Divergence(task.reference(), self.config.average)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of retain texts where the published code does not mask."""
