@@ -183,6 +183,8 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
     for name, layer in layers.items():
         key = f"{name}.weight"
         rows = row_weights(found["forget"][key], found["retain"][key], config.eps)
+        if not bool(rows.any()):
+            continue  # nothing that forget needs: the usual start
         if config.compat == "loku":
             factors = published_factors(
                 layer.weight, rows, layer.config.rank, config.damping, generator
