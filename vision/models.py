@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError, DataError
-from vision.hub import prepare_client
+from common.hub import prepare_client
 from vision.schemas import ModelConfig
 
 logger = logging.getLogger(__name__)

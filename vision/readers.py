@@ -22,8 +22,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from common.errors import DataError
+from common.hub import prepare_client
 from common.splits import balanced_draw
-from vision.hub import prepare_client
 from vision.schemas import DataConfig
 
 logger = logging.getLogger(__name__)

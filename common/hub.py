@@ -13,7 +13,7 @@ STAND_INS = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOIN
 
 def prepare_client() -> None:
     """Silences the client's reports of retries; without a network only its cache is asked."""
-    for name in ("huggingface_hub", "datasets", "httpx", "timm.models"):
+    for name in ("huggingface_hub", "datasets", "httpx", "timm.models", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not resolvable():
         for module in ("huggingface_hub.constants", "datasets.config"):
@@ -29,3 +29,9 @@ def resolvable() -> bool:
     except OSError:
         return False
     return True
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message on one line of at most 160 characters, or its type's name."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,323 @@
+"""Causal language models: Hugging Face's by id or folder, or tiny ones from scratch.
+
+Weights are drawn from a seed without touching the global random state, and read from safetensors
+only; code that comes with a checkpoint is never run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import CheckpointError, ConfigError, DataError
+from common.hub import one_line, prepare_client
+from common.loading import Batch
+from language.schemas import CausalModelConfig
+
+logger = logging.getLogger(__name__)
+
+Patterns = Mapping[str, tuple[str, ...]]
+
+
+def _placements(mlp: Sequence[str], attention: Sequence[str]) -> Patterns:
+    return {"mlp": tuple(mlp), "attention": tuple(attention), "all": (*mlp, *attention)}
+
+
+_GATED = ("*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj")
+_QKV = ("*self_attn.q_proj", "*self_attn.k_proj", "*self_attn.v_proj")
+_LLAMA = _placements(_GATED, (*_QKV, "*self_attn.o_proj"))
+
+TARGETS: Mapping[str, Patterns] = {
+    "gpt_neo": _placements(
+        ("*mlp.c_fc", "*mlp.c_proj"),
+        tuple(f"*attn.attention.{name}_proj" for name in ("q", "k", "v", "out")),
+    ),
+    "phi": _placements(("*mlp.fc1", "*mlp.fc2"), (*_QKV, "*self_attn.dense")),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "gemma": _LLAMA,
+    "gpt_neox": _placements(
+        ("*mlp.dense_h_to_4h", "*mlp.dense_4h_to_h"),
+        ("*attention.query_key_value", "*attention.dense"),
+    ),
+}
+"""Architecture (``model_type``) -> placement of adapters -> patterns of module names."""
+
+HEAD = ("lm_head.*", "embed_out.*")
+"""Parameter names of the language-model head; absent where it is tied to the embeddings."""
+
+_COMPONENTS = {
+    "mlp": "mlp",
+    "attn": "attention",
+    "attention": "attention",
+    "self_attn": "attention",
+    "lm_head": "head",
+    "embed_out": "head",
+}
+_TRANSPOSED = frozenset({"gpt2", "openai-gpt", "decision_transformer", "imagegpt"})
+
+
+def causal_forward(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits at the label positions only: the (N, L, V) logits of a whole text never exist.
+
+    The model runs its own forward; a hook on its head hands on only the hidden states at
+    ``positions``, so whatever a model does to its logits afterwards still happens, and wrappers
+    (DDP, FSDP) see their usual call.  A model without a known head gives all logits, of which
+    those at ``positions`` are taken.
+
+    Args:
+        model: A causal language model, possibly wrapped.
+        batch: Inputs ``input_ids``, ``attention_mask`` (N, L) and ``positions`` (N, A).
+
+    Returns:
+        (N, A, V), aligned with the batch's labels.
+    """
+    positions = batch.inputs["positions"]
+    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+    head = _head_of(model)
+    if head is None:
+        return _pick(model(**inputs).logits, positions)
+    handle = head.register_forward_pre_hook(lambda _, args: (_pick(args[0], positions), *args[1:]))
+    try:
+        logits = model(**inputs, use_cache=False).logits
+    finally:
+        handle.remove()
+    assert logits.shape[:2] == positions.shape, "the head did not see the hidden states"
+    return logits
+
+
+def _pick(states: Tensor, positions: Tensor) -> Tensor:
+    """(N, L, D) at (N, A) -> (N, A, D)."""
+    index = positions.to(states.device).unsqueeze(-1).expand(-1, -1, states.shape[-1])
+    return states.gather(1, index)
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    """The output layer of a causal model, looking through wrappers."""
+    inner: Any = model
+    while not hasattr(inner, "get_output_embeddings") and isinstance(
+        getattr(inner, "module", None), nn.Module
+    ):
+        inner = inner.module
+    found = getattr(inner, "get_output_embeddings", lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+# -- building -------------------------------------------------------------------------------------
+
+
+def build_model(
+    config: CausalModelConfig, vocab_size: int, seed: int, *, end: int | None = None
+) -> Any:
+    """A causal language model; the same seed gives the same bits.
+
+    Args:
+        config: Which model.
+        vocab_size: Entries of the tokenizer.
+        seed: Of the weights that are not loaded.
+        end: Id of the end-of-sequence token, for a tiny model's config.
+
+    Returns:
+        A ``PreTrainedModel`` on the CPU, or where ``device_map`` puts it.
+
+    Raises:
+        ConfigError: The architecture is not supported, or the vocabulary is too small.
+        DataError: Config or weights cannot be fetched or read.
+    """
+    if config.name == "tiny":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed % 2**63)
+            model = _from_config(config, _tiny(config, vocab_size, end))
+    else:
+        model = _load(config, config.name)
+    return _prepared(model, config, vocab_size)
+
+
+def blank_model(config: CausalModelConfig, vocab_size: int, *, end: int | None = None) -> Any:
+    """The architecture with arbitrary weights and without fetching any, to load a state into."""
+    if config.name == "tiny":
+        return build_model(config, vocab_size, 0, end=end)
+    with torch.random.fork_rng(devices=[]):
+        model = _from_config(config, _fetch_config(config.name, config.revision))
+    return _prepared(model, config, vocab_size)
+
+
+def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:
+    """A published Original or Retrain (id or folder) in the settings of ``config``."""
+    return _prepared(_load(config, name), config, vocab_size)
+
+
+def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
+    entries = model.get_input_embeddings().num_embeddings
+    if entries < vocab_size:
+        raise ConfigError(
+            f"model {config.name}: has {entries} embeddings for a tokenizer of {vocab_size};"
+            " leave model.tokenizer out or give the model's own"
+        )
+    if config.gradient_checkpointing:
+        # not re-entrant: adapters on a frozen model get gradients although its inputs need none
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.config.use_cache = True
+    return model
+
+
+def _tiny(config: CausalModelConfig, vocab_size: int, end: int | None) -> Any:
+    from transformers import GPTNeoConfig, LlamaConfig, PhiConfig
+
+    assert config.dim and config.depth and config.heads and config.context
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": config.dim,
+        "max_position_embeddings": config.context,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": None,
+        "tie_word_embeddings": True,
+    }
+    if config.kind == "gpt_neo":
+        return GPTNeoConfig(
+            **common,
+            num_layers=config.depth,
+            num_heads=config.heads,
+            attention_types=[[["global"], config.depth]],
+            attention_dropout=0.0,
+            embed_dropout=0.0,
+            resid_dropout=0.0,
+        )
+    blocks: dict[str, Any] = {
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+    }
+    if config.kind == "phi":
+        return PhiConfig(**common, **blocks, intermediate_size=4 * config.dim)
+    return LlamaConfig(**common, **blocks, intermediate_size=_llama_width(config.dim))
+
+
+def _llama_width(dim: int) -> int:
+    """8/3 of the width, as in LLaMA, rounded up to a multiple of 8."""
+    return -(-dim // 3) * 8
+
+
+def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(
+        architecture,
+        dtype=getattr(torch, config.dtype),
+        attn_implementation=config.attention,
+        trust_remote_code=False,
+    )
+
+
+def _load(config: CausalModelConfig, name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    _fetch_config(name, config.revision)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=config.revision,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            device_map=config.device_map,
+        )
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise CheckpointError(
+            f"model {name}: its safetensors weights cannot be read ({one_line(error)}); give a"
+            " folder with config.json and *.safetensors, or run once on a machine with a network"
+        ) from None
+
+
+def _fetch_config(name: str, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    prepare_client()
+    try:
+        found = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise DataError(
+            f"model {name}: its config cannot be read ({one_line(error)}); give a folder with"
+            " config.json, name: tiny, or run once on a machine with a network"
+        ) from None
+    _refuse_transposed(found.model_type, name)
+    return found
+
+
+def _refuse_transposed(model_type: str, name: str) -> None:
+    if model_type in _TRANSPOSED:
+        raise ConfigError(
+            f"model {name}: {model_type} stores its layers transposed (Conv1D), which adapters"
+            " do not support; use a GPT-Neo, whose layers are nn.Linear"
+        )
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+def targets_of(model_type: str) -> Patterns:
+    """Adapter patterns by placement; empty for an architecture that is not in the table.
+
+    Raises:
+        ConfigError: GPT-2 and its kin, whose layers are transposed.
+    """
+    _refuse_transposed(model_type, model_type)
+    return TARGETS.get(model_type, {})
+
+
+def component_of(parameter_name: str) -> str:
+    """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
+    for part in parameter_name.split("."):
+        if part in _COMPONENTS:
+            return _COMPONENTS[part]
+    return "other"
+
+
+@dataclass(frozen=True)
+class ParameterShare:
+    """Trainable parameters of rank-r adapters beside the parameters of the model without them."""
+
+    trainable: int
+    base: int
+
+    @property
+    def percent(self) -> float:
+        """100 * trainable / base."""
+        return 100 * self.trainable / self.base
+
+
+def count_targets(
+    architecture: Any, rank: int, *, placement: str = "mlp", targets: Sequence[str] | None = None
+) -> ParameterShare:
+    """Counts adapters on a model without allocating or loading a weight (meta device).
+
+    Args:
+        architecture: A transformers config, such as ``AutoConfig.from_pretrained`` gives.
+        rank: Of the adapters.
+        placement: Which patterns of the architecture are adapted.
+        targets: Patterns that replace them.
+
+    Returns:
+        sum of rank * (inputs + outputs) over the matched layers, and the parameters of the model
+        (a tied head counts once).
+    """
+    from transformers import AutoModelForCausalLM
+
+    patterns = targets or targets_of(architecture.model_type).get(placement, ())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture)
+    model.tie_weights()
+    trainable = sum(
+        rank * (layer.in_features + layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and any(fnmatch.fnmatch(name, p) for p in patterns)
+    )
+    return ParameterShare(trainable, sum(p.numel() for p in model.parameters()))
