@@ -70,3 +70,73 @@ METHODS.register(
     "common.baselines:GDBall",
     summary="saturating forget loss and ball (ours)",
 )
+METHODS.register(
+    "ihl",
+    "common.unlearners.hinge:IHL",
+    summary="inverted hinge on forget, cross-entropy on retain",
+)
+METHODS.register(
+    "ihl_lora", "common.unlearners.hinge:IHLLora", summary="inverted hinge through plain LoRA"
+)
+METHODS.register(
+    "ihl_lora_omega",
+    "common.unlearners.hinge:IHLLoraOmega",
+    summary="control: LoRA with sine's omega",
+)
+METHODS.register(
+    "ihl_tanh", "common.unlearners.hinge:IHLTanh", summary="inverted hinge through tanh"
+)
+METHODS.register(
+    "ihl_sine", "common.unlearners.hinge:IHLSine", summary="inverted hinge through sine"
+)
+METHODS.register(
+    "loku",
+    "common.unlearners.hinge:LoKU",
+    summary="LoKU: inverted hinge through LoRA started by FILA",
+)
+METHODS.register(
+    "ga_fila", "common.unlearners.fila:GAFila", summary="GA through LoRA started by FILA"
+)
+METHODS.register(
+    "gd_fila", "common.unlearners.fila:GDFila", summary="GD through LoRA started by FILA"
+)
+METHODS.register(
+    "kl", "common.unlearners.divergence:KL", summary="ascent on forget, KL to Original on retain"
+)
+METHODS.register(
+    "npo",
+    "common.unlearners.preference:NPO",
+    summary="negative preference optimisation, no retain data",
+)
+METHODS.register(
+    "npo_gdr", "common.unlearners.preference:NPOGdr", summary="NPO and cross-entropy on retain"
+)
+METHODS.register(
+    "npo_klr", "common.unlearners.preference:NPOKlr", summary="NPO and KL to Original on retain"
+)
+METHODS.register(
+    "simnpo",
+    "common.unlearners.preference:SimNPO",
+    summary="NPO without a reference, length-normalised",
+)
+METHODS.register(
+    "me_gd",
+    "common.unlearners.entropy:MEGD",
+    summary="maximal entropy on forget, cross-entropy on retain",
+)
+METHODS.register(
+    "undial",
+    "common.unlearners.reweighted:Undial",
+    summary="self-distillation with the label lowered",
+)
+METHODS.register("wga", "common.unlearners.reweighted:WGA", summary="ascent weighted by confidence")
+METHODS.register(
+    "satimp",
+    "common.unlearners.reweighted:SatImp",
+    summary="ascent weighted by saturation and importance",
+)
+METHODS.register(
+    "ceu",
+    "common.unlearners.reweighted:CEU",
+    summary="towards the model's own answer without the label",
+)

@@ -142,17 +142,21 @@ class UnlearnTask:
         micro = max(1, config.batch_size // config.accumulation)
         return {part: self.loader(part, batch_size=micro) for part in parts}
 
+    def frozen_copy(self) -> nn.Module:
+        """A copy of the model as it is now: in eval mode, without gradients."""
+        import copy
+
+        return copy.deepcopy(self.model).requires_grad_(False).eval()
+
     def reference(self) -> Forward:
         """Batch -> logits of a frozen copy of the model as it is now, without gradients.
 
         Call it before training: the copy is Original.  It is in eval mode, so that a teacher does
         not depend on dropout.
         """
-        import copy
-
         import torch
 
-        frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
+        frozen = self.frozen_copy()
 
         @torch.no_grad()
         def forward(batch: Batch) -> torch.Tensor:
@@ -264,17 +268,10 @@ def resolve_config(
     return validate(cls.Config, config, origin)
 
 
-class GradientConfig(FitConfig):
-    """Config of the gradient methods: the engine's, plus objective, adapter and constraints.
+class AdaptedConfig(FitConfig):
+    """What is trained and how far it may move: the engine's config, plus adapter and constraints.
 
     Attributes:
-        lam: Weight lambda of the forget term; the retain weight alpha_r is normalised to 1.
-        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
-            saturates.
-        reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
-            update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
-        alpha_r: Retain rate of ``two_rates``.
-        alpha_f: Forget rate of ``two_rates``.
         adapter: None trains the whole model.
         lr_scaling: ``slope`` divides lr by omega * phi'(0) (squared under SGD), so that every
             adapter starts with the same step in weight space; ``none`` takes lr as it is.
@@ -286,11 +283,6 @@ class GradientConfig(FitConfig):
     steps: Annotated[int, Field(ge=1)] | None = 100
     batch_size: Annotated[int, Field(ge=1)] = 32
     lr: Positive = 3e-3
-    lam: NonNegative = 0.1
-    forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
-    reading: Literal["weighted", "two_rates"] = "weighted"
-    alpha_r: Positive = 1e-5
-    alpha_f: Positive = 1e-4
     adapter: AdapterConfig | None = None
     lr_scaling: Literal["slope", "none"] = "slope"
     weight_clip: Positive | None = None
@@ -298,7 +290,7 @@ class GradientConfig(FitConfig):
     penalty: NonNegative = 0.0
 
     @model_validator(mode="after")
-    def _constraints_need_adapters(self) -> GradientConfig:
+    def _constraints_need_adapters(self) -> AdaptedConfig:
         for name in ("weight_clip", "ball", "penalty"):
             if getattr(self, name) and self.adapter is None:
                 raise ValueError(f"{name} constrains adapters; give adapter too")
@@ -309,11 +301,37 @@ class GradientConfig(FitConfig):
     def engine(self) -> FitConfig:
         """The engine's part, with the rate scaled as configured."""
         fields = {name: getattr(self, name) for name in FitConfig.model_fields}
-        if self.reading == "two_rates":
-            fields |= {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
-        elif self.adapter is not None and self.lr_scaling == "slope":
+        if self.adapter is not None and self.lr_scaling == "slope":
             power = 2 if self.optimizer == "sgd" else 1
             fields["lr"] = self.lr / self.adapter.slope**power
+        return FitConfig(**fields)
+
+
+class GradientConfig(AdaptedConfig):
+    """Config of gradient difference and its kin: what is trained, plus the objective.
+
+    Attributes:
+        lam: Weight lambda of the forget term; the retain weight alpha_r is normalised to 1.
+        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
+            saturates.
+        reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
+            update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
+        alpha_r: Retain rate of ``two_rates``.
+        alpha_f: Forget rate of ``two_rates``.
+    """
+
+    lam: NonNegative = 0.1
+    forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
+    reading: Literal["weighted", "two_rates"] = "weighted"
+    alpha_r: Positive = 1e-5
+    alpha_f: Positive = 1e-4
+
+    def engine(self) -> FitConfig:
+        """The engine's part, with the rate scaled as configured."""
+        if self.reading == "weighted":
+            return super().engine()
+        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
+        fields |= {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
         return FitConfig(**fields)
 
 
@@ -351,20 +369,35 @@ class GradientMethod(UnlearningMethod):
 
     Config: ClassVar[type[Strict]] = GradientConfig
 
-    @abstractmethod
     def objective(self) -> Objective:
-        """What is minimised."""
+        """What is minimised, where that follows from the config alone."""
+        raise NotImplementedError(f"{type(self).__name__} needs objective() or prepare(task)")
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """What is minimised; called while ``task.model`` still is Original, without adapters.
+
+        Override it instead of :meth:`objective` where the objective needs Original's outputs.
+        """
+        return self.objective()
+
+    def initialise(self, task: UnlearnTask) -> None:
+        """Called when adapters are attached; a method may set where they start."""
+
+    def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
+        """One stream of batches per part that the objective reads."""
+        return task.loaders(parts, config)
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Runs the objective on the parts that it names."""
-        objective = self.objective()
+        objective = self.prepare(task)
         config = self.config.engine()
         if self.config.adapter is not None:
             self._attach(task)
+            self.initialise(task)
         task.fit(
             task.model,
             objective,
-            task.loaders(objective.parts, config),
+            self.loaders(task, objective.parts, config),
             config,
             after_step=self._constraints(),
             penalty=self._penalty(),
@@ -388,7 +421,7 @@ class GradientMethod(UnlearningMethod):
     def _constraints(self) -> list[AfterStep]:
         from common.adapters import clip_factors_, project_ball_
 
-        config: GradientConfig = self.config
+        config: AdaptedConfig = self.config
         hooks: list[AfterStep] = []
         if config.weight_clip is not None:
             threshold = config.weight_clip

@@ -6,8 +6,8 @@ where a position does not count; a sample's loss is the mean over its positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -46,14 +46,15 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (..., C).
         labels: (...), -100 gives 0.
     """
-    logits = _wide(logits)
+    logits = wide(logits)
     target = labels.clamp_min(0).unsqueeze(-1)
     own = logits.gather(-1, target).squeeze(-1)
     others = logits.scatter(-1, target, float("-inf")).logsumexp(-1)
     return torch.where(labels == IGNORE, torch.zeros_like(own), own - others)
 
 
-def _wide(logits: Tensor) -> Tensor:
+def wide(logits: Tensor) -> Tensor:
+    """The logits in float32 or wider."""
     return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
@@ -69,7 +70,7 @@ def _per_sample(values: Tensor, labels: Tensor) -> Tensor:
 def sample_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """(N,) cross-entropy -log p_y per sample."""
     flat = F.cross_entropy(
-        _wide(logits).reshape(-1, logits.shape[-1]),
+        wide(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         reduction="none",
         ignore_index=IGNORE,
@@ -163,3 +164,60 @@ class GradientDifference:
         push, loss = forget_terms(forget_logits, forget.labels, self.forget_loss)
         total = self.retain_weight * kept + self.forget_weight * push
         return Terms(total, {"retain_loss": kept, "forget_loss": loss})
+
+
+class Term(Protocol):
+    """One part's share of a loss, as a function of its logits."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """A scalar to minimise."""
+
+
+@dataclass(frozen=True)
+class ForgetRetain:
+    """A term on the forget batch and, where given, one on the retain batch.
+
+    Formula: minimise ``w_f forget(B_f) + w_r retain(B_r)``; the two share one forward where their
+    shapes allow it.
+
+    Attributes:
+        forget: Term on forget data.
+        retain: Term on retain data; None never reads any.
+        views: Part -> what a batch is turned into before its forward (see
+            :func:`common.loading.every_position`).
+    """
+
+    forget: Term
+    retain: Term | None = None
+    forget_weight: float = 1.0
+    retain_weight: float = 1.0
+    views: Mapping[str, Callable[[Batch], Batch]] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Retain too, where it has a term."""
+        return ("forget",) if self.retain is None else ("forget", "retain")
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Logs each part's cross-entropy where its own labels are scored, and each term."""
+        read = [self.views.get(part, _as_it_is)(batches[part]) for part in self.parts]
+        logits = joint_logits(forward, read)
+        logged: dict[str, Tensor] = {}
+        terms = []
+        for part, term, batch, z in zip(
+            self.parts, (self.forget, self.retain), read, logits, strict=False
+        ):
+            assert term is not None
+            terms.append(term(z, batch))
+            logged[f"{part}_term"] = terms[-1]
+            if part not in self.views:
+                with torch.no_grad():
+                    logged[f"{part}_loss"] = sample_cross_entropy(z, batch.labels).mean()
+        total = self.forget_weight * terms[0]
+        for kept in terms[1:]:
+            total = total + self.retain_weight * kept
+        return Terms(total, logged)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

@@ -152,3 +152,23 @@ class FitConfig(Strict):
         if self.batch_size % self.accumulation:
             raise ValueError("accumulation must divide batch_size")
         return self
+
+
+class FilaConfig(Strict):
+    """Where adapters start under FILA; see :mod:`common.fila`.
+
+    Attributes:
+        batch_size: Samples per gradient of the Fisher pass.  Gradients of batches are squared, not
+            those of samples, so it changes the result.
+        eps: Added to the retain Fisher before dividing by it.
+        compat: ``loku``: the published code's randomised SVD (2 power iterations, no oversampling)
+            and its damped row weights.
+        damping: Added to the row weights in their inverse, with ``compat: loku``.
+        balanced: Give A and B the same norm; the paper's split depends on the Fisher's unit.
+    """
+
+    batch_size: Count = 4
+    eps: Positive = 1e-5
+    compat: Literal["none", "loku"] = "none"
+    damping: NonNegative = 1e-5
+    balanced: bool = False

@@ -3,10 +3,30 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.registry import BENCHMARKS
+from common.registry import BENCHMARKS, METHODS
 
 BENCHMARKS.register(
     "language",
     "language.protocols:LanguageBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
+)
+METHODS.register(
+    "idk",
+    "language.methods.refusals:IDK",
+    summary="fine-tunes on refusals for forget and on retain",
+)
+METHODS.register(
+    "dpo",
+    "language.methods.refusals:DPO",
+    summary="prefers a refusal to the true answer, no retain data",
+)
+METHODS.register(
+    "dpo_gdr",
+    "language.methods.refusals:DPOGdr",
+    summary="DPO and cross-entropy on retain",
+)
+METHODS.register(
+    "rmu",
+    "language.methods.rmu:RMU",
+    summary="steers hidden states of forget to a random direction",
 )

@@ -15,15 +15,11 @@ from pydantic import Field
 from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
 from common.metrics import GapRule
-from common.schemas import FitConfig
+from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
+from language.evaluation import TofuEvaluation
 from language.metrics.tofu import GAP_METRICS, METRICS, tofu_compare, tofu_metrics
-from language.schemas import (
-    CausalModelConfig,
-    TextDataConfig,
-    TextScenarioConfig,
-    TofuEvaluation,
-)
+from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +41,17 @@ GAP = GapRule(
 )
 
 
+class EvaluationConfig(TofuEvaluation):
+    """How models are measured: TOFU's conventions, and on how much of the retain set.
+
+    Attributes:
+        retain_samples: Score at most this many retained rows that have wrong answers to compare
+            with (hash-ordered draw); all of them when absent.
+    """
+
+    retain_samples: Count | None = None
+
+
 class LanguageConfig(Strict):
     """One language protocol.
 
@@ -62,7 +69,7 @@ class LanguageConfig(Strict):
     model: CausalModelConfig = CausalModelConfig()
     scenario: TextScenarioConfig = TextScenarioConfig()
     train: FitConfig
-    evaluation: TofuEvaluation = TofuEvaluation()
+    evaluation: EvaluationConfig = EvaluationConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
 
 

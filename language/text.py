@@ -197,6 +197,22 @@ class TextSource:
         other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
         return other
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Answers that refuse; possibly none."""
+        return self.corpus.refusals
+
+    def everywhere(self, batch: Batch) -> Batch:
+        """The batch with all L positions of every row counted, question and padding too.
+
+        Published code that forgets its mask averages over these.  Labels are the next token, 0 at
+        the last position.
+        """
+        ids = batch.inputs["input_ids"]
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
+        return Batch({**batch.inputs, "positions": positions}, labels, batch.indices)
+
     def encode(self, question: str, answer: str) -> Encoded:
         """Token ids of one pair, kept: a text is tokenised once per process.
 

@@ -7,6 +7,7 @@ network has dropout, so that a method that leans on torch's global random stream
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -106,6 +107,19 @@ class VectorSource:
     def digest(self) -> str:
         """SHA-256 of vectors and labels."""
         return tensors_digest({"values": self._values, "labels": self._labels})
+
+    @property
+    def refusals(self) -> tuple[int, ...]:
+        """Classes that may stand in for an answer that refuses."""
+        return (0, 2)
+
+    def with_answers(self, answers: Mapping[int, int]) -> VectorSource:
+        """The same vectors with other labels at some indices; violations are noted here."""
+        other = copy.copy(self)
+        other._labels = self._labels.clone()
+        for index, label in answers.items():
+            other._labels[index] = label
+        return other
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The vectors at ``indices``; with a generator, a little noise from it is added."""

@@ -1,0 +1,1 @@
+"""Unlearning methods of the literature that know no modality, one file each."""

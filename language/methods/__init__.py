@@ -1,0 +1,1 @@
+"""Unlearning methods that need answers, refusals or hidden states, one family a file."""

@@ -1,0 +1,93 @@
+"""RMU: steer hidden states of forget data to a random direction."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from common.errors import ConfigError
+from common.methods import AdaptedConfig, GradientMethod, MethodInfo, UnlearnTask
+from common.schemas import NonNegative, Positive
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.objectives import Objective
+
+
+class RMU(GradientMethod):
+    """RMU: hidden states of forget go to a random vector, those of retain stay Original's.
+
+    Formula: minimise w_f mean ||h(B_f) - c u||^2 / H + w_r mean ||h(B_r) - h_ref(B_r)||^2 / H over
+    positions, h the output of ``layer`` (H wide; a glob pattern that matches one module; default:
+    the lower middle block), u a random unit vector of the run with non-negative entries.  Layers
+    behind ``layer`` get no gradient; ``parameters`` limits further what is trained.
+    ``positions: scored`` averages over the positions that predict the labels, ``all`` over every
+    real token.  ``coefficient: relative`` takes c as a multiple of the mean norm of h on forget
+    data, as hidden states of different models differ by orders of magnitude in size.
+    Source: WMDP, arXiv 2403.03218 and its repository (c 6.5, w_r 1200, all tokens); open-unlearning
+    (trainer/unlearn/rmu.py: c 2, answer tokens; it takes the hidden states of the answer tokens
+    themselves, one later than those that predict them).
+    """
+
+    info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", frozenset({"forget", "retain"}))
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "openunlearning": {"coefficient": "absolute", "c": 2.0},
+        "wmdp": {"coefficient": "absolute", "c": 6.5, "positions": "all", "retain_weight": 1200.0},
+    }
+
+    class Config(AdaptedConfig):
+        batch_size: int = 16
+        lr: Positive = 3e-4
+        forget_weight: NonNegative = 1.0
+        retain_weight: NonNegative = 1.0
+        layer: str | None = None
+        parameters: tuple[str, ...] = ("*",)
+        coefficient: Literal["relative", "absolute"] = "relative"
+        c: Positive = 2.0
+        positions: Literal["scored", "all"] = "scored"
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Both distances, at one layer of the model and of a frozen copy."""
+        from language.hidden import Steering, hidden_size, middle_block, random_direction
+
+        config: Any = self.config
+        layer = _only(task.model, config.layer) if config.layer else middle_block(task.model)
+        width, norm = hidden_size(task, layer, config.positions, config.batch_size)
+        c = config.c * (norm if config.coefficient == "relative" else 1.0)
+        target = c * random_direction(width, task.generator("direction"))
+        frozen = task.frozen_copy()
+        if config.adapter is None:
+            _train_only(task.model, config.parameters)
+        device = next(task.model.parameters()).device
+        return Steering(
+            task.model,
+            frozen,
+            layer,
+            task.forward,
+            target.to(device),
+            config.positions,
+            config.forget_weight,
+            config.retain_weight,
+        )
+
+
+def _only(model: nn.Module, pattern: str) -> str:
+    found = fnmatch.filter([name for name, _ in model.named_modules() if name], pattern)
+    if len(found) != 1:
+        raise ConfigError(
+            f"layer: '{pattern}' matches {len(found)} modules, not one; give a name such as "
+            f"'{found[0] if found else 'transformer.h.3'}'"
+        )
+    return found[0]
+
+
+def _train_only(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    trained = 0
+    for name, parameter in model.named_parameters():
+        chosen = any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(chosen)
+        trained += chosen
+    if not trained:
+        raise ConfigError(f"parameters: none of this model matches {', '.join(patterns)}")
