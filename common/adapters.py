@@ -2,7 +2,8 @@
 
 ``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen ``nn.Linear`` layers of a frozen model
 (the paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  A layer keeps its
-``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T).
+``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T), and
+``A0`` and ``Bt0`` where it has a start, whose dW is subtracted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +20,18 @@ import torch
 from torch import Size, Tensor, nn
 
 from common.bounded import BOUNDED, bounded_delta, bounded_linear, gram_norm, phi_bound
+from common.bounded_function import build_weight, gemm_dtype
+from common.bounded_phi import Bound
 from common.errors import CheckpointError, ConfigError
+from common.reuse import shared_weight
 from common.schemas import AdapterConfig
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_WEIGHTS = "adapter.safetensors"
 ADAPTER_CONFIG = "adapter.json"
 FACTORS = ("A", "Bt")
+START = ("A0", "Bt0")
 
 
 class BoundedLinear(nn.Module):
@@ -49,15 +57,39 @@ class BoundedLinear(nn.Module):
             A = torch.randn(k, config.rank, generator=generator) * config.init_std
         self.A = nn.Parameter(A.to(self.weight.device))
         self.Bt = nn.Parameter(Bt.to(self.weight.device))
-        if config.phi == "relu":  # the start is subtracted, so that dW = 0 there
-            self.register_buffer("A0", self.A.detach().clone())
-            self.register_buffer("Bt0", self.Bt.detach().clone())
+        if config.phi == "relu":
+            self.set_start_(self.A, self.Bt)
         self.train(base.training)
 
-    def _offset(self) -> Tensor | None:
-        if self.config.phi != "relu":
+    @torch.no_grad()
+    def set_start_(self, A: Tensor, Bt: Tensor) -> None:
+        """Sets the factors, and subtracts their dW from now on: any phi may start anywhere.
+
+        ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
+        The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
+
+        Args:
+            A: (k, r).
+            Bt: (r, d).
+        """
+        assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
+            "a start has A's and Bt's shape"
+        )
+        self.A.copy_(A)
+        self.Bt.copy_(Bt)
+        self.register_buffer("A0", self.A.detach().clone())
+        self.register_buffer("Bt0", self.Bt.detach().clone())
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor] | None:
+        """(A0, Bt0) whose dW is subtracted, if there is one."""
+        if "A0" not in self._buffers:
             return None
-        return self._bounded(self.get_buffer("A0"), self.get_buffer("Bt0"))
+        return self.get_buffer("A0"), self.get_buffer("Bt0")
+
+    def factors(self) -> list[Tensor]:
+        """A and Bt, and A0 and Bt0 where there is a start."""
+        return [self.A, self.Bt, *(self.start or ())]
 
     def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
         return bounded_delta(
@@ -67,13 +99,23 @@ class BoundedLinear(nn.Module):
     def delta(self) -> Tensor:
         """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
         delta = self._bounded(self.A, self.Bt)
-        offset = self._offset()
-        return delta if offset is None else delta - offset
+        return delta if self.start is None else delta - self._bounded(*self.start)
+
+    def effective_weight(self, dtype: torch.dtype) -> Tensor:
+        """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
+        assert self.config.phi != "identity", "the low-rank path has no effective weight"
+        bound = Bound(self.config.phi, self.outer, self.inner, self.config.clip)
+        base = None if self.config.mode == "split" else self.weight
+        return build_weight(base, self.A, self.Bt, bound, start=self.start, dtype=dtype)
 
     @property
     def entry_bound(self) -> float:
-        """Entrywise bound on dW: (alpha/r) sup|phi|, or c rms(W0) sup|phi|; may be infinite."""
-        return self.outer * phi_bound(self.config.phi, self.config.clip)
+        """Entrywise bound on dW: (alpha/r) sup|phi|, or c rms(W0) sup|phi|; may be infinite.
+
+        Twice that where a start is subtracted.
+        """
+        bound = self.outer * phi_bound(self.config.phi, self.config.clip)
+        return bound if self.start is None else 2 * bound
 
     def arguments(self) -> Tensor:
         """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
@@ -81,30 +123,49 @@ class BoundedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
+        config = self.config
+        low_rank = config.phi == "identity"
         return bounded_linear(
             x,
             self.weight,
             self.bias,
             self.A,
             self.Bt,
-            phi=self.config.phi,
+            phi=config.phi,
             outer=self.outer,
             inner=self.inner,
-            clip=self.config.clip,
-            offset=self._offset(),
+            clip=config.clip,
+            start=self.start,
+            split=config.mode == "split",
+            dropout=config.dropout if self.training else 0.0,
+            grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
+            built=None if low_rank else shared_weight(self, gemm_dtype(x, self.weight)),
         )
 
-    @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype."""
+        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.
+
+        Warns where that dtype loses the update; see :func:`detach`.
+        """
+        layer, squares = self._merged()
+        _warn_of_loss("this layer", squares)
+        return layer
+
+    @torch.no_grad()
+    def _merged(self) -> tuple[nn.Linear, Tensor]:
+        """The merged layer, and the squared norms of W0, dW and of what rounding took of dW."""
         k, d = self.weight.shape
         layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        merged = self.weight.to(wide) + self.delta().to(wide)
-        layer.weight = nn.Parameter(merged.to(self.weight.dtype))
+        base, delta = self.weight.to(wide), self.delta().to(wide)
+        layer.weight = nn.Parameter((base + delta).to(self.weight.dtype))
         if self.bias is not None:
             layer.bias = nn.Parameter(self.bias.detach().clone())
-        return layer.train(self.training)
+        squares = torch.zeros(3, dtype=torch.float64)
+        if wide != self.weight.dtype:
+            lost = base + delta - layer.weight.to(wide)
+            squares = torch.stack([t.square().sum().double() for t in (base, delta, lost)]).cpu()
+        return layer.train(self.training), squares
 
     def extra_repr(self) -> str:
         """Sizes and bound, for ``print(model)``."""
@@ -185,10 +246,33 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Merges every adapter in place: the original architecture and state-dict keys."""
+    """Merges every adapter in place: the original architecture and state-dict keys.
+
+    Where bfloat16 or float16 weights round away more than :data:`TOLERATED_LOSS` of the update,
+    one warning per model says how large the update is and how much of it is lost.
+    """
+    total = torch.zeros(3, dtype=torch.float64)
     for name, layer in list(adapted_layers(model)):
-        _replace(model, name, layer.merged())
+        merged, squares = layer._merged()
+        _replace(model, name, merged)
+        total += squares
+    _warn_of_loss("the model", total)
     return model
+
+
+TOLERATED_LOSS = 0.05
+
+
+def _warn_of_loss(what: str, squares: Tensor) -> None:
+    base, delta, lost = squares.sqrt().tolist()
+    if delta > 0 and lost > TOLERATED_LOSS * delta:
+        logger.warning(
+            "merging rounds off part of the update of %s: ||dW|| / ||W0|| is %.1e, and %.0f %% of "
+            "||dW|| is lost; merge in float32, or keep the adapter",
+            what,
+            delta / base if base else math.inf,
+            100 * lost / delta,
+        )
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -225,9 +309,14 @@ def project_ball_(model: nn.Module, c: float) -> float:
 
     Returns:
         Share of layers that were outside their ball.
+
+    Raises:
+        ConfigError: A layer has a start: scaling A and B does not shrink what is left of it.
     """
     outside = total = 0
     for _, layer in adapted_layers(model):
+        if layer.start is not None:
+            raise ConfigError("ball: no certificate for an adapter with a start; start from zero")
         radius = c * float(torch.linalg.vector_norm(layer.weight.float()))
         if radius == 0.0:
             continue
@@ -282,6 +371,7 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
         "format": 1,
         "config": first.config.model_dump(mode="json"),
         "layers": {name: _fingerprint(layer.weight) for name, layer in layers.items()},
+        "starts": [name for name, layer in layers.items() if layer.start is not None],
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
 
@@ -297,7 +387,7 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     Raises:
         CheckpointError: Files are missing or damaged, or the model is another one.
     """
-    config, expected, tensors = _read_adapter(folder)
+    config, expected, starts, tensors = _read_adapter(folder)
     modules = dict(model.named_modules())
     for name, fingerprint in expected.items():
         layer = modules.get(name)
@@ -311,7 +401,7 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
                 f"{folder}: layer '{name}' is not the one that this adapter was trained on "
                 f"(shape and norm {found} instead of {fingerprint}); use the same base model"
             )
-    factors = _factor_shapes(config, expected)
+    factors = _factor_shapes(config.rank, expected, starts)
     others = {key: value for key, value in tensors.items() if key not in factors}
     shapes = {name: value.shape for name, value in model.state_dict().items()} | factors
     for key in [*factors, *others]:
@@ -322,12 +412,18 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     trainable = [glob.escape(key) for key in others]
     targets = [glob.escape(name) for name in expected]
     names = attach(model, targets, config, torch.Generator(), trainable=trainable)
+    for name in starts:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, BoundedLinear)
+        layer.set_start_(layer.A, layer.Bt)
     model.load_state_dict(tensors, strict=False)
     return names
 
 
-def _read_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, list[float]], dict[str, Tensor]]:
-    """(config, layer -> fingerprint, tensors) of a saved adapter."""
+def _read_adapter(
+    folder: Path,
+) -> tuple[AdapterConfig, dict[str, list[float]], list[str], dict[str, Tensor]]:
+    """(config, layer -> fingerprint, layers with a start, tensors) of a saved adapter."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -338,21 +434,25 @@ def _read_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, list[float]], 
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
         if not layers or any(len(row) != 3 for row in layers.values()):
             raise ValueError("no layers")
+        starts = list(meta.get("starts", layers if config.phi == "relu" else []))
+        if not set(starts) <= set(layers):
+            raise ValueError("starts of other layers")
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
     except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
-    return config, layers, tensors
+    return config, layers, starts, tensors
 
 
-def _factor_shapes(config: AdapterConfig, layers: Mapping[str, Sequence[float]]) -> dict[str, Size]:
+def _factor_shapes(
+    rank: int, layers: Mapping[str, Sequence[float]], starts: Sequence[str]
+) -> dict[str, Size]:
     """Shape of every tensor that the adapted layers themselves need."""
     shapes: dict[str, Size] = {}
     for name, (rows, columns, _) in layers.items():
-        A, Bt = Size([int(rows), config.rank]), Size([config.rank, int(columns)])
-        shapes |= {f"{name}.A": A, f"{name}.Bt": Bt}
-        if config.phi == "relu":
-            shapes |= {f"{name}.A0": A, f"{name}.Bt0": Bt}
+        pair = Size([int(rows), rank]), Size([rank, int(columns)])
+        for keys in (FACTORS, START) if name in starts else (FACTORS,):
+            shapes |= {f"{name}.{key}": shape for key, shape in zip(keys, pair, strict=True)}
     return shapes
 
 

@@ -170,12 +170,14 @@ class Benchmark(ABC):
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
         from common.loading import ordered_batches
+        from common.reuse import reuse_weights
         from common.scores import collect
 
         model.eval()
         batches = ordered_batches(self.source, indices, self.evaluation_batch)
         forward: Callable[[Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
-        return collect(forward, batches)
+        with reuse_weights(model):
+            return collect(forward, batches)
 
     @property
     def evaluation_batch(self) -> int:

@@ -10,46 +10,30 @@ absolute   alpha / r             omega
 relative   c * rms(W0)           (alpha / r) * omega / (c * rms(W0))
 =========  ====================  =================================
 
-:func:`bounded_linear` is the seam for a faster kernel: whatever replaces it must keep its values.
+:func:`bounded_linear` is the seam: what is behind it (:mod:`common.bounded_function`) keeps the
+values of the formula.
 
 Source: the paper's eq. "bounded low rank approach"; LoRA is arXiv 2106.09685.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.bounded_eager import Start, factor_dtype
+from common.bounded_function import BoundedLinearFunction, gemm_dtype
+from common.bounded_phi import BOUNDED, Bound, apply_phi, phi_bound
 
-def _sigmoid(z: Tensor, clip: float) -> Tensor:
-    # sigmoid(z) - 1/2, written so that it does not cancel near zero
-    return 0.5 * torch.tanh(0.5 * z)
-
-
-_PHI: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "sine": lambda z, clip: torch.sin(z),
-    "tanh": lambda z, clip: torch.tanh(z),
-    "sigmoid": _sigmoid,
-    "relu": lambda z, clip: F.relu(z),
-    "clip": lambda z, clip: z.clamp(-clip, clip),
-    "identity": lambda z, clip: z,
-}
-
-BOUNDED = frozenset({"sine", "tanh", "sigmoid", "clip"})
-"""Names of the phi that have a bound."""
-
-
-def apply_phi(name: str, z: Tensor, clip: float = 1.5) -> Tensor:
-    """phi(z), entrywise; any shape.  ``sigmoid`` is centred: sigmoid(z) - 1/2."""
-    return _PHI[name](z, clip)
-
-
-def phi_bound(name: str, clip: float = 1.5) -> float:
-    """sup |phi|: infinite for relu and identity."""
-    return {"sine": 1.0, "tanh": 1.0, "sigmoid": 0.5, "clip": clip}.get(name, float("inf"))
+__all__ = [
+    "BOUNDED",
+    "apply_phi",
+    "bounded_delta",
+    "bounded_linear",
+    "gram_norm",
+    "phi_bound",
+]
 
 
 def bounded_delta(
@@ -57,11 +41,12 @@ def bounded_delta(
 ) -> Tensor:
     """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
 
-    Computed in the factors' own precision even under autocast: arguments of many radians do not
-    survive bfloat16, and the merged layer must be the one that was trained.
+    Computed in the factors' own precision, at least float32, even under autocast: arguments of
+    many radians do not survive bfloat16, and the merged layer must be the one that was trained.
     """
     with torch.autocast(A.device.type, enabled=False):
-        return outer * apply_phi(phi, inner * (A @ Bt), clip)
+        wide = factor_dtype(A)
+        return outer * apply_phi(phi, inner * (A.to(wide) @ Bt.to(wide)), clip)
 
 
 def bounded_linear(
@@ -75,13 +60,17 @@ def bounded_linear(
     outer: float,
     inner: float,
     clip: float = 1.5,
-    offset: Tensor | None = None,
+    start: Start | None = None,
+    split: bool = False,
+    dropout: float = 0.0,
+    grad_gemm_dtype: torch.dtype | None = None,
+    built: Tensor | None = None,
 ) -> Tensor:
     """``x (W0 + dW)^T + b`` with one product on the merged weight.
 
     Args:
         x: (..., d).
-        weight: Frozen W0, (k, d); the product is taken in its dtype.
+        weight: Frozen W0, (k, d); the product is taken in its dtype, or in autocast's.
         bias: Frozen (k,) or None.
         A: (k, r).
         Bt: (r, d).
@@ -89,18 +78,45 @@ def bounded_linear(
         outer: Factor outside phi.
         inner: Factor inside phi.
         clip: Threshold of phi = clip.
-        offset: dW at the start, subtracted (phi = relu only), (k, d).
+        start: (A0, Bt0), whose dW is subtracted.
+        split: ``x W0^T + b + x dW^T`` instead, four products for three: low precision does not
+            round dW against W0.
+        dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or
+            ``identity``.
+        grad_gemm_dtype: Precision of the weight-sized gradient product alone, if lower.
+        built: W0 + dW (dW alone if ``split``) in the product's dtype, if it exists already.
 
     Returns:
         (..., k).
     """
+    assert not dropout or split or phi == "identity", "a merged product has no input of its own"
     if phi == "identity":
-        A, Bt = A.to(weight.dtype), Bt.to(weight.dtype)
-        return F.linear(x, weight, bias) + F.linear(F.linear(x, Bt), A) * (outer * inner)
-    delta = bounded_delta(A, Bt, phi=phi, outer=outer, inner=inner, clip=clip)
-    if offset is not None:
-        delta = delta - offset
-    return F.linear(x, (weight + delta).to(weight.dtype), bias)
+        low = F.dropout(x, dropout) if dropout else x
+        return F.linear(x, weight, bias) + _low_rank(low, weight, A, Bt, outer * inner, start)
+    dtype = gemm_dtype(x, weight)
+    base = F.linear(x, weight, bias) if split else None
+    if dropout:
+        x = F.dropout(x, dropout)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(dtype)
+    A0, Bt0 = start or (None, None)
+    frozen = (None, None) if split else (weight, bias)
+    bound = Bound(phi, outer, inner, clip)
+    with torch.autocast(x.device.type, enabled=False):
+        y = BoundedLinearFunction.apply(
+            x, *frozen, A, Bt, A0, Bt0, built, bound, dtype, grad_gemm_dtype
+        )
+    return y if base is None else base + y
+
+
+def _low_rank(
+    x: Tensor, weight: Tensor, A: Tensor, Bt: Tensor, scale: float, start: Start | None
+) -> Tensor:
+    """``scale * x (A Bt - A0 Bt0)^T`` by skinny products, in ``weight``'s dtype or autocast's."""
+    if start is not None:
+        A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
+    A, Bt = A.to(weight.dtype), Bt.to(weight.dtype)
+    return F.linear(F.linear(x, Bt), A) * scale
 
 
 def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:

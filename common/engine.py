@@ -27,6 +27,7 @@ from common.config import did_you_mean
 from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import Batch, Loader
 from common.objectives import Objective, Terms
+from common.reuse import reuse_weights
 from common.schemas import FitConfig
 
 logger = logging.getLogger(__name__)
@@ -262,7 +263,7 @@ class _Run:
         """Measures the model as it is; random streams and training mode are put back."""
         modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), reuse_weights(self.model):
             metrics = watch(self.model.eval(), step + 1)
         for module, training in modes:
             module.training = training
@@ -278,24 +279,34 @@ class _Run:
             group["lr"] = rate
         self._measures = self.logs(step)
         sums: dict[str, Tensor] = {}
-        for _ in range(self.config.accumulation):
-            with self.accelerator.accumulate(self.prepared):
-                terms, batches = self._backward()
-                for name, value in terms.parts.items():
-                    sums[name] = sums.get(name, value.detach() * 0) + value.detach()
-                self._watch(step, terms)
-                if self.accelerator.sync_gradients:
-                    if self.logs(step):
-                        self.last = self._norms()
-                        if self._probes(step):
-                            self.last |= self._probe(batches)
-                    self._clip()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+        with self._micro_batches():
+            for _ in range(self.config.accumulation):
+                self._micro_step(step, sums)
         if not self.logs(step):
             return {}
         losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
         return {**losses, "lr": rate, **self.last}
+
+    def _micro_batches(self) -> contextlib.AbstractContextManager[None]:
+        """Micro-batches share the effective weights: the last one's forward precedes the step."""
+        several = self.config.accumulation > 1
+        return reuse_weights(self.model) if several else contextlib.nullcontext()
+
+    def _micro_step(self, step: int, sums: dict[str, Tensor]) -> None:
+        """One micro-batch, and the optimizer's step after the last of them."""
+        with self.accelerator.accumulate(self.prepared):
+            terms, batches = self._backward()
+            for name, value in terms.parts.items():
+                sums[name] = sums.get(name, value.detach() * 0) + value.detach()
+            self._watch(step, terms)
+            if self.accelerator.sync_gradients:
+                if self.logs(step):
+                    self.last = self._norms()
+                    if self._probes(step):
+                        self.last |= self._probe(batches)
+                self._clip()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
     def _backward(self) -> tuple[Terms, dict[str, Batch]]:
         batches = {part: self.loaders[part].next() for part in self.objective.parts}

@@ -334,7 +334,16 @@ PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """The paper's vision settings in both readings of its rates (alpha_r 1e-5, alpha_f 1e-4, 500
-iterations, no clipping).  Its adapter dropout of 0.05 is not applied."""
+iterations, no clipping).  Its adapter dropout of 0.05 is not applied; see :data:`PAPER_ADAPTER`."""
+
+PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {
+    **PAPER_LITERAL,
+    "paper_dropout": {
+        **PAPER_LITERAL["paper_literal"],
+        "adapter": {"mode": "split", "dropout": 0.05},
+    },
+}
+"""The same for methods with an adapter, and ``paper_literal`` with the paper's adapter dropout."""
 
 
 class GradientMethod(UnlearningMethod):

@@ -53,10 +53,10 @@ def test_gradients_match_finite_differences(phi, outer, inner, bias, shape):
     x = torch.randn(shape, generator=stream, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(K, D, generator=stream, dtype=torch.float64)
     b = torch.randn(K, generator=stream, dtype=torch.float64) if bias else None
-    offset = torch.randn(K, D, generator=stream, dtype=torch.float64) if phi == "relu" else None
+    start = away_from_kinks(phi, inner) if phi == "relu" else None
 
     def layer(x, A, Bt):
-        return bounded_linear(x, weight, b, A, Bt, phi=phi, outer=outer, inner=inner, offset=offset)
+        return bounded_linear(x, weight, b, A, Bt, phi=phi, outer=outer, inner=inner, start=start)
 
     assert layer(x, A, Bt).shape == (*shape[:-1], K)
     assert torch.autograd.gradcheck(layer, (x, A, Bt))
