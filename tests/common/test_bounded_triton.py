@@ -66,6 +66,10 @@ def test_tanh_and_sigmoid_do_not_cancel_near_zero(found):
     assert found["near zero"] <= 4e-7
 
 
+def test_the_layer_finds_the_kernels(found):
+    assert max(found["layer"].values()) <= 1e-6, found["layer"]
+
+
 def test_same_bits_strides_and_options(found):
     assert all(found["equalities"].values()), found["equalities"]
     assert len(found["equalities"]) == 6

@@ -18,6 +18,7 @@ from common.bounded_phi import Bound, apply_phi
 from torch import Tensor
 
 from common import bounded_triton as ours
+from common.bounded import bounded_linear
 
 SMALL = ours.Tiles(32, 16, 16)
 OTHER = ours.Tiles(16, 32, 32)
@@ -116,6 +117,25 @@ def wide_ranks() -> dict[str, dict[str, float]]:
         return {f"compiled {phi}": one(phi, torch.float32, shape, SMALL, 1) for phi in PHI}
 
 
+def through_the_layer() -> dict[str, float]:
+    """Forward and gradients by way of autograd: that the layer finds these kernels."""
+    p, form = problem(40, 24, 12, 4, torch.float32), bound("sine")
+    wanted = reference(p, form)
+    A, Bt = p["A"].requires_grad_(), p["Bt"].requires_grad_()
+    x = p["x"].view(3, 4, 24).requires_grad_()
+    with mock.patch.object(ours, "contract", wraps=ours.contract) as called:
+        y = bounded_linear(x, p["weight"], None, A, Bt, **form._asdict())
+        found = torch.autograd.grad(y, (x, A, Bt), p["g"].view(3, 4, 40))
+    assert called.call_count == 1, "the eager path ran"
+    dx = p["g"].double() @ wanted["W"]
+    return {
+        "y": error(y.flatten(0, 1), p["x"].double() @ wanted["W"].mT),
+        "dx": error(found[0].flatten(0, 1), dx),
+        "dA": error(found[1], wanted["dA"]),
+        "dBt": error(found[2], wanted["dBt"]),
+    }
+
+
 def near_zero() -> float:
     """Worst relative error of odd phi over arguments from 1e-6 to 20, each its own entry."""
     z = torch.logspace(-6, 1.3, 200)
@@ -163,6 +183,7 @@ def equalities() -> dict[str, bool]:
 def main() -> None:
     torch.set_num_threads(1)
     found = {"errors": every_case(), "near zero": near_zero(), "equalities": equalities()}
+    found["layer"] = through_the_layer()
     json.dump(found, sys.stdout)
 
 
