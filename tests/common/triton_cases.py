@@ -14,11 +14,11 @@ from unittest import mock
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from common.bounded_phi import Bound, apply_phi
 from torch import Tensor
 
 from common import bounded_triton as ours
 from common.bounded import bounded_linear
+from common.bounded_phi import Bound, apply_phi
 
 SMALL = ours.Tiles(32, 16, 16)
 OTHER = ours.Tiles(16, 32, 32)
