@@ -48,7 +48,8 @@ READING = (
     " keeps for backward beside inputs and weights.  MFLOP: products, convolutions, attention.  new"
     " MB: allocated for results.  calls: operators that reached a backend.  peak MB: most held at"
     " once beyond what was there.",
-    "Goals are limits of the ratio of CPU medians, set before measuring; a missed one stays.",
+    "Goals are limits of the ratio of CPU medians at full sizes, set before measuring; a missed one"
+    " stays.",
     "Allocator: glibc maps large buffers anew in some calls and not in others, which moves a"
     " layer's time by up to a third; cases marked steady keep them, as a GPU's allocator does.",
 )
@@ -160,7 +161,7 @@ def _goal(pair: Mapping[str, Any]) -> str:
     if pair["goal"] is None:
         return ""
     over = pair["cpu"]["median"] - pair["goal"]
-    return f"≤ {pair['goal']:g} " + ("met" if over <= 0 else f"MISSED by {over:.2f}")
+    return f"≤ {pair['goal']:g} " + ("met" if over <= 0 else f"MISSED +{over:.2f}")
 
 
 def check_lines(result: Mapping[str, Any]) -> list[str]:
@@ -223,7 +224,7 @@ def _rich_table(title: str, header: Sequence[str], rows: Rows, labels: int) -> A
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, name in enumerate(header):
         if place < labels:
-            table.add_column(name)
+            table.add_column(name, overflow="fold")
         else:
             table.add_column(name, justify="right", max_width=16, no_wrap=True, overflow="fold")
     before = None

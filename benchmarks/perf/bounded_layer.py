@@ -54,7 +54,7 @@ FORWARD_TOKENS = 1576
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer ``d -> k`` and token counts."""
+    """A layer ``d -> k`` and token counts; those of a ViT-B are GPT-Neo-125M's too."""
 
     name: str
     k: int
@@ -66,8 +66,8 @@ LAYERS: dict[Size, tuple[Shape, ...]] = {
     "full": (
         Shape("vit_s_fc1", 1536, 384, (512, 1576, 4096)),
         Shape("vit_s_fc2", 384, 1536, (1576,)),
-        Shape("vit_b_gpt_neo_125m_fc1", 3072, 768, (512, 1576, 4096)),
-        Shape("vit_b_gpt_neo_125m_fc2", 768, 3072, (1576,)),
+        Shape("vit_b_fc1", 3072, 768, (512, 1576, 4096)),
+        Shape("vit_b_fc2", 768, 3072, (1576,)),
         Shape("phi_1_5_fc1", 8192, 2048, (512, 2048)),
     ),
     "quick": (Shape("vit_s_fc1", 1536, 384, (512, 1576)), Shape("vit_b_fc2", 768, 3072, (512,))),
@@ -250,7 +250,7 @@ def _layer(shape: Shape, tokens: int) -> Iterator[Case]:
     upstream = torch.randn(tokens, shape.k, generator=stream)
     runs = {name: _both_ways(model, x, upstream) for name, model in models.items()}
     variants = [Variant(name, run, _counts(models[name], x, run)) for name, run in runs.items()]
-    what = f"{shape.name}, {shape.d} -> {shape.k}, {tokens} tokens, r = {SINE.rank}"
+    what = f"one layer, {shape.d} -> {shape.k}, {tokens} tokens, r = {SINE.rank}"
     name = f"bounded_{shape.name}_{tokens}"
     checks = _same_gradients(models, x, upstream)
     yield Case(name, f"{what}: fwd + bwd", variants, PAIRS, checks, "call", share=0.6, steady=True)

@@ -284,7 +284,7 @@ def test_goals_are_reported_met_or_missed(monkeypatch):
     with pytest.raises(AssertionError, match="not measured"):
         case(Variant("a", int), Variant("b", int), goals={("b", "a"): 1.0})
     monkeypatch.setattr(measure, "_sample", lambda run, repeats: (0.5, 1.5))
-    for limit, told in ((1.5, "≤ 1.5 met"), (0.75, "≤ 0.75 MISSED by 0.25")):
+    for limit, told in ((1.5, "≤ 1.5 met"), (0.75, "≤ 0.75 MISSED +0.25")):
         result = measure.measure(
             case(Variant("a", int), Variant("b", int), goals={pair: limit}), NOTHING
         )
