@@ -15,10 +15,10 @@ What the kernels do not take (a rank above :data:`MAX_RANK`, compute capability 
 runs as plain products around two pointwise bodies that ``torch.compile`` fuses.  Its generator for
 GPUs is Triton too: where Triton is absent, importing this module fails and the eager path stays.
 
-**Not timed on a GPU**: tiles, warps and the split follow a cost model and what the compiler says
-about registers (no spills for compute capability 9.0).  The arithmetic is tested in Triton's
-interpreter (``TRITON_INTERPRET=1`` before the first import), which does not emulate the precision
-of tensor cores.
+**Never run on a GPU, so not timed**: tiles, warps and the split follow a cost model and what the
+compiler says about registers (nothing spills at these ranks for compute capability 9.0).  The
+arithmetic is tested in Triton's interpreter (``TRITON_INTERPRET=1`` before the first import), which
+does not emulate the precision of tensor cores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from torch import Tensor
 from common.bounded_kernels import INTERPRETED, build_kernel, contract_kernel
 from common.bounded_phi import Bound, apply_phi, phi_slope_
 
-MAX_RANK = 64
+MAX_RANK = 32
+"""The paper's largest.  Above it a program's factors and tiles outgrow its registers."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXACT = "tf32x3"
 """Products that must be as good as float32 (three products of tensor cores: 21 bits or more)."""
