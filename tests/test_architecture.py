@@ -25,6 +25,7 @@ HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 LIGHT = (
     "benchmarks",
     "benchmarks.plan",
+    "benchmarks.plan_bounded",
     "benchmarks.suite",
     "common.baselines",
     "common.metrics",
