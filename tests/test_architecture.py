@@ -30,6 +30,10 @@ LIGHT = (
     "common.baselines",
     "common.metrics",
     "common.records",
+    "language.fictitious",
+    "language.scenarios",
+    "language.schemas",
+    "language.tofu",
     "vision.protocols",
 )
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
