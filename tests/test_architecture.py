@@ -29,6 +29,12 @@ LIGHT = (
     "common.baselines",
     "common.metrics",
     "common.records",
+    "common.unlearners.fila",
+    "common.unlearners.hinge",
+    "common.unlearners.preference",
+    "common.unlearners.reweighted",
+    "language.methods.refusals",
+    "language.methods.rmu",
     "vision.protocols",
 )
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
