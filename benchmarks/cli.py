@@ -240,6 +240,24 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example:  unlearn verify tofu-logs --data-root data")
+def verify(
+    what: Annotated[str, typer.Argument(help="tofu-logs: published TOFU evaluation logs.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Recompute published results with our own metric code, and show every difference."""
+    from benchmarks.verify import nearest_to_paper, print_rows, verify_tofu_logs
+
+    if what != "tofu-logs":
+        raise ConfigError(f"verify {what}: there is only tofu-logs")
+    if data_root is None:
+        raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
+    rows = verify_tofu_logs(data_root)
+    print_rows(console, rows, nearest_to_paper(data_root))
+    if not all(row.ok for row in rows):
+        raise typer.Exit(1)
+
+
 app.registered_commands += commands.app.registered_commands
 
 _USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")

@@ -125,7 +125,7 @@ def print_board(console: Any, board: Leaderboard) -> None:
     heads = render.main_columns(board, compact=compact)
     rows = render.main_rows(board, compact=compact)
     console.print(render.rich_table(title, heads, rows, tight=compact))
-    console.print(render.LEGEND, style="dim", highlight=False, markup=False)
+    console.print(render.legend(board), style="dim", highlight=False, markup=False)
     if compact and any(row.diverged for row in board.rows):
         console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
     for line in (render.floor_line(board), render.attack_line(board)):

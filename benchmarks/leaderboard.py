@@ -5,17 +5,20 @@ Nothing here is stored as truth: a table is derived from records each time it is
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Plan, make_plan, trial_gap
 from benchmarks.suite import ResolvedSuite
+from common.benchmark import Benchmark
 from common.config import canonical
 from common.errors import DataError
 from common.metrics import (
     Floor,
+    GapRule,
     MetricSpec,
     PairedDifference,
     Separability,
@@ -35,14 +38,19 @@ from common.records import RunRecord
 from common.registry import BENCHMARKS
 from common.stages import StageStore
 
-DERIVED: Mapping[str, Callable[[Any, Any], float | None]] = {
-    "ag4": average_gap,
-    "ag2": ag2,
-    "max_gap": max_gap,
-    "tow": tow,
-    "tow_mia": tow_mia,
+if TYPE_CHECKING:
+    from common.scores import Scores
+
+DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
+    "ag": lambda row, reference, rule: average_gap(row, reference, rule.metrics),
+    "ag2": lambda row, reference, rule: ag2(row, reference),
+    "max_gap": lambda row, reference, rule: max_gap(row, reference, rule.metrics),
+    "tow": lambda row, reference, rule: tow(row, reference),
+    "tow_mia": lambda row, reference, rule: tow_mia(row, reference),
 }
 FLOOR = "retrain (second)"
+Found = dict[tuple[str, int], dict[int, RunRecord]]
+"""(label, replicate) -> seed -> record."""
 
 
 @dataclass
@@ -56,8 +64,8 @@ class BoardRow:
         diverged: seed -> where it diverged.
         metrics: Metric -> summary of measurements.
         gaps: Metric -> summary of signed gaps to the seed's Retrain.
-        derived: ag4, ag2, max_gap, tow, tow_mia -> summary.
-        ag_per_seed: AG4 by seed.
+        derived: ag and what else the benchmark's gap rule names -> summary.
+        ag_per_seed: AG by seed.
         separability: Where the row's AG lies with respect to the noise floor; None if unknown.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
@@ -92,7 +100,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired difference of AG4 between two rows (negative: the first is closer to Retrain)."""
+    """Paired difference of AG between two rows (negative: the first is closer to Retrain)."""
 
     first: str
     second: str
@@ -104,6 +112,7 @@ class Leaderboard:
     """Everything a table shows."""
 
     suite: ResolvedSuite
+    rule: GapRule
     specs: dict[str, MetricSpec]
     rows: list[BoardRow]
     floor: Floor
@@ -121,7 +130,7 @@ class Leaderboard:
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     """Reads the records that are there and derives the table."""
     plan = make_plan(suite, store)
-    found: dict[tuple[str, int], dict[int, RunRecord]] = {}
+    found: Found = {}
     records: list[tuple[str, RunRecord]] = []
     missing = len(plan.waiting) * len(suite.spec.seeds)
     for result in plan.results:
@@ -133,15 +142,20 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
             records.append((result.label, record))
             found.setdefault((result.label, result.replicate), {})[result.seed] = record
     _check_one_data_set(records)
-    specs = {spec.name: spec for spec in BENCHMARKS[suite.spec.benchmark].metrics}
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
     reference = found.get((_retrain_label(suite), 0), {})
-    floor, floor_row = _floor(found, reference, suite)
+    if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
+        found = _compared(suite, found, _scores_of(plan, store))
+        reference = found.get((_retrain_label(suite), 0), {})
+    records = [(label, found[label, r.replicate][r.seed]) for label, r in records]
+    floor, floor_row = _floor(found, reference, suite, rule)
     floors = dict(zip(sorted(reference), floor.per_seed, strict=True)) if reference else {}
     rows = []
     for row in suite.rows:
         by_seed = found.get((row.label, 0), {})
         if by_seed:
-            rows.append(_row(row.label, row.method, by_seed, reference, floors))
+            rows.append(_row(row.label, row.method, by_seed, reference, floors, rule))
     if floor_row is not None:
         rows.append(floor_row)
     trials = _trials(plan, store)
@@ -150,8 +164,44 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         board_row.trials = len(mine)
         board_row.chosen = dict(next((t.params for t in mine if t.chosen), {}))
     return Leaderboard(
-        suite, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
+        suite, rule, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
     )
+
+
+def _compared(
+    suite: ResolvedSuite, found: Found, scores: Callable[[str, int, int], dict[str, Scores]]
+) -> Found:
+    """The records with the metrics that need Retrain's scores too."""
+    benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
+    reference = found.get((retrain, 0), {})
+    compared: Found = {}
+    for (row, replicate), by_seed in found.items():
+        for seed, record in by_seed.items():
+            target = reference.get(seed)
+            if record.status == "ok" and target is not None and target.status == "ok":
+                ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
+                metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
+                record = record.model_copy(update={"metrics": metrics})
+            compared.setdefault((row, replicate), {})[seed] = record
+    return compared
+
+
+def _scores_of(plan: Plan, store: StageStore) -> Callable[[str, int, int], dict[str, Scores]]:
+    """(label, replicate, seed) -> stored scores, each file read once."""
+    from common.scores import load_scores
+
+    keys = {
+        (result.label, result.replicate, result.seed): result.stage.key
+        for result in plan.results
+        if result.trial is None
+    }
+
+    @functools.cache
+    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
+        folder = store.folder("evaluate", keys[label, replicate, seed])
+        return load_scores(folder / "scores.safetensors")
+
+    return scores
 
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
@@ -182,15 +232,16 @@ def _floor(
     found: Mapping[tuple[str, int], Mapping[int, RunRecord]],
     reference: Mapping[int, RunRecord],
     suite: ResolvedSuite,
+    rule: GapRule,
 ) -> tuple[Floor, BoardRow | None]:
     second = found.get((_retrain_label(suite), 1), {})
     empty: dict[str, float | None] = {}
     firsts = [dict(reference[seed].metrics) for seed in sorted(reference)]
     seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(reference)]
-    floor = retrain_floor(firsts, seconds)
+    floor = retrain_floor(firsts, seconds, rule.metrics)
     if not second:
         return floor, None
-    return floor, _row(FLOOR, "retrain", second, reference, {})
+    return floor, _row(FLOOR, "retrain", second, reference, {}, rule)
 
 
 def _row(
@@ -199,6 +250,7 @@ def _row(
     by_seed: Mapping[int, RunRecord],
     reference: Mapping[int, RunRecord],
     floors: Mapping[int, float | None],
+    rule: GapRule,
 ) -> BoardRow:
     row = BoardRow(label, method, sorted(by_seed))
     row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
@@ -213,10 +265,10 @@ def _row(
     if paired:
         for name in row.metrics:
             row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
-        for name, derive in DERIVED.items():
-            row.derived |= _summary(name, [derive(a, b) for a, b in paired.values()])
+        for name in ("ag", *rule.also):
+            row.derived |= _summary(name, [DERIVED[name](a, b, rule) for a, b in paired.values()])
         for seed, (a, b) in paired.items():
-            value = average_gap(a, b)
+            value = average_gap(a, b, rule.metrics)
             if value is not None:
                 row.ag_per_seed[seed] = value
     if row.method != "retrain":
@@ -244,12 +296,12 @@ def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 
 
 def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
-    """Retrain first, then by AG4; rows that diverged on some seeds after those that did not."""
+    """Retrain first, then by AG; rows that diverged on some seeds after those that did not."""
 
     def order(row: BoardRow) -> tuple[int, float]:
         if row.method == "retrain":
             return (0, 1.0 if row.label == FLOOR else 0.0)
-        ag = row.derived.get("ag4")
+        ag = row.derived.get("ag")
         return (2 if row.diverged else 1, ag.mean) if ag else (3, 0.0)
 
     return sorted(rows, key=order)
@@ -270,6 +322,7 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
 
 
 def _trials(plan: Plan, store: StageStore) -> list[Trial]:
+    rule = BENCHMARKS[plan.suite.spec.benchmark].gap
     references = {r.seed: _record(store, r.stage.key) for r in plan.results if r.trial == -1}
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in plan.results:
@@ -277,7 +330,9 @@ def _trials(plan: Plan, store: StageStore) -> list[Trial]:
             continue
         record, target = _record(store, result.stage.key), references.get(result.seed)
         if record is not None and target is not None:
-            gaps.setdefault((result.label, result.trial), []).append(trial_gap(record, target))
+            gaps.setdefault((result.label, result.trial), []).append(
+                trial_gap(record, target, rule)
+            )
     trials = []
     for (label, index), values in gaps.items():
         row = plan.suite.row(label)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from benchmarks.leaderboard import Leaderboard
 from benchmarks.render import (
     BOUND_COLUMNS,
-    LEGEND,
     attack_line,
-    attack_table,
     bound_rows,
     comparison_lines,
     divergence_lines,
     floor_line,
+    further_table,
     gap_table,
+    legend,
     main_columns,
     main_rows,
     tuning_table,
@@ -24,7 +24,7 @@ from benchmarks.render import (
 
 
 def to_svg(board: Leaderboard) -> str:
-    """AG4 of every row, one dot per seed, the floor as a band: to look at."""
+    """AG of every row, one dot per seed, the floor as a band: to look at."""
     rows = [row for row in board.rows if row.ag_per_seed and row.label != "retrain"]
     top = max((max(row.ag_per_seed.values()) for row in rows), default=1.0) or 1.0
     left, width, pitch, head = 190, 520, 22, 46
@@ -64,7 +64,9 @@ def to_svg(board: Leaderboard) -> str:
             f'<text x="{x(tick):.1f}" y="{height - 14}" text-anchor="middle" '
             f'fill="#666">{tick:g}</text>'
         )
-    title = html.escape(f"{board.suite.name}: AG4 to Retrain (points; square-root axis)")
+    title = html.escape(
+        f"{board.suite.name}: {board.rule.title} to Retrain (points; square-root axis)"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 30}" '
         f'height="{height}" font-family="sans-serif" font-size="12">'
@@ -101,15 +103,15 @@ def to_html(board: Leaderboard) -> str:
         f"<h1>{html.escape(board.suite.name)} (measured)</h1>",
         f"<p>{html.escape(board.suite.spec.title)}</p>",
         to_svg(board),
-        f"<p>{html.escape(LEGEND)}</p>",
+        f"<p>{html.escape(legend(board))}</p>",
         table(main_columns(board), main_rows(board)),
         f"<p>{html.escape(floor_line(board) + ' ' + attack_line(board))}</p><ul>{lines}</ul>",
         "<h2>Signed gaps to Retrain, with 95 % t-intervals</h2>",
         table(*gap_table(board)),
         "<h2>Did the bound act, and what did it cost?</h2>",
         table(BOUND_COLUMNS, bound_rows(board)),
-        "<h2>Membership attacks</h2>",
-        table(*attack_table(board)),
+        "<h2>Further measurements</h2>",
+        table(*further_table(board)),
     ]
     if board.trials:
         sections += ["<h2>Tuning</h2>", table(*tuning_table(board))]

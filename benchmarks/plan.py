@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite
 from common.config import Strict, canonical, digest
-from common.metrics import average_gap
+from common.metrics import GapRule, average_gap
 from common.records import RunRecord
 from common.registry import BENCHMARKS, METHODS
 from common.stages import ENGINE_VERSION, StageStore
 
 Kind = Literal["split", "original", "retrain", "unlearn", "evaluate"]
-TRIAL_METRICS = ("ua", "ra", "va", "mia_validation")
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,7 @@ class Planner:
         self._benchmark = BENCHMARKS[suite.spec.benchmark]
         self._about = {"benchmark": suite.spec.benchmark, "version": self._benchmark.version}
         self._cache: dict[Any, Stage] = {}
+        self._before = Planner(suite.after, store) if suite.after else None
 
     def plan(self) -> Plan:
         """Every row for every seed; trials first where a row is tuned."""
@@ -164,7 +164,7 @@ class Planner:
                 target = self.record(self._evaluate(self._retrain(seed, 0), seed, 0, trial=True))
                 if record is None or target is None:
                     return None
-                total += trial_gap(record, target)
+                total += trial_gap(record, target, self._benchmark.gap)
             gaps.append(total)
         return min(range(len(gaps)), key=gaps.__getitem__)
 
@@ -246,6 +246,13 @@ class Planner:
             replicate=replicate,
         )
 
+    def _start(self, row: ResolvedRow, seed: int) -> Stage:
+        """The model that a row unlearns: Original, or what the request before left."""
+        if self._before is None:
+            return self._original(seed)
+        before = self._before.suite.row(row.label)
+        return self._before._unlearn(before, before.config, seed)
+
     def _unlearn(
         self, row: ResolvedRow, config: Strict, seed: int, trial: int | None = None
     ) -> Stage:
@@ -257,7 +264,7 @@ class Planner:
             "params": params,
             "seed": seed,
         }
-        parents = {"split": self._split(seed), "original": self._original(seed)}
+        parents = {"split": self._split(seed), "original": self._start(row, seed)}
         return self._stage(
             "unlearn",
             f"{row.label}/seed-{seed}" + ("" if trial is None else f"/trial-{trial}"),
@@ -292,11 +299,11 @@ def _numbers(value: Any) -> Any:
     return value
 
 
-def trial_gap(record: RunRecord, target: RunRecord) -> float:
-    """Mean |gap| to Retrain on forget, retain and validation data; infinite if it diverged."""
+def trial_gap(record: RunRecord, target: RunRecord, rule: GapRule) -> float:
+    """Mean |gap| to Retrain over the rule's trial metrics; infinite if it diverged."""
     if record.status != "ok":
         return math.inf
-    gap = average_gap(record.metrics, target.metrics, metrics=TRIAL_METRICS)
+    gap = average_gap(record.metrics, target.metrics, metrics=rule.trial)
     return math.inf if gap is None else gap
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.leaderboard import FLOOR, BoardRow, Leaderboard
-from common.metrics import AG4, Summary
+from common.metrics import Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,12 +17,23 @@ if TYPE_CHECKING:
 COMPACT_COLUMNS = 4
 DIVERGED = "✗n: n of the row's seeds diverged; they are in no mean."
 MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
-LEGEND = (
-    "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the signed "
-    "gap to the seed's Retrain. AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA. "
-    "≈ inside the noise floor (no further from Retrain than a second Retrain); ? outside on "
-    "average, but too few seeds to tell (95 % t-interval of the paired difference reaches 0)."
-)
+HEADS: Mapping[str, str] = {
+    "ag2": "AG2 ↓",
+    "max_gap": "max gap ↓",
+    "tow": "ToW ↑",
+    "tow_mia": "ToW-MIA ↑",
+}
+DIGITS: Mapping[str, int] = {"ag2": 2, "max_gap": 1, "tow": 3, "tow_mia": 3}
+
+
+def legend(board: Leaderboard) -> str:
+    """How to read the main table."""
+    return (
+        "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
+        f"signed gap to the seed's Retrain. {board.rule.words} ≈ inside the noise floor (no "
+        "further from Retrain than a second Retrain); ? outside on average, but too few seeds to "
+        "tell (95 % t-interval of the paired difference reaches 0)."
+    )
 
 
 def value_cell(row: BoardRow, name: str, *, spread: bool = True) -> str:
@@ -68,16 +79,17 @@ def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
     specs = [board.specs[name] for name in _columns(board, compact=compact)]
     titles = [f"{spec.title} {spec.arrow[0]}" for spec in specs]
     if compact:
-        return ["method", *titles, "AG4 ↓"]
-    heads = ["method", "n", *titles, "AG4 ↓", "", "AG2 ↓", "max gap ↓", "ToW ↑", "ToW-MIA ↑"]
+        return ["method", *titles, f"{board.rule.title} ↓"]
+    heads = ["method", "n", *titles, f"{board.rule.title} ↓", ""]
+    heads += [HEADS[name] for name in board.rule.also]
     return heads + (["trials"] if board.trials else [])
 
 
 def _columns(board: Leaderboard, *, compact: bool) -> list[str]:
-    """Metrics of the main table; where there are too many, the compact one keeps AG4's."""
+    """Metrics of the main table; where there are too many, the compact one keeps AG's."""
     names = list(board.suite.spec.columns)
     if compact and len(names) > COMPACT_COLUMNS:
-        names = [name for name in names if name in ("fa", *AG4)] or names
+        names = [name for name in names if name in ("fa", *board.rule.metrics)] or names
     return names[:COMPACT_COLUMNS] if compact else names
 
 
@@ -90,7 +102,7 @@ def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
 
 def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
     cells = [_short_value_cell(row, name) for name in _columns(board, compact=True)]
-    ag = row.derived.get("ag4")
+    ag = row.derived.get("ag")
     text = "–" if ag is None else f"{ag.mean:.{2 if ag.mean < 10 else 1}f}"
     text += f" {MARKS[row.separability] or ' '}"
     if any(other.diverged for other in board.rows):
@@ -109,9 +121,8 @@ def _short_value_cell(row: BoardRow, name: str) -> str:
 def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
     cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
     cells += [value_cell(row, name) for name in board.suite.spec.columns]
-    cells += [derived_cell(row, "ag4"), MARKS[row.separability]]
-    cells += [mean_cell(row, "ag2", 2), mean_cell(row, "max_gap", 1)]
-    cells += [mean_cell(row, "tow", 3), mean_cell(row, "tow_mia", 3)]
+    cells += [derived_cell(row, "ag"), MARKS[row.separability]]
+    cells += [mean_cell(row, name, DIGITS[name]) for name in board.rule.also]
     return cells + ([str(row.trials or "–")] if board.trials else [])
 
 
@@ -152,13 +163,13 @@ def bound_rows(board: Leaderboard) -> list[list[str]]:
 
 
 def gap_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """Signed gaps and AG4 with their 95 % t-intervals: heads and rows."""
+    """Signed gaps and AG with their 95 % t-intervals: heads and rows."""
     names = list(board.suite.spec.columns)
-    heads = ["method", *[f"{board.specs[name].title} gap" for name in names], "AG4"]
+    heads = ["method", *[f"{board.specs[name].title} gap" for name in names], board.rule.title]
     rows = []
     for row in board.rows:
         cells = [_interval(row.gaps.get(name), "+.1f") for name in names]
-        rows.append([row.label, *cells, _interval(row.derived.get("ag4"), ".2f")])
+        rows.append([row.label, *cells, _interval(row.derived.get("ag"), ".2f")])
     return heads, rows
 
 
@@ -189,7 +200,7 @@ def floor_line(board: Leaderboard) -> str:
         return "Noise floor: unknown (retrains: 2 gives it)."
     seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)
     return (
-        f"Noise floor (AG4 of a second Retrain against the first): "
+        f"Noise floor ({board.rule.title} of a second Retrain against the first): "
         f"{plain(board.floor.summary)} [{seeds}]."
     )
 
@@ -234,8 +245,8 @@ def comparison_lines(board: Leaderboard) -> list[str]:
                 reads = f"{item.second} is closer to Retrain"
         tail = "" if p is None else f", p {p:.2g}"
         lines.append(
-            f"AG4 of {item.first} − {item.second}: {summary.mean:+.2f}{interval}{tail}, "
-            f"n {summary.n}: {reads}."
+            f"{board.rule.title} of {item.first} − {item.second}: {summary.mean:+.2f}"
+            f"{interval}{tail}, n {summary.n}: {reads}."
         )
     return lines
 
@@ -283,7 +294,7 @@ def to_markdown(board: Leaderboard) -> str:
     if not board.complete:
         parts.append(f"**Incomplete: {board.missing} records are missing.**")
     parts += [
-        f"Seeds {seeds}. {LEGEND}",
+        f"Seeds {seeds}. {legend(board)}",
         markdown_table(main_columns(board), main_rows(board)),
         floor_line(board),
         attack_line(board),
@@ -302,7 +313,7 @@ def to_markdown(board: Leaderboard) -> str:
         "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound active` is "
         "the share of entries above 0.5, where sine, tanh and identity begin to differ.",
     ]
-    parts += ["## Membership attacks", markdown_table(*attack_table(board))]
+    parts += ["## Further measurements", markdown_table(*further_table(board))]
     if board.trials:
         parts += ["## Tuning", _tuning_text(board), markdown_table(*tuning_table(board))]
     if spec.notes:
@@ -333,9 +344,9 @@ def _tuning_text(board: Leaderboard) -> str:
     )
 
 
-def attack_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """All attacks: heads and rows."""
-    names = [name for name in board.specs if name.startswith("mia") and name != "mia_validation"]
+def further_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+    """What was measured beside the main columns: heads and rows."""
+    names = [name for name in board.specs if name not in board.suite.spec.columns]
     names = [name for name in names if any(name in row.metrics for row in board.rows)]
     heads = ["method", *[board.specs[name].title for name in names]]
     rows = []
@@ -392,7 +403,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
             "metrics": pack(row.metrics),
             "gaps": pack(row.gaps),
             "derived": pack(row.derived),
-            "ag4_per_seed": {str(s): v for s, v in row.ag_per_seed.items()},
+            "ag_per_seed": {str(s): v for s, v in row.ag_per_seed.items()},
             "dynamics": row.dynamics,
             "cost": row.cost,
             "trials": row.trials,

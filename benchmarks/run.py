@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from common.engine import Watch
+
 logger = logging.getLogger(__name__)
 SCALARS = "scalars.jsonl"
+TRAJECTORY = "trajectory"
 FACTS = {"original": ("status", "trained_on", "data")}
 """What a complete stage must say of itself, where that is more than its status."""
 Progress = Callable[[int, int], None]
@@ -111,6 +114,9 @@ class _Work:
 
     def _parent(self, role: str) -> tuple[Path, dict[str, Any]]:
         parent = self.stage.parents[role]
+        return self.store.folder(parent.kind, parent.key), self._facts(parent)
+
+    def _facts(self, parent: Stage) -> dict[str, Any]:
         done = self.store.done(parent.kind, parent.key)
         if done is None:
             raise DataError(f"{self.stage.name}: its stage {parent.name} is not done; run it first")
@@ -118,7 +124,7 @@ class _Work:
         for fact in FACTS.get(parent.kind, ("status",)):
             if fact not in done:
                 raise DataError(f"{folder / DONE}: has no '{fact}'; delete {folder} and rerun")
-        return folder, done
+        return done
 
     def _load_split(self) -> ForgetSplit:
         folder, _ = self._parent("split")
@@ -150,8 +156,8 @@ class _Work:
         from common.methods import train_reference
 
         split = self.benchmark.split(self.seed)
-        access = frozenset({"forget", "retain", "initial"})
-        self._train(split, access, lambda task: train_reference(task, ["forget", "retain"]))
+        access = frozenset({*split.train_parts, "initial"})
+        self._train(split, access, lambda task: train_reference(task, split.train_parts))
 
     def retrain(self) -> None:
         """Trains on the retain set alone."""
@@ -162,8 +168,10 @@ class _Work:
         self, split: ForgetSplit, access: frozenset[str], train: Callable[[UnlearnTask], nn.Module]
     ) -> None:
         with self._writing() as folder:
-            task = self._task(split, access, folder, model=None)
-            model = self._guarded(train, task)
+            published = self.benchmark.published(self.stage.kind, split)
+            task = self._task(split, access, folder, model=published)
+            self.about["published"] = published is not None
+            model = self._guarded(train if published is None else lambda _: published, task)
             trained = split.train if "forget" in access else split.parts["retain"]
             self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
             if model is not None:
@@ -186,6 +194,12 @@ class _Work:
             )
         split = self._load_split()
         self._gate(split)
+        _, start = self._parent("original")
+        if start["status"] != "ok":
+            with self._writing():
+                detail = f"an earlier request diverged: {start.get('status_detail', '')}"
+                self.about |= {"status": "diverged", "status_detail": detail}
+            return
         config = validate(cls.Config, self.stage.spec["params"], self.stage.name)
         method: UnlearningMethod = cls(config)
         with self._writing() as folder:
@@ -203,7 +217,10 @@ class _Work:
                 save_weights(model, folder)
 
     def _gate(self, split: ForgetSplit) -> None:
-        _, done = self._parent("original")
+        root = self.stage.parents["original"]
+        while root.kind != "original":  # a request that follows others
+            root = root.parents["original"]
+        done = self._facts(root)
         minimum = self.benchmark.minimum_train_accuracy
         if done["status"] == "ok" and done["train_accuracy"] < minimum:
             raise GateError(
@@ -215,12 +232,12 @@ class _Work:
             raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
         if done["data"] != split.source_digest:
             raise DataError(
-                f"the data changed: {self.stage.parents['original'].name} was trained on "
+                f"the data changed: {root.name} was trained on "
                 f"{done['data'][:12]}, this is {split.source_digest[:12]} "
                 f"({self.benchmark.provenance}); use the same data or another --store"
             )
         assert done["trained_on"] == _ids_digest(split.train), (
-            "Original was not trained on the union of forget and retain"
+            "Original was not trained on the union of forget, retain and earlier requests"
         )
 
     def evaluate(self) -> None:
@@ -307,12 +324,35 @@ class _Work:
             head=benchmark.head,
             component_of=benchmark.component_of,
             build=lambda: benchmark.build(seed),
-            seed=self.seed,
+            seed=self._task_seed(),
             replicate=self.replicate,
             tracker=self._tracker,
             checkpoint=checkpoint,
             progress=self.progress,
+            watch=self._watch(split, scratch) if self.stage.kind == "unlearn" else None,
         )
+
+    def _watch(self, split: ForgetSplit, scratch: Path) -> Watch:
+        """Scores of the model in training, kept beside the model: its trajectory."""
+        from common.scores import save_scores
+
+        trajectory = scratch / TRAJECTORY
+
+        def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+            parts = self.benchmark.parts(split, trial=False, seed=self.seed)
+            scores = self.benchmark.score(model, parts)
+            trajectory.mkdir(parents=True, exist_ok=True)
+            save_scores(scores, trajectory / f"{step:06d}.safetensors")
+            return self.benchmark.evaluate(scores, trial=False, seed=self.seed)
+
+        return watch
+
+    def _task_seed(self) -> int:
+        """The run's seed; a later request of a sequence draws afresh."""
+        request, start = 0, self.stage.parents.get("original")
+        while start is not None and start.kind == "unlearn":
+            request, start = request + 1, start.parents["original"]
+        return _derived(self.seed, "request", request) if request else self.seed
 
     def _guarded(
         self, work: Callable[[UnlearnTask], nn.Module], task: UnlearnTask
@@ -328,8 +368,9 @@ class _Work:
             self._tracker.close()
         self.about["cost"] = cost_of(task, time.perf_counter() - started)
         self.about["dynamics"] = dynamics_of(task)
-        if self._log.is_file():
-            os.replace(self._log, self._log_target)
+        for made in (self._log, self._log.parent / TRAJECTORY):
+            if made.exists():
+                os.replace(made, self._log_target.with_name(made.name))
         return model
 
     def _diverged(self, error: Diverged) -> None:
@@ -337,18 +378,21 @@ class _Work:
 
     def _load_model(self, role: str) -> nn.Module:
         """The stored model of a parent, adapters merged."""
+        self._parent(role)
+        return self._stored(self.stage.parents[role])
+
+    def _stored(self, stage: Stage) -> nn.Module:
+        """A stage's model; an adapter lies on the model that its own stage started from."""
         from common.adapters import ADAPTER_CONFIG, detach, load_adapter
 
-        folder, _ = self._parent(role)
-        if not (folder / ADAPTER_CONFIG).is_file():
-            model = self.benchmark.blank()
-            load_weights(model, folder / WEIGHTS)
-            return model
-        base = self.stage.parents[role].parents["original"]
+        folder = self.store.folder(stage.kind, stage.key)
+        if (folder / ADAPTER_CONFIG).is_file():
+            model = self._stored(stage.parents["original"])
+            load_adapter(model, folder)
+            return detach(model)
         model = self.benchmark.blank()
-        load_weights(model, self.store.folder(base.kind, base.key) / WEIGHTS)
-        load_adapter(model, folder)
-        return detach(model)
+        load_weights(model, folder / WEIGHTS)
+        return model
 
 
 def _rewind(log: Path, checkpoint: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +91,8 @@ class Suite(Strict):
         defaults: Params for every row whose config has them.
         tune: Tuning on a separate seed, if wanted.
         compare: Pairs of labels whose paired difference is printed.
+        after: A suite (name or path) of the request before this one: every row starts from the
+            model that the same row left there, instead of from Original (sequential requests).
         published: Labels of published tables to print beside (never in) the measured one.
     """
 
@@ -107,6 +109,7 @@ class Suite(Strict):
     defaults: dict[str, Any] = {}
     tune: Tune | None = None
     compare: tuple[tuple[str, str], ...] = ()
+    after: str | None = None
     published: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -148,6 +151,7 @@ class ResolvedSuite:
     spec: Suite
     protocol: Strict
     rows: tuple[ResolvedRow, ...]
+    after: ResolvedSuite | None = None
 
     @property
     def name(self) -> str:
@@ -200,7 +204,8 @@ def load_suite(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
     _check_used(spec, rows, str(path))
-    resolved = ResolvedSuite(spec, protocol, rows)
+    before = _before(spec, path, rows, overrides)
+    resolved = ResolvedSuite(spec, protocol, rows, before)
     if only:
         resolved = _only(resolved, only, str(path))
     if overrides or seeds or only:
@@ -214,7 +219,33 @@ def _renamed(
     """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
     variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
     spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
-    return ResolvedSuite(spec, suite.protocol, suite.rows)
+    return replace(suite, spec=spec)
+
+
+def _before(
+    spec: Suite, path: Path, rows: Sequence[ResolvedRow], overrides: Sequence[str]
+) -> ResolvedSuite | None:
+    """The suite of the request before, with every row that this one has."""
+    if spec.after is None:
+        return None
+    name = spec.after
+    if name.endswith((".yaml", ".yml")):
+        name = str(path.parent / name)
+    if find_suite(name).resolve() == path.resolve():
+        raise ConfigError(f"{path}: after names the suite itself; name the request before it")
+    before = load_suite(name, overrides, seeds=spec.seeds)
+    for tuned in (spec, before.spec):
+        if tuned.tune:
+            raise ConfigError(
+                f"{path}: suite {tuned.suite} is tuned, and requests in sequence take fixed "
+                "configs; remove tune and write the chosen params"
+            )
+    if before.spec.benchmark != spec.benchmark:
+        raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
+    for row in rows:
+        if row.label not in before.spec.methods:
+            raise ConfigError(f"{path}: after: '{name}' has no row '{row.label}'; add it there")
+    return before
 
 
 def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:
@@ -228,7 +259,7 @@ def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSui
     kept = {row.label: spec.methods[row.label] for row in rows}
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
     spec = spec.model_copy(update={"methods": kept, "compare": compare})
-    return ResolvedSuite(spec, suite.protocol, rows)
+    return replace(suite, spec=spec, rows=rows)
 
 
 def _check_columns(spec: Suite, origin: str) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from benchmarks import page, render
 from benchmarks.leaderboard import Leaderboard
 from benchmarks.run import SCALARS
+from benchmarks.trajectory import read_trajectories, to_json, to_svg
 from common.stages import StageStore, write_json
 
 
 def write_report(board: Leaderboard, root: Path, *, boards: bool) -> None:
-    """LEADERBOARD.md, .html, .svg, .csv, .json, records.jsonl; TensorBoard if ``boards``."""
+    """LEADERBOARD.md, .html, .svg, .csv, .json, records.jsonl; trajectories if there are some."""
     folder = root / "suites" / board.suite.name
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -30,6 +31,10 @@ def write_report(board: Leaderboard, root: Path, *, boards: bool) -> None:
     for name, text in texts.items():
         _replace(folder / name, text)
     write_json(folder / "leaderboard.json", render.to_json(board))
+    paths = read_trajectories(board, StageStore(root))
+    if paths:
+        write_json(folder / "trajectory.json", to_json(paths))
+        _replace(folder / "trajectory.svg", to_svg(board, paths))
     if boards:
         export_boards(board, root)
 

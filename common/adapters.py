@@ -267,8 +267,8 @@ def _warn_of_loss(what: str, squares: Tensor) -> None:
     base, delta, lost = squares.sqrt().tolist()
     if delta > 0 and lost > TOLERATED_LOSS * delta:
         logger.warning(
-            "merging rounds the update of %s away: ||dW|| / ||W0|| is %.1e, and %.0f %% of ||dW|| "
-            "is lost; merge in float32, or keep the adapter",
+            "merging rounds off part of the update of %s: ||dW|| / ||W0|| is %.1e, and %.0f %% of "
+            "||dW|| is lost; merge in float32, or keep the adapter",
             what,
             delta / base if base else math.inf,
             100 * lost / delta,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from common.methods import (
+    PAPER_ADAPTER,
     PAPER_LITERAL,
     GradientConfig,
     GradientMethod,
@@ -169,6 +170,7 @@ class GDLora(GradientDifference):
     """GD + LoRA: h = W0 x + (alpha/r) A B^T x + b.  Unbounded, the paper's antagonist."""
 
     info = MethodInfo(1, "LoRA, arXiv 2106.09685", BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_ADAPTER
 
     class Config(GradientConfig):
         adapter: AdapterConfig | None = _adapter()
@@ -191,6 +193,7 @@ class GDTanh(GradientDifference):
     """GD + Tanh: h = W0 x + (alpha/r) tanh(omega A B^T) x + b."""
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_ADAPTER
 
     class Config(GradientConfig):
         adapter: AdapterConfig | None = _adapter(phi="tanh", omega=100.0)
@@ -200,6 +203,7 @@ class GDSine(GradientDifference):
     """GD + Sine, the paper's method: h = W0 x + (alpha/r) sin(omega A B^T) x + b."""
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_ADAPTER
 
     class Config(GradientConfig):
         adapter: AdapterConfig | None = _adapter(phi="sine", omega=100.0)
@@ -209,6 +213,7 @@ class GDSigmoid(GradientDifference):
     """GD + Sigmoid, centred so that the model is unchanged at the start: 0.5 tanh(z / 2)."""
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_ADAPTER
 
     class Config(GradientConfig):
         adapter: AdapterConfig | None = _adapter(phi="sigmoid", omega=100.0)
@@ -221,6 +226,7 @@ class GDRelu(GradientDifference):
     """
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_ADAPTER
 
     class Config(GradientConfig):
         adapter: AdapterConfig | None = _adapter(phi="relu")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.config import Strict
-from common.metrics import MetricSpec
+from common.metrics import GapRule, MetricSpec
 from common.schemas import FitConfig
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Benchmark(ABC):
 
     version: ClassVar[int]
     metrics: ClassVar[tuple[MetricSpec, ...]]
+    gap: ClassVar[GapRule]
     Config: ClassVar[type[Strict]]
 
     def __init__(self, config: Any, runtime: Runtime):
@@ -125,6 +126,15 @@ class Benchmark(ABC):
     def blank(self) -> nn.Module:
         """The architecture alone, ready to receive stored weights."""
 
+    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+        """A trained Original or Retrain that the config names, to take instead of training one.
+
+        Args:
+            role: ``original`` or ``retrain``.
+            split: Which data Retrain must not have seen.
+        """
+        return None
+
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits aligned with the batch's labels."""
@@ -145,7 +155,7 @@ class Benchmark(ABC):
 
     @classmethod
     def compare(
-        cls, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """Metrics that need the retrained model's scores too, such as a test of equality.
 
@@ -160,12 +170,14 @@ class Benchmark(ABC):
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
         from common.loading import ordered_batches
+        from common.reuse import reuse_weights
         from common.scores import collect
 
         model.eval()
         batches = ordered_batches(self.source, indices, self.evaluation_batch)
         forward: Callable[[Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
-        return collect(forward, batches)
+        with reuse_weights(model):
+            return collect(forward, batches)
 
     @property
     def evaluation_batch(self) -> int:

@@ -19,19 +19,21 @@ Start = tuple[Tensor, Tensor]
 BLOCK_BYTES = 4 * 2**20
 """Scratch per block; 2-8 MiB are equally fast, far below that the products starve."""
 MIN_ROWS = 256
+"""Rows per block at least, where there are tokens enough."""
+FEW_ROWS = 64
+"""Rows per block at least, however few the tokens."""
 
 
 def row_blocks(k: int, d: int, itemsize: int, tokens: int | None = None) -> list[slice]:
     """Slices of output rows, of nearly equal size: at most :data:`BLOCK_BYTES` of k x d each.
 
-    Few ``tokens`` (N) take smaller blocks, so that three of them stay below N k, half of what a
-    LoRA layer needs for the moment; :data:`MIN_ROWS` is the least.
+    Few ``tokens`` (N) take smaller blocks: two of them stay below N k or N d, the size of what a
+    LoRA layer needs for the moment.
     """
-    rows = BLOCK_BYTES // max(d * itemsize, 1)
+    rows = max(BLOCK_BYTES // max(d * itemsize, 1), MIN_ROWS)
     if tokens is not None:
-        rows = min(rows, tokens * k // max(3 * d, 1))
-    rows = min(max(rows, MIN_ROWS), k)
-    count = math.ceil(k / max(rows, 1))
+        rows = min(rows, max(tokens * max(k, d) // max(2 * d, 1), FEW_ROWS))
+    count = math.ceil(k / max(min(rows, k), 1))
     rows = 16 * math.ceil(k / max(count, 1) / 16)
     return [slice(at, min(at + rows, k)) for at in range(0, k, rows)] if k else []
 
@@ -156,7 +158,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(dx, dA, dBt) in one sweep over the rows, each argument of phi built once.
 
-    dx is summed over the blocks in ``g``'s dtype, which must therefore be the factors'.
+    dx is summed over the blocks in the factors' dtype, which must hold ``weight``'s and ``g``'s.
 
     Args:
         g: (N, k).
@@ -170,9 +172,8 @@ def backward(
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
     """
-    dx = torch.zeros_like(x)
-    low, low_x = g.to(gemm), x.to(gemm)
-    sweep = _Sweep(low, low_x, A, Bt, bound, need_A, need_Bt)
+    dx = torch.zeros_like(x, dtype=factor_dtype(A))
+    sweep = _Sweep(g.to(gemm), x.to(gemm), A, Bt, bound, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
         phi_and_slope_(bound.phi, z, slope, bound.clip)
@@ -182,9 +183,12 @@ def backward(
             z.sub_(apply_phi_(bound.phi, first, bound.clip), alpha=bound.outer)
         if weight is not None:
             z.add_(weight[rows])
-        dx.addmm_(g[:, rows], z)
+        if g.dtype == z.dtype:
+            torch.addmm(dx, g[:, rows], z, out=dx)
+        else:
+            dx.add_(g[:, rows] @ z.to(g.dtype))
         sweep.add(rows, z, slope)
-    return dx, *sweep.factors()
+    return dx.to(g.dtype), *sweep.factors()
 
 
 class _Sweep:
@@ -211,6 +215,8 @@ class _Sweep:
 
     def add(self, rows: slice, z: Tensor, slope: Tensor) -> None:
         """Contracts a block's gradient with ``slope``; ``z`` is used up."""
+        if self.dA is None and self.dBt is None:
+            return
         if self.g.dtype == z.dtype:
             torch.mm(self.g[:, rows].T, self.x, out=z)
         else:
@@ -220,7 +226,7 @@ class _Sweep:
         if self.dA is not None:
             self.dA[rows] = (self.Bt @ z.T).T
         if self.dBt is not None:
-            self.dBt.addmm_(self.A[rows].T, z)
+            torch.addmm(self.dBt, self.A[rows].T, z, out=self.dBt)
 
     def factors(self) -> tuple[Tensor | None, Tensor | None]:
         """(dA, dBt), to be asked for once."""

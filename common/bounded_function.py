@@ -110,8 +110,7 @@ class BoundedLinearFunction(torch.autograd.Function):
         ctx.bias_dtype = None if bias is None else bias.dtype
         start = None if A0 is None or Bt0 is None else (A0, Bt0)
         bias = None if bias is None else bias.to(dtype)
-        few = 2 * x.numel() < x.shape[-1] ** 2  # tokens < d / 2
-        if built is None and few and _kernels(A, dtype) is eager and x.dtype == dtype:
+        if built is None and _few(x) and _kernels(A, dtype) is eager and x.dtype == dtype:
             flat = x.reshape(-1, x.shape[-1])
             y = eager.chunked_linear(flat, weight, bias, A, Bt, bound, start=start)
             return y.view(*x.shape[:-1], len(A))
@@ -141,9 +140,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     kernels = eager if len(g) == 0 else _kernels(A, gemm)
     needs = {"need_A": need_A, "need_Bt": need_Bt}
     dx = dA = dBt = None
-    exact = weight is None or weight.dtype == g.dtype
-    exact = exact and g.dtype == eager.factor_dtype(A)
-    if need_x and built is None and kernels is eager and exact:
+    if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
         dx, dA, dBt = eager.backward(g, flat, weight, A, Bt, bound, start=start, gemm=gemm, **needs)
     else:
         if need_x:
@@ -157,6 +154,22 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     dA = dA.to(A.dtype) if need_A and dA is not None else None
     dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None
     return dx, dW, db, dA, dBt
+
+
+def _few(x: Tensor) -> bool:
+    """Fewer tokens than d / 2: a k x d buffer would be larger than LoRA's temporaries."""
+    return 2 * x.numel() < x.shape[-1] ** 2
+
+
+def _sweeps(g: Tensor, weight: Tensor | None, A: Tensor, x: Tensor) -> bool:
+    """Whether dx is summed block by block, not by one product with a weight that is built again.
+
+    In low precision a sum takes a float32 buffer, which pays only where the tokens are few.
+    """
+    wide = eager.factor_dtype(A)
+    dtypes = [g.dtype] if weight is None else [g.dtype, weight.dtype]
+    fits = all(torch.promote_types(dtype, wide) == wide for dtype in dtypes)
+    return fits and (g.dtype == wide or _few(x))
 
 
 def _weight_gradient_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

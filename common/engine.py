@@ -23,15 +23,19 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from common.adapters import BoundedLinear, adapted_layers, adapter_statistics
-from common.errors import CheckpointError, Diverged
+from common.config import did_you_mean
+from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import Batch, Loader
 from common.objectives import Objective, Terms
+from common.reuse import reuse_weights
 from common.schemas import FitConfig
 
 logger = logging.getLogger(__name__)
 
 ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
+Watch = Callable[[nn.Module, int], Mapping[str, float | None]]
+"""(model in eval mode, steps done) -> metrics."""
 
 
 class ScalarSink(Protocol):
@@ -95,6 +99,7 @@ def fit(
     stateful: Mapping[str, Stateful] | None = None,
     component_of: Callable[[str], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> FitResult:
     """Trains ``model`` in place.
 
@@ -113,6 +118,8 @@ def fit(
         stateful: Further states to keep in checkpoints, by name.
         component_of: Parameter name -> component, for norms.
         progress: Called with (steps done, steps in all).
+        watch: Evaluates the model every ``config.evaluate_every`` steps and at the last one; what
+            it returns is logged as ``evaluation/<metric>``.
 
     Raises:
         Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
@@ -147,10 +154,30 @@ def fit(
                 run.save(checkpoint, step + 1)
             if progress:
                 progress(step + 1, run.total)
+            if watch is not None and run.evaluates(step):
+                metrics = run.evaluate(watch, step, tracker)
+                if config.stop_below and below(metrics, config.stop_below):
+                    run.total = step + 1
+                    break
         run.guard(run.total - 1, final=True)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return FitResult(run.total, time.perf_counter() - started, run.last, run.peak)
+
+
+def below(metrics: Mapping[str, float | None], limits: Mapping[str, float]) -> bool:
+    """Whether every named metric is known and below its limit.
+
+    Raises:
+        ConfigError: A name is none of the metrics.
+    """
+    for name in limits:
+        if name not in metrics:
+            raise ConfigError(
+                f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
+            )
+    values = [metrics[name] for name in limits]
+    return all(v is not None and v < limits[n] for n, v in zip(limits, values, strict=True))
 
 
 @contextlib.contextmanager
@@ -226,6 +253,25 @@ class _Run:
     def saves(self, step: int) -> bool:
         return (step + 1) % self.config.checkpoint_every == 0 and step + 1 < self.total
 
+    def evaluates(self, step: int) -> bool:
+        every = self.config.evaluate_every
+        return every > 0 and ((step + 1) % every == 0 or step + 1 == self.total)
+
+    def evaluate(
+        self, watch: Watch, step: int, tracker: ScalarSink | None
+    ) -> Mapping[str, float | None]:
+        """Measures the model as it is; random streams and training mode are put back."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), reuse_weights(self.model):
+            metrics = watch(self.model.eval(), step + 1)
+        for module, training in modes:
+            module.training = training
+        if tracker is not None and self.accelerator.is_main_process:
+            known = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
+            tracker.scalars(step + 1, known)
+        return metrics
+
     def step(self, step: int) -> dict[str, float]:
         """One optimizer step; returns scalars when this step is logged."""
         rate = learning_rate(self.config, step, self.total)
@@ -233,24 +279,34 @@ class _Run:
             group["lr"] = rate
         self._measures = self.logs(step)
         sums: dict[str, Tensor] = {}
-        for _ in range(self.config.accumulation):
-            with self.accelerator.accumulate(self.prepared):
-                terms, batches = self._backward()
-                for name, value in terms.parts.items():
-                    sums[name] = sums.get(name, value.detach() * 0) + value.detach()
-                self._watch(step, terms)
-                if self.accelerator.sync_gradients:
-                    if self.logs(step):
-                        self.last = self._norms()
-                        if self._probes(step):
-                            self.last |= self._probe(batches)
-                    self._clip()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+        with self._micro_batches():
+            for _ in range(self.config.accumulation):
+                self._micro_step(step, sums)
         if not self.logs(step):
             return {}
         losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
         return {**losses, "lr": rate, **self.last}
+
+    def _micro_batches(self) -> contextlib.AbstractContextManager[None]:
+        """Micro-batches share the effective weights: the last one's forward precedes the step."""
+        several = self.config.accumulation > 1
+        return reuse_weights(self.model) if several else contextlib.nullcontext()
+
+    def _micro_step(self, step: int, sums: dict[str, Tensor]) -> None:
+        """One micro-batch, and the optimizer's step after the last of them."""
+        with self.accelerator.accumulate(self.prepared):
+            terms, batches = self._backward()
+            for name, value in terms.parts.items():
+                sums[name] = sums.get(name, value.detach() * 0) + value.detach()
+            self._watch(step, terms)
+            if self.accelerator.sync_gradients:
+                if self.logs(step):
+                    self.last = self._norms()
+                    if self._probes(step):
+                        self.last |= self._probe(batches)
+                self._clip()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
     def _backward(self) -> tuple[Terms, dict[str, Batch]]:
         batches = {part: self.loaders[part].next() for part in self.objective.parts}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful
+    from common.engine import AfterStep, FitResult, ModelForward, ScalarSink, Stateful, Watch
     from common.loading import Batch, Forward, Loader, Source
     from common.objectives import Objective
     from common.splits import ForgetSplit
@@ -84,6 +84,7 @@ class UnlearnTask:
         tracker: Where scalars go.
         checkpoint: File for mid-run checkpoints.
         progress: Called with (steps done, steps in all).
+        watch: Evaluates the model in training, for configs with ``evaluate_every``.
     """
 
     model: nn.Module
@@ -102,6 +103,7 @@ class UnlearnTask:
     tracker: ScalarSink | None = None
     checkpoint: Path | None = None
     progress: Callable[[int, int], None] | None = None
+    watch: Watch | None = None
     results: list[FitResult] = field(default_factory=list)
 
     def _guard(self, *wanted: str) -> None:
@@ -199,9 +201,15 @@ class UnlearnTask:
             stateful=stateful,
             component_of=self.component_of,
             progress=self.progress,
+            watch=self._watch(),
         )
         self.results.append(result)
         return result
+
+    def _watch(self) -> Watch | None:
+        """The watch with steps counted over all fits."""
+        watch, before = self.watch, sum(result.steps for result in self.results)
+        return watch and (lambda model, step: watch(model, before + step))
 
 
 class UnlearningMethod(ABC):
@@ -344,7 +352,16 @@ PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """The paper's vision settings in both readings of its rates (alpha_r 1e-5, alpha_f 1e-4, 500
-iterations, no clipping).  Its adapter dropout of 0.05 is not applied."""
+iterations, no clipping).  Its adapter dropout of 0.05 is not applied; see :data:`PAPER_ADAPTER`."""
+
+PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {
+    **PAPER_LITERAL,
+    "paper_dropout": {
+        **PAPER_LITERAL["paper_literal"],
+        "adapter": {"mode": "split", "dropout": 0.05},
+    },
+}
+"""The same for methods with an adapter, and ``paper_literal`` with the paper's adapter dropout."""
 
 
 class GradientMethod(UnlearningMethod):

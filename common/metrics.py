@@ -76,6 +76,25 @@ def harmonic_mean(values: Sequence[float | None]) -> float | None:
     return 0.0 if min(known) == 0 else len(known) / math.fsum(1 / value for value in known)
 
 
+@dataclass(frozen=True)
+class GapRule:
+    """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
+
+    Attributes:
+        metrics: All in one unit; AG is the mean of their absolute gaps.
+        trial: The same for tuning: nothing that reads test data.
+        title: Head of AG's column.
+        words: The formula, for legends.
+        also: Further columns derived from gaps (``ag2``, ``max_gap``, ``tow``, ``tow_mia``).
+    """
+
+    metrics: tuple[str, ...]
+    trial: tuple[str, ...]
+    title: str = "AG"
+    words: str = ""
+    also: tuple[str, ...] = ("max_gap",)
+
+
 def _all_known(values: Sequence[float | None]) -> list[float] | None:
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else None

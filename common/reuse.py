@@ -45,8 +45,8 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     the optimizer after the last forward pass.  (A change that torch counts raises; one that it
     does not count, such as fused AdamW's, would go unseen.)  The shared weights are dropped when
     the outermost block around a layer ends, also on an exception.  Threads that open a scope on
-    one model share its weights.  A graph made inside can be differentiated after the block; it
-    holds its weight until then.
+    one model share its weights.  A graph made inside can be differentiated after the block, and
+    holds its weight until then; with gradient checkpointing, differentiate inside.
 
     Args:
         model: Any module; without adapted layers nothing happens.

@@ -108,6 +108,10 @@ class FitConfig(Strict):
         log_every: Steps between logged scalars.
         probe_every: Steps between full gradient probes of frozen and trained weights by component
             (one extra forward and backward each); 0 is off.
+        evaluate_every: Steps between evaluations of the model in training (the trajectory); 0 is
+            off.  The last step is what is reported, whatever the trajectory says.
+        stop_below: Stop at the first evaluation where every metric named here is below its value
+            (such as ``forget_prob: 20``): an early-stopping rule, off by default.
     """
 
     steps: Count | None = None
@@ -127,6 +131,8 @@ class FitConfig(Strict):
     checkpoint_every: Count = 500
     log_every: Count = 10
     probe_every: Annotated[int, Field(ge=0)] = 0
+    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    stop_below: dict[str, float] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -141,6 +147,8 @@ class FitConfig(Strict):
     def _one_length(self) -> FitConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
+        if self.stop_below and not self.evaluate_every:
+            raise ValueError("stop_below needs evaluate_every")
         if self.batch_size % self.accumulation:
             raise ValueError("accumulation must divide batch_size")
         return self

@@ -206,6 +206,15 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     return np.stack(sums, axis=1) / counts[:, None], None
 
 
+def score_rows(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """(M, len(COLUMNS)) float32: the scalar scores of single predictions, logits (M, C).
+
+    Raises:
+        Diverged: A logit is NaN or infinite.
+    """
+    return _checked(_statistics(logits, labels)[0])
+
+
 def _checked(table: Tensor) -> np.ndarray:
     """The columns on the CPU, after the last one (all logits finite) was looked at."""
     array = table.cpu().numpy()

@@ -18,6 +18,8 @@ from common.errors import DataError
 from common.seeding import hash_order
 
 TRAIN_PARTS = ("forget", "retain")
+EARLIER = "earlier"
+"""The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,13 @@ class ForgetSplit:
 
     @property
     def train(self) -> np.ndarray:
-        """What Original was trained on: forget and retain together, sorted."""
-        return np.sort(np.concatenate([self.parts[part] for part in TRAIN_PARTS]))
+        """What Original was trained on: forget, retain and earlier requests together, sorted."""
+        return np.sort(np.concatenate([self.parts[part] for part in self.train_parts]))
+
+    @property
+    def train_parts(self) -> tuple[str, ...]:
+        """The parts that Original was trained on."""
+        return tuple(part for part in (*TRAIN_PARTS, EARLIER) if part in self.parts)
 
     def save(self, path: Path) -> None:
         """Writes safetensors with the name, notes and source digest as metadata."""

@@ -52,14 +52,14 @@ class Tracker:
 
 
 def read_scalars(log: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines log; of steps written twice (after a resume) the last wins."""
+    """Rows of a JSON-lines log, one per step; of what was written twice the last counts."""
     if not log.is_file():
         return []
     rows: dict[int, dict[str, Any]] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-            rows[int(row["step"])] = row
+            rows[int(row["step"])] = {**rows.get(int(row["step"]), {}), **row}
         except (json.JSONDecodeError, KeyError):
             continue  # the last line of a killed run
     return [rows[step] for step in sorted(rows)]

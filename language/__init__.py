@@ -1,7 +1,15 @@
-"""The language arm.  The registrations below are lazy."""
+"""The language arm: text, causal models, TOFU.
 
-from common.registry import METHODS
+The registrations below are lazy: nothing is imported until it is used.
+"""
 
+from common.registry import BENCHMARKS, METHODS
+
+BENCHMARKS.register(
+    "language",
+    "language.protocols:LanguageBenchmark",
+    summary="question answering about authors, some of whom are to be forgotten (TOFU)",
+)
 METHODS.register(
     "idk",
     "language.methods.refusals:IDK",

@@ -164,7 +164,6 @@ def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
     if config.gradient_checkpointing:
         # not re-entrant: adapters on a frozen model get gradients although its inputs need none
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.config.use_cache = True
     return model
 
 
@@ -281,6 +280,17 @@ def component_of(parameter_name: str) -> str:
     return "other"
 
 
+def _llama3(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+
+
 @dataclass(frozen=True)
 class ParameterShare:
     """Trainable parameters of rank-r adapters beside the parameters of the model without them."""
@@ -293,31 +303,88 @@ class ParameterShare:
         """100 * trainable / base."""
         return 100 * self.trainable / self.base
 
+    @property
+    def percent_of_all(self) -> float:
+        """100 * trainable / (base + trainable): what PEFT prints, and papers quote."""
+        return 100 * self.trainable / (self.base + self.trainable)
+
+
+_SIZES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "EleutherAI/gpt-neo-125m": ("gpt_neo", {"hidden_size": 768, "num_layers": 12}),
+    "EleutherAI/gpt-neo-1.3B": ("gpt_neo", {"hidden_size": 2048, "num_layers": 24}),
+    "EleutherAI/gpt-neo-2.7B": ("gpt_neo", {"hidden_size": 2560, "num_layers": 32}),
+    "microsoft/phi-1_5": (
+        "phi",
+        {"hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192},
+    ),
+    "meta-llama/Llama-2-7b-hf": ("llama", {}),
+    "meta-llama/Llama-2-7b-chat-hf": ("llama", {}),
+    "meta-llama/Llama-3.1-8B": ("llama", _llama3(4096, 14336, 32, 32)),
+    "meta-llama/Llama-3.1-8B-Instruct": ("llama", _llama3(4096, 14336, 32, 32)),
+    "meta-llama/Llama-3.1-70B": ("llama", _llama3(8192, 28672, 80, 64)),
+    "meta-llama/Llama-3.1-70B-Instruct": ("llama", _llama3(8192, 28672, 80, 64)),
+}
+"""Sizes of published models, so that counting needs no network; never used to run one."""
+
+
+def _architecture(config: CausalModelConfig, vocab_size: int | None) -> Any:
+    """The transformers config of a model, for shapes only."""
+    from transformers import AutoConfig
+
+    if config.name == "tiny":
+        assert isinstance(vocab_size or config.tokenizer, int), "a tiny model needs its vocabulary"
+        return _tiny(config, int(vocab_size or config.tokenizer or 0), None)
+    if config.name not in _SIZES:
+        return _fetch_config(config.name, config.revision)
+    model_type, sizes = _SIZES[config.name]
+    heads: dict[str, Any] = {}
+    if model_type == "gpt_neo":
+        kinds = [[["global", "local"], sizes["num_layers"] // 2]]
+        heads = {"attention_types": kinds, "num_heads": sizes["hidden_size"] // 64}
+    return AutoConfig.for_model(model_type, **sizes, **heads)
+
 
 def count_targets(
-    architecture: Any, rank: int, *, placement: str = "mlp", targets: Sequence[str] | None = None
+    config: CausalModelConfig,
+    rank: int,
+    *,
+    placement: str = "mlp",
+    targets: Sequence[str] | None = None,
+    vocab_size: int | None = None,
 ) -> ParameterShare:
-    """Counts adapters on a model without allocating or loading a weight (meta device).
+    """Counts adapters on a model without allocating or fetching a weight (meta device).
 
     Args:
-        architecture: A transformers config, such as ``AutoConfig.from_pretrained`` gives.
+        config: Which model; the sizes of the paper's models are known without a network.
         rank: Of the adapters.
         placement: Which patterns of the architecture are adapted.
         targets: Patterns that replace them.
+        vocab_size: Of a tiny model, where it is not the size of the tokenizer to train.
 
     Returns:
         sum of rank * (inputs + outputs) over the matched layers, and the parameters of the model
         (a tied head counts once).
+
+    Raises:
+        ConfigError: No layer matches.
+        DataError: The config of an unknown model cannot be fetched.
     """
     from transformers import AutoModelForCausalLM
 
+    architecture = _architecture(config, vocab_size)
     patterns = targets or targets_of(architecture.model_type).get(placement, ())
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(architecture)
+        model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     model.tie_weights()
-    trainable = sum(
-        rank * (layer.in_features + layer.out_features)
+    layers = [
+        layer
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and any(fnmatch.fnmatch(name, p) for p in patterns)
-    )
+    ]
+    if not layers:
+        raise ConfigError(
+            f"model {config.name}: no layer of a {architecture.model_type} for placement"
+            f" {placement}; give targets"
+        )
+    trainable = rank * sum(layer.in_features + layer.out_features for layer in layers)
     return ParameterShare(trainable, sum(p.numel() for p in model.parameters()))

@@ -53,7 +53,7 @@ class Encoder:
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[str, list[int]] = {}
         self._pairs: dict[tuple[str, str], Encoded] = {}
-        self._anchor: tuple[str, list[int]] | None = None
+        self._anchors: dict[str, list[int]] = {}
 
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
         self.calls += 1
@@ -74,15 +74,18 @@ class Encoder:
         own space before a text (LLaMA-2's) would else double it.
         """
         if answer not in self._answers:
-            if self._anchor is None:
-                tail = self.template.after[-1]
-                self._anchor = tail, self._tokens(tail)
-            tail, anchor = self._anchor
-            text = self.template.lead + answer
-            ids = self._tokens(tail + text)
-            alone = ids[: len(anchor)] != anchor
-            self._answers[answer] = self._tokens(text) if alone else ids[len(anchor) :]
+            self._answers[answer] = self._continuation(self.template.lead + answer)
         return self._answers[answer]
+
+    def _continuation(self, text: str) -> list[int]:
+        for tail in (self.template.after[-1], "\n"):  # a tail may merge with what follows it
+            if tail not in self._anchors:
+                self._anchors[tail] = self._tokens(tail)
+            anchor = self._anchors[tail]
+            ids = self._tokens(tail + text)
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :]
+        return self._tokens(text)
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Prompt and answer; a plain text (empty question) is predicted from its second token."""
@@ -103,7 +106,8 @@ class Encoder:
         if self.template.style == "clean" or self.template.special:
             prompt = self.prompt(question)
             ids = [*prompt, *self.answer(answer), self.end]
-            return self._cut(ids), len(prompt)
+            uncut = self.template.style == "openunlearning"  # its chat branch does not cut
+            return (ids if uncut else self._cut(ids)), len(prompt)
         prompt = self.prompt(question)
         text = self.template.prompt(question) + self.template.lead + answer
         whole = self._tokens(text, special=True)
@@ -117,6 +121,12 @@ class Encoder:
         if len(ids) <= self.max_length:
             return ids
         self.truncated += 1
+        if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
+            logger.warning(
+                "%d text(s) so far are longer than data.max_length %d tokens; their ends are cut",
+                self.truncated,
+                self.max_length,
+            )
         return ids[: self.max_length]
 
 
@@ -171,6 +181,15 @@ class TextSource:
         text = repr((self._base_digest, sorted(self._replaced.items())))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def hidden_id(self) -> int | None:
+        """Token that style openunlearning hides from attention wherever it stands: the end token.
+
+        That code pads with it and then derives the mask from the ids, so the end tokens inside
+        LLaMA-3's prompt vanish too.  None for the other styles.
+        """
+        return self.encoder.end if self.template.style == "openunlearning" else None
+
     def with_answers(self, answers: Mapping[int, str]) -> TextSource:
         """The same questions with other answers at some indices; shares the memory of texts."""
         other = TextSource.__new__(TextSource)
@@ -200,14 +219,7 @@ class TextSource:
         Raises:
             DataError: No label is left within the length limit.
         """
-        before = self.encoder.truncated
-        encoded = self.encoder.encode(question, answer)
-        if before == 0 and self.encoder.truncated:
-            logger.warning(
-                "texts are cut at data.max_length %d tokens; the encoder counts how many",
-                self.encoder.max_length,
-            )
-        return encoded
+        return self.encoder.encode(question, answer)
 
     def encode_index(self, index: int) -> Encoded:
         """Token ids of the item at ``index``, with its replaced answer if it has one."""
@@ -225,11 +237,15 @@ class TextSource:
             See :func:`collate`.
         """
         pairs = [self.encode_index(index) for index in indices.tolist()]
-        return collate(pairs, indices, device=self.device)
+        return collate(pairs, indices, device=self.device, hidden_id=self.hidden_id)
 
 
 def collate(
-    pairs: Sequence[Encoded], indices: Tensor, *, device: torch.device | str = "cpu"
+    pairs: Sequence[Encoded],
+    indices: Tensor,
+    *,
+    device: torch.device | str = "cpu",
+    hidden_id: int | None = None,
 ) -> Batch:
     """Right-padded batch of N pairs; L is the longest sequence, A the most labels.
 
@@ -237,6 +253,7 @@ def collate(
         pairs: Token ids.
         indices: (N,) int64, where the pairs sit in their source.
         device: Of the batch.
+        hidden_id: Leave this token out of the attention mask (:attr:`TextSource.hidden_id`).
 
     Returns:
         Inputs ``input_ids`` (N, L) padded with 0, ``attention_mask`` (N, L) and ``positions``
@@ -251,7 +268,7 @@ def collate(
     for row, pair in enumerate(pairs):
         total, count = len(pair.ids), len(pair.ids) - pair.start
         ids[row, :total] = pair.ids
-        mask[row, :total] = 1
+        mask[row, :total] = 1 if hidden_id is None else pair.ids != hidden_id
         positions[row, :count] = np.arange(pair.start - 1, total - 1)
         labels[row, :count] = pair.labels
     inputs = {"input_ids": ids, "attention_mask": mask, "positions": positions}

@@ -217,6 +217,11 @@ def _checked(rows: list[Row] | None, name: str, count: int, origin: str) -> list
         raise DataError(f"{origin}: {name}.jsonl is missing; fetch it from {REPOSITORY}")
     if len(rows) != count:
         raise DataError(f"{origin}: {name} has {len(rows)} rows instead of {count}; fetch it again")
+    wrong = {len(row.get("perturbed_answer") or ()) for row in rows}
+    if name.endswith("_perturbed") and (len(wrong) != 1 or 0 in wrong):
+        raise DataError(
+            f"{origin}: {name} has rows with {sorted(wrong)} perturbed answers; fetch it again"
+        )
     return rows
 
 

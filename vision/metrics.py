@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from common.metrics import MetricSpec
+from common.metrics import GapRule, MetricSpec
 
 if TYPE_CHECKING:
     from common.scores import Scores
@@ -71,6 +71,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "test_loss", "reference", "test loss", unit="nats", doc="mean cross-entropy on test"
     ),
+)
+
+GAP = GapRule(
+    metrics=("ua", "ra", "ta", "mia"),
+    trial=("ua", "ra", "va", "mia_validation"),
+    title="AG4",
+    words="AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA.",
+    also=("ag2", "max_gap", "tow", "tow_mia"),
 )
 
 ACCURACIES = {

@@ -16,7 +16,7 @@ from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
 from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
-from vision.metrics import METRICS, vision_metrics
+from vision.metrics import GAP, METRICS, vision_metrics
 from vision.schemas import DataConfig, ModelConfig, ScenarioConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.loading import Batch
-    from common.metrics import MetricSpec
+    from common.metrics import GapRule, MetricSpec
     from common.scores import Scores
     from common.splits import ForgetSplit
     from vision.data import ImageSource
@@ -75,6 +75,7 @@ class VisionBenchmark(Benchmark):
 
     version = 1
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    gap: ClassVar[GapRule] = GAP
     Config = VisionConfig
     config: VisionConfig
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from common.errors import DataError
 from common.seeding import hash_order
-from common.splits import ForgetSplit, class_forget, random_forget
+from common.splits import EARLIER, ForgetSplit, class_forget, random_forget
 from vision.data import ImageSource
 from vision.schemas import ScenarioConfig
 
@@ -61,11 +61,14 @@ def _split(
 def _class_split(source: ImageSource, scenario: ScenarioConfig, seed: int) -> ForgetSplit:
     classes = forgotten_classes(scenario, source.num_classes, seed)
     train = source.train_pool
+    gone = scenario.earlier_classes
     parts = {"forget": class_forget(train, source.labels, classes)}
-    parts["retain"] = np.setdiff1d(train, parts["forget"])
+    if gone:
+        parts[EARLIER] = class_forget(train, source.labels, gone)
+    parts["retain"] = np.setdiff1d(train, class_forget(train, source.labels, (*classes, *gone)))
     for part, pool in (("validation", source.validation_pool), ("test", source.test_pool)):
         parts[f"{part}_forget"] = class_forget(pool, source.labels, classes)
-        parts[part] = np.setdiff1d(pool, parts[f"{part}_forget"])
+        parts[part] = np.setdiff1d(pool, class_forget(pool, source.labels, (*classes, *gone)))
     named = ", ".join(f"{label} ({source.class_names[label]})" for label in classes)
     noun = "class" if len(classes) == 1 else "classes"
     label = f"class-{classes[0]}" if len(classes) == 1 else scenario.label
@@ -75,9 +78,10 @@ def _class_split(source: ImageSource, scenario: ScenarioConfig, seed: int) -> Fo
 def forgotten_classes(scenario: ScenarioConfig, num_classes: int, seed: int) -> tuple[int, ...]:
     """Class ids: those listed, else class (3 + seed) mod C, else K classes by hash order."""
     if scenario.classes is not None:
-        if max(scenario.classes) >= num_classes:
+        highest = max(*scenario.classes, *scenario.earlier_classes, 0)
+        if highest >= num_classes:
             raise DataError(
-                f"scenario.classes: {max(scenario.classes)} is not one of the {num_classes}"
+                f"scenario.classes: {highest} is not one of the {num_classes}"
                 f" classes 0 to {num_classes - 1}"
             )
         return tuple(sorted(scenario.classes))

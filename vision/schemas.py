@@ -193,12 +193,15 @@ class ScenarioConfig(Strict):
         classes: The class ids to forget (only for ``class``).
         num_classes: How many classes to forget, chosen by the seed (only for ``class``, when
             ``classes`` is absent); 1 when absent.
+        earlier_classes: Class ids that earlier requests forgot (with ``classes``, in a suite that
+            comes ``after`` another).
     """
 
     kind: Literal["random", "class", "confusing", "memorised"] = "random"
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     classes: tuple[Amount, ...] | None = None
     num_classes: Count | None = None
+    earlier_classes: tuple[Amount, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -211,6 +214,10 @@ class ScenarioConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> ScenarioConfig:
+        if self.earlier_classes and self.classes is None:
+            raise ValueError("earlier_classes: give the classes of this request too")
+        if set(self.earlier_classes) & set(self.classes or ()):
+            raise ValueError("earlier_classes: a class of this request is among them")
         if self.kind != "class":
             if self.classes is not None or self.num_classes is not None:
                 raise ValueError(

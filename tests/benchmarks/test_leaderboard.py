@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.leaderboard import FLOOR, make_leaderboard
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
 from common.errors import DataError
+from common.scores import COLUMNS, Scores, save_scores
 from common.stages import StageStore
+from vision.protocols import VisionBenchmark
+
+SCORES = "scores.safetensors"
 
 # label -> seed -> (FA, RA, TA, MIA); "retrain*" is the second Retrain
 TABLE = {
@@ -27,6 +32,11 @@ def board_of(hand_made, tmp_path):
     return build
 
 
+def one_score(value):
+    columns = {name: np.array([value], dtype=np.float32) for name in COLUMNS}
+    return Scores(indices=np.array([0]), **columns)
+
+
 def row(board, label):
     return next(row for row in board.rows if row.label == label)
 
@@ -40,8 +50,8 @@ def test_signed_gaps_and_ag_per_seed_then_mean(board_of):
     assert gd.gaps["mia"].mean == pytest.approx((-3 + 4) / 2)
     # seed 1: (2 + 2 + 1 + 3) / 4, seed 2: (2 + 0 + 0 + 4) / 4; the AG of the mean would be less
     assert gd.ag_per_seed == {1: pytest.approx(2.0), 2: pytest.approx(1.5)}
-    assert gd.derived["ag4"].mean == pytest.approx(1.75)
-    assert gd.derived["ag4"].std == pytest.approx(0.5 / 2**0.5)
+    assert gd.derived["ag"].mean == pytest.approx(1.75)
+    assert gd.derived["ag"].std == pytest.approx(0.5 / 2**0.5)
     assert gd.derived["ag2"].mean == pytest.approx(((1 + 3) / 2 + (0 + 4) / 2) / 2)
     assert gd.derived["max_gap"].mean == pytest.approx((3 + 4) / 2)
     tow = (0.98 * 0.98 * 0.99 + 0.98) / 2
@@ -49,7 +59,7 @@ def test_signed_gaps_and_ag_per_seed_then_mean(board_of):
     tow_mia = (0.97 * 0.98 * 0.99 + 0.96) / 2
     assert gd.derived["tow_mia"].mean == pytest.approx(tow_mia)
     assert gd.metrics["ta"].mean == pytest.approx(89.5)
-    assert row(board, "retrain").derived["ag4"].mean == 0
+    assert row(board, "retrain").derived["ag"].mean == 0
 
 
 def test_floor_row_and_separability(board_of):
@@ -94,21 +104,21 @@ def test_all_seeds_diverged_leave_no_number(board_of):
     gd = row(board, "gd")
     assert (gd.metrics, gd.gaps, gd.derived, gd.ag_per_seed) == ({}, {}, {}, {})
     assert sorted(gd.diverged) == [1, 2]
-    assert row(board, "gd_sine").derived["ag4"].n == 2, "other rows are not touched"
+    assert row(board, "gd_sine").derived["ag"].n == 2, "other rows are not touched"
 
 
 def test_a_diverged_retrain_drops_its_seed_for_all(board_of):
     board = board_of({**TABLE, "retrain": {1: None, 2: (82, 98, 90, 28)}})
     gd = row(board, "gd")
     assert gd.ag_per_seed == {2: pytest.approx(1.5)}
-    assert gd.derived["ag4"].mean == pytest.approx(1.5) and gd.gaps["mia"].mean == 4
+    assert gd.derived["ag"].mean == pytest.approx(1.5) and gd.gaps["mia"].mean == 4
     assert board.floor.per_seed == (None, pytest.approx(0.5))
 
 
 def test_an_undefined_metric_gives_no_summary(board_of):
     board = board_of({**TABLE, "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)}})
     gd = row(board, "gd")
-    assert "mia" not in gd.metrics and "ag4" not in gd.derived
+    assert "mia" not in gd.metrics and "ag" not in gd.derived
     assert gd.metrics["fa"].n == 2 and gd.derived["tow"].n == 2
     assert gd.ag_per_seed == {2: pytest.approx(1.5)}
 
@@ -191,3 +201,26 @@ def test_tuning_is_shown(tiny_suite, put_record, tmp_path):
     assert (row(board, "gd").trials, row(board, "gd").chosen) == (2, {"lr": 0.002})
     assert row(board, "gd_lora").chosen == {"adapter.rank": 4}
     assert (row(board, "retrain").chosen, row(board, "original").trials) == ({}, 0)
+
+
+def test_metrics_against_retrain_are_derived_from_both_models_scores(hand_made, tmp_path):
+    """A benchmark's ``compare`` reads stored scores when the table is made; nothing is written."""
+    suite, store = hand_made(tmp_path, TABLE)
+    for number, result in enumerate(make_plan(suite, store).results):
+        scores = one_score(float(number))
+        save_scores({"forget": scores}, store.folder("evaluate", result.stage.key) / SCORES)
+    before = {path: path.read_bytes() for path in store.root.rglob("record.json")}
+    plain = make_leaderboard(suite, store)
+
+    def compare(cls, config, scores, reference):
+        assert config.data.name == "digits"
+        return {"mia_auc": float(scores["forget"].loss[0] - reference["forget"].loss[0])}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisionBenchmark, "compare", classmethod(compare))
+        board = make_leaderboard(suite, store)
+    assert "mia_auc" not in row(plain, "gd").metrics
+    assert row(board, "retrain").metrics["mia_auc"].mean == 0
+    assert row(board, FLOOR).metrics["mia_auc"].mean != 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert all("mia_auc" in record.metrics for _, record in board.records)

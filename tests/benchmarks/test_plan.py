@@ -17,6 +17,7 @@ from common.records import RunRecord
 from common.registry import BENCHMARKS
 from common.splits import ForgetSplit
 from common.stages import StageStore
+from vision.metrics import GAP
 
 KINDS = {"split", "original", "retrain", "unlearn", "evaluate"}
 ROWS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}
@@ -240,9 +241,9 @@ def record(metrics, status="ok"):
 def test_trial_gap_reads_validation_only():
     target = record({**trial_metrics(0.0), "ta": 50.0, "mia": 10.0})
     ours = record({**trial_metrics(4.0, ra=88, va=81, mia=45), "ta": 0.0, "mia": 99.0})
-    assert trial_gap(ours, target) == pytest.approx((4 + 2 + 1 + 5) / 4)
-    assert trial_gap(record({}, "diverged"), target) == math.inf
-    assert trial_gap(record({"fa": 1.0}), target) == math.inf
+    assert trial_gap(ours, target, GAP) == pytest.approx((4 + 2 + 1 + 5) / 4)
+    assert trial_gap(record({}, "diverged"), target, GAP) == math.inf
+    assert trial_gap(record({"fa": 1.0}), target, GAP) == math.inf
 
 
 def test_a_damaged_trial_record_is_one_clear_error(plan_of, store, put_record):

@@ -179,9 +179,9 @@ def test_json_is_strict_and_complete(board):
     data = strict(json.dumps(render.to_json(board), allow_nan=False))
     rows = {row["row"] if "row" in row else row["label"]: row for row in data["rows"]}
     assert list(rows) == [row.label for row in board.rows]
-    assert rows["gd"]["derived"]["ag4"]["mean"] == 1.75
+    assert rows["gd"]["derived"]["ag"]["mean"] == 1.75
     assert rows["gd"]["gaps"]["ra"]["mean"] == -1.0
-    assert rows["gd"]["ag4_per_seed"] == {"1": 2.0, "2": 1.5}
+    assert rows["gd"]["ag_per_seed"] == {"1": 2.0, "2": 1.5}
     assert list(rows["gd_sine"]["diverged"]) == ["1"]
     assert rows["gd_ball"]["derived"] == {}
     assert data["floor"]["per_seed"] == [0.5, 0.5] and data["complete"] is True

@@ -192,7 +192,7 @@ def test_divergence_is_a_status(filled, label):
     line = next(x for x in filled.done["class"].out.splitlines() if x.split()[:1] == [label])
     assert "1 (1 diverged)" in line
     others = [row for row in board.rows if not row.label.startswith(("gd_bad", "gd_capped"))]
-    assert all(row.derived["ag4"].n == 1 for row in others)
+    assert all(row.derived["ag"].n == 1 for row in others)
 
 
 def test_adapters_are_stored_small_and_evaluated_merged(filled):
@@ -295,7 +295,7 @@ def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_su
     report = json.loads((copied.store / "suites/tuned/leaderboard.json").read_text())
     gd = next(row for row in report["rows"] if "gd" in row.values())
     assert gd["chosen"] == {"lr": 1e-4} and gd["trials"] == 2, "the trial at 1e6 diverged"
-    assert gd["seeds"] == [1] and gd["derived"]["ag4"]["n"] == 1
+    assert gd["seeds"] == [1] and gd["derived"]["ag"]["n"] == 1
     trials = [
         RunRecord.load(path)
         for path in (copied.store / "stages").glob("evaluate-*/record.json")

@@ -13,7 +13,7 @@ from torch import nn
 
 from common.adapters import adapted_layers, attach, detach
 from common.engine import fit, learning_rate, total_steps
-from common.errors import CheckpointError, Diverged
+from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import ChainedLoader, RelabelledLoader
 from common.objectives import CrossEntropy, GradientDifference, Terms
 from common.schemas import AdapterConfig, FitConfig
@@ -646,3 +646,48 @@ def test_two_fits_of_one_model_with_different_precision(tiny, run):
     with torch.no_grad():
         model.head.bias.add_(1.0)
     assert not torch.equal(twin(torch.zeros(2, 6)), model(torch.zeros(2, 6)))
+
+
+# Evaluation in training --------------------------------------------------------------------------
+
+
+class Noisy:
+    """A watch that draws from the global stream and looks at the model's mode."""
+
+    def __init__(self, metrics=lambda step: {"forget_prob": 100.0 - step}):
+        self.metrics, self.seen = metrics, []
+
+    def __call__(self, model, step):
+        assert not any(module.training for module in model.modules())
+        torch.rand(3)
+        self.seen.append(step)
+        return self.metrics(step)
+
+
+def test_watching_changes_nothing(tiny, run, source):
+    models = []
+    for watch in (None, Noisy()):
+        model = tiny.net()
+        every = 0 if watch is None else 2
+        run(model, small(evaluate_every=every), watch=watch)
+        models.append(model)
+    assert tiny.same(*models)
+    assert watch.seen == [2, 4, 6] and models[0].training == models[1].training
+
+
+def test_the_last_step_is_always_evaluated_and_logged(tiny, run):
+    watch, sink = Noisy(), Sink()
+    run(tiny.net(), small(steps=5, evaluate_every=3), watch=watch, tracker=sink)
+    assert watch.seen == [3, 5]
+    assert sink.rows[5] == {"evaluation/forget_prob": 95.0}
+
+
+def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
+    watch = Noisy(lambda step: {"forget_prob": 100.0 - step, "mu": 5.0 if step > 3 else None})
+    config = small(evaluate_every=1, stop_below={"forget_prob": 98.5, "mu": 6})
+    assert run(tiny.net(), config, watch=watch).steps == 4
+    unknown = small(evaluate_every=1, stop_below={"forget_porb": 1.0})
+    with pytest.raises(ConfigError, match=r"forget_porb.*forget_prob"):
+        run(tiny.net(), unknown, watch=Noisy())
+    with pytest.raises(ValueError, match="needs evaluate_every"):
+        small(stop_below={"mu": 1.0})

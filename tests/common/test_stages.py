@@ -264,7 +264,7 @@ def test_a_resumed_log_goes_on_after_a_torn_line(tmp_path):
     rows = read_scalars(log)
     assert rows == [
         {"step": 1, "loss": 1.0},
-        {"step": 2, "loss": 0.25},
+        {"step": 2, "loss": 0.25, "bad": None},
         {"step": 3, "loss": 0.1},
     ]
     assert read_scalars(tmp_path / "none") == []

@@ -1,0 +1,121 @@
+"""Probabilities and truth ratios from answer losses, in the conventions of three code bases.
+
+With L the mean loss per token of an answer (nats), Lc that of the right answer (its paraphrase,
+where the data have one) and Lw the mean of the wrong answers' L, the truth ratio of a sample is
+``r = exp(Lc - Lw)``: wrong over right.  The TOFU paper writes an arithmetic mean over the wrong
+answers' probabilities; its code, its published logs and every later code base take the geometric
+one, and so do we, in all styles.
+
+Styles:
+    ``clean`` and ``tofu``: exp(Lc - Lw) in log space, as the original aggregation code does.
+    ``openunlearning``: exp(-Lw) / (exp(-Lc) + 1e-10).  For a collapsed model (L above 20) the
+        1e-10 outweighs the probability, and r tends to 0 whatever the truth is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from language.schemas import Style
+
+Truth = Literal["ratio", "mass"]
+Columns = Mapping[str, np.ndarray]
+"""Per-sample measurements of one part; see :func:`language.scoring.score_parts`."""
+
+EPSILON = 1e-10
+"""What the peer adds to denominators."""
+
+
+def compared(columns: Columns) -> np.ndarray:
+    """(N,) bool: which samples have wrong answers to compare with."""
+    if "perturbed_loss" not in columns:
+        return np.zeros(len(columns["answer_loss"]), dtype=bool)
+    if "perturbed_count" in columns:
+        return np.asarray(columns["perturbed_count"]) > 0
+    return np.full(len(columns["answer_loss"]), columns["perturbed_loss"].shape[1] > 0)
+
+
+def losses(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Lc and Lw, (M,) float64 each, of the M samples that have wrong answers."""
+    rows = compared(columns)
+    right = np.asarray(columns["paraphrase_loss"], dtype=np.float64)[rows]
+    wrong, present = _wrong(columns, rows)
+    return right, (wrong * present).sum(axis=1) / present.sum(axis=1)
+
+
+def _wrong(columns: Columns, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(M, K) losses of wrong answers and which of them exist."""
+    wrong = np.asarray(columns["perturbed_loss"], dtype=np.float64)[rows]
+    if "perturbed_count" not in columns:
+        return wrong, np.ones_like(wrong, dtype=bool)
+    return wrong, np.arange(wrong.shape[1]) < np.asarray(columns["perturbed_count"])[rows, None]
+
+
+def probabilities(columns: Columns) -> np.ndarray:
+    """(N,) exp(-L) of the answer: the geometric mean of its token probabilities."""
+    return np.exp(-np.asarray(columns["answer_loss"], dtype=np.float64))
+
+
+def normalised_probabilities(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) p / (p + sum of the wrong answers' p), p = exp(-L): 'probability with options'."""
+    rows = compared(columns)
+    right = np.asarray(columns["answer_loss"], dtype=np.float64)[rows]
+    wrong, present = _wrong(columns, rows)
+    if style == "openunlearning":
+        p, others = np.exp(-right), (np.exp(-wrong) * present).sum(axis=1)
+        return p / (p + others + EPSILON)
+    least = np.minimum(right, np.where(present, wrong, np.inf).min(axis=1))
+    others = (np.exp(least[:, None] - wrong) * present).sum(axis=1)
+    p = np.exp(least - right)
+    return p / (p + others)
+
+
+def log_truth_ratios(columns: Columns) -> np.ndarray:
+    """(M,) Lc - Lw = log r, exact however unlikely the answers are."""
+    right, wrong = losses(columns)
+    return right - wrong
+
+
+def truth_ratios(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) r = P(wrong) / P(right)."""
+    if style != "openunlearning":
+        with np.errstate(over="ignore"):
+            return np.exp(log_truth_ratios(columns))
+    right, wrong = losses(columns)
+    return np.exp(-wrong) / (np.exp(-right) + EPSILON)
+
+
+def tested(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) what the Kolmogorov-Smirnov test compares: r, or log r, which has the same ranks."""
+    if style == "openunlearning":
+        return truth_ratios(columns, style)
+    return log_truth_ratios(columns)
+
+
+def closeness(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) min(r, 1/r): 1 where right and wrong are equally likely; the forget set's aggregate."""
+    if style != "openunlearning":
+        return np.exp(-np.abs(log_truth_ratios(columns)))
+    ratios = truth_ratios(columns, style)
+    return np.minimum(ratios, 1 / (ratios + EPSILON))
+
+
+def preference(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) max(0, 1 - r): how clearly the right answer is preferred; all other sets' aggregate."""
+    if style != "openunlearning":
+        return np.maximum(0.0, -np.expm1(np.minimum(log_truth_ratios(columns), 0.0)))
+    return np.maximum(0.0, 1 - truth_ratios(columns, style))
+
+
+def mass(columns: Columns, style: Style) -> np.ndarray:
+    """(M,) P(right) / (P(right) + P(wrong)): the definition of arXiv 2506.12618, an option."""
+    right, wrong = losses(columns)
+    if style == "openunlearning":
+        p = np.exp(-right)
+        return p / (p + np.exp(-wrong) + EPSILON)
+    from scipy.special import expit
+
+    return expit(wrong - right)

@@ -1,0 +1,264 @@
+"""The language benchmark: questions and answers, a causal model, a request, TOFU's metrics.
+
+TOFU, its small settings and the embedded authors are configs of this one benchmark, in
+``benchmarks/suites``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from common.benchmark import Benchmark, Runtime, pick_device
+from common.config import Strict
+from common.metrics import GapRule
+from common.schemas import Count, FitConfig
+from common.seeding import derive, hash_order
+from language.evaluation import TofuEvaluation
+from language.metrics.tofu import GAP_METRICS, METRICS, tofu_compare, tofu_metrics
+from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from common.loading import Batch
+    from common.metrics import MetricSpec
+    from common.scores import Scores
+    from common.splits import ForgetSplit
+    from language.text import TextSource
+
+GAP = GapRule(
+    metrics=GAP_METRICS,
+    trial=("forget_prob", "forget_truth_ratio", "retain_prob", "retain_truth_ratio"),
+    title="AG6",
+    words="AG6 = mean |gap| over probability, ROUGE-L and truth ratio on forget and on retain; FQ "
+    "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
+    also=("max_gap",),
+)
+
+
+class EvaluationConfig(TofuEvaluation):
+    """How models are measured: TOFU's conventions, and on how much of the retain set.
+
+    Attributes:
+        retain_samples: Score at most this many retained rows that have wrong answers to compare
+            with (hash-ordered draw); all of them when absent.
+    """
+
+    retain_samples: Count | None = None
+
+
+class LanguageConfig(Strict):
+    """One language protocol.
+
+    Attributes:
+        data: Which questions and answers.
+        model: Which causal language model.
+        scenario: What is forgotten.
+        train: Recipe of Original and Retrain.
+        evaluation: How models are measured.
+        minimum_train_accuracy: An Original that predicts fewer of its training answers' tokens
+            than this (percent, teacher forced) is not unlearned.
+    """
+
+    data: TextDataConfig = TextDataConfig()
+    model: CausalModelConfig = CausalModelConfig()
+    scenario: TextScenarioConfig = TextScenarioConfig()
+    train: FitConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
+
+
+class LanguageBenchmark(Benchmark):
+    """Fictitious authors under forgetting requests (see the module docstring)."""
+
+    version = 1
+    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    gap: ClassVar[GapRule] = GAP
+    Config = LanguageConfig
+    config: LanguageConfig
+
+    @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """Text, tokens and scenario for splits; text, model and recipe for training."""
+        text = {"data": config.data, "model": config.model}
+        if kind == "split":
+            return {**text, "scenario": config.scenario}
+        if kind == "train":
+            return {**text, "train": config.train}
+        assert kind == "evaluate", kind
+        return {"evaluation": config.evaluation}
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """Forget quality and privacy leakage."""
+        evaluation = config.evaluation
+        return tofu_compare(
+            scores, reference, style=evaluation.style, fq_reference=evaluation.fq_reference
+        )
+
+    def __init__(self, config: Any, runtime: Runtime):
+        super().__init__(config, runtime)
+        import torch
+
+        self.device = torch.device(pick_device(runtime.device))
+
+    @property
+    def scenario(self) -> str:
+        """``authors``: what is forgotten are all questions about some authors."""
+        return "authors"
+
+    @cached_property
+    def source(self) -> TextSource:
+        """The text as token ids, tokenised once per process."""
+        from language.templates import make_template
+        from language.text import TextSource
+        from language.tofu import load_corpus
+        from language.tokenizers import load_tokenizer
+
+        corpus = load_corpus(self.config.data, self.runtime.data_root)
+        return TextSource(
+            corpus,
+            load_tokenizer(self.config.model, corpus),
+            make_template(self.config.model.template, self.config.model.style),
+            max_length=self.config.data.max_length,
+            device=self.device,
+        )
+
+    @property
+    def provenance(self) -> str:
+        """Where the text came from."""
+        return self.source.provenance
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Entries of the model's vocabulary."""
+        return int(self.blank().get_input_embeddings().num_embeddings)
+
+    @property
+    def recipe(self) -> FitConfig:
+        """The training recipe."""
+        return self.config.train
+
+    @cached_property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Linear layers of the architecture."""
+        from language.models import targets_of
+
+        return targets_of(self.blank().config.model_type)
+
+    @property
+    def head(self) -> Sequence[str]:
+        """The output layer; tied to the embeddings where the model says so."""
+        from language.models import HEAD
+
+        return HEAD
+
+    @property
+    def minimum_train_accuracy(self) -> float:
+        """The gate."""
+        return self.config.minimum_train_accuracy
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples per forward where nothing but a loss is wanted."""
+        return 32
+
+    def split(self, seed: int) -> ForgetSplit:
+        """See :func:`language.scenarios.make_split`."""
+        from language.scenarios import make_split
+
+        return make_split(self.source, self.config.scenario, seed)
+
+    def build(self, seed: int) -> nn.Module:
+        """A fresh model, or a pretrained one."""
+        from language.models import build_model
+
+        return self._placed(
+            build_model(
+                self.config.model,
+                self.source.vocab_size,
+                derive(seed, "init"),
+                end=self.source.encoder.end,
+            )
+        )
+
+    def blank(self) -> nn.Module:
+        """The architecture, without fetching weights."""
+        from language.models import blank_model
+
+        return self._placed(
+            blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
+        )
+
+    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+        """The checkpoint that ``model.original`` or ``model.retrain`` names."""
+        from language.models import load_published
+
+        model = self.config.model
+        name = model.original
+        if role == "retrain":
+            name = (model.retrain or {}).get(self.config.scenario.label)
+        if name is None:
+            return None
+        return self._placed(load_published(model, name, self.source.vocab_size))
+
+    def _placed(self, model: Any) -> Any:
+        return model if self.config.model.device_map else model.to(self.device)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, A, V) logits at the answers' positions."""
+        from language.models import causal_forward
+
+        return causal_forward(model, batch)
+
+    def component_of(self, name: str) -> str:
+        """mlp, attention, head or other."""
+        from language.models import component_of
+
+        return component_of(name)
+
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Everything, retain subsampled; a trial has no held-out sets."""
+        import numpy as np
+
+        chosen = dict(split.parts)
+        if trial:
+            chosen = {k: v for k, v in chosen.items() if not k.startswith(("test", "holdout"))}
+        chosen["retain"] = self._retain_sample(chosen["retain"], seed)
+        return {name: np.asarray(ids) for name, ids in chosen.items() if len(ids)}
+
+    def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:
+        """Retained rows that have wrong answers to compare with, at most as many as configured."""
+        import numpy as np
+
+        items = self.source.corpus.items
+        comparable = np.array([index for index in retain if items[index].perturbed], dtype=np.int64)
+        pool = comparable if len(comparable) else retain
+        limit = self.config.evaluation.retain_samples
+        if limit is not None and len(pool) > limit:
+            pool = hash_order(pool, seed, "retain-eval")[:limit]
+        return np.sort(pool)
+
+    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
+        """One pass over all parts together; texts are generated where test sets are scored."""
+        from language.scoring import score_parts
+
+        trial = not any(name.startswith("test") for name in parts)
+        model.eval()
+        return score_parts(model, self.source, parts, self.config.evaluation, trial=trial)
+
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """See :func:`language.metrics.tofu.tofu_metrics`."""
+        for part in scores.values():
+            part.check_finite()
+        evaluation = self.config.evaluation
+        return tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)

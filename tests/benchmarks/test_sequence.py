@@ -1,0 +1,107 @@
+"""Requests in sequence: a suite that starts from what another one left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite
+from common.adapters import detach, load_adapter
+from common.benchmark import Runtime
+from common.checkpoints import WEIGHTS, load_weights
+from common.records import RunRecord
+from common.scores import load_scores
+from common.splits import ForgetSplit
+from common.stages import StageStore
+from vision.protocols import VisionBenchmark
+
+ROWS = {"original": None, "retrain": None, "gd_lora": None, "gd": None}
+FIRST = {"kind": "class", "num_classes": None, "classes": [3]}
+SECOND = {**FIRST, "classes": [5], "earlier_classes": [3]}
+
+
+@pytest.fixture
+def sequence(tiny_suite, tmp_path):
+    common = {"methods": ROWS, "defaults": {"steps": 3}, "retrains": 1, "seeds": [1]}
+    tiny_suite(tmp_path, suite="first", protocol={"scenario": FIRST}, **common)
+    return tiny_suite(
+        tmp_path, suite="second", protocol={"scenario": SECOND}, after="first.yaml", **common
+    )
+
+
+def stages_of(path, store):
+    results = make_plan(load_suite(str(path)), store).results
+    return {result.label: result.stage for result in results}
+
+
+def test_every_row_goes_on_from_its_own_model(sequence, tmp_path):
+    store = StageStore(tmp_path / "store")
+    evaluated = stages_of(sequence, store)
+    models = {label: stage.parents["model"] for label, stage in evaluated.items()}
+    for label in ("gd_lora", "gd"):
+        start = models[label].parents["original"]
+        assert start.kind == "unlearn" and start.spec["method"] == label
+        assert start.parents["original"].key == models["original"].key, "one Original for all"
+        assert start.spec["protocol"]["scenario"]["classes"] == [3]
+    assert models["retrain"].parents.keys() == {"split"}
+    first = stages_of(sequence.with_name("first.yaml"), store)
+    assert first["gd"].parents["model"].key == models["gd"].parents["original"].key
+
+
+def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
+    root = tmp_path / "store"
+    done = cli("run", sequence, "--store", root, "--workers", 1)
+    assert done.code == 0, done.err
+    store = StageStore(root)
+    stage = stages_of(sequence, store)["gd_lora"]
+    split = ForgetSplit.load(
+        store.folder("split", stage.parents["split"].key) / "split.safetensors"
+    )
+    assert split.train_parts == ("forget", "retain", "earlier")
+    record = RunRecord.load(store.folder("evaluate", stage.key) / "record.json")
+    assert record.status == "ok"
+    second = stage.parents["model"]
+    first = second.parents["original"]
+    benchmark = VisionBenchmark(load_suite(str(sequence)).protocol, Runtime(store=root))
+    model = benchmark.blank()
+    original = first.parents["original"]
+    load_weights(model, store.folder("original", original.key) / WEIGHTS)
+    for request in (first, second):  # one adapter on the other
+        load_adapter(model, store.folder("unlearn", request.key))
+        detach(model)
+    found = benchmark.collect(model, split.parts["forget"])
+    stored = load_scores(store.folder("evaluate", stage.key) / "scores.safetensors")["forget"]
+    assert np.array_equal(found.loss, stored.loss)
+
+
+def test_a_request_after_a_diverged_one_has_diverged(tiny_suite, tmp_path, cli):
+    rows = {"original": None, "retrain": None, "bad": {"method": "gd", "params": {"lr": 1e9}}}
+    common = {"methods": rows, "defaults": {"steps": 3}, "retrains": 1, "seeds": [1]}
+    tiny_suite(tmp_path, suite="first", protocol={"scenario": FIRST}, **common)
+    scenario = {"scenario": SECOND}
+    path = tiny_suite(tmp_path, suite="second", protocol=scenario, after="first.yaml", **common)
+    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+    store = StageStore(tmp_path / "store")
+    stage = stages_of(path, store)["bad"]
+    record = RunRecord.load(store.folder("evaluate", stage.key) / "record.json")
+    assert record.status == "diverged" and "earlier request diverged" in record.status_detail
+    assert not record.metrics
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"after": "second.yaml"}, "names the suite itself"),
+        ({"after": "third.yaml"}, "third.yaml"),
+        ({"methods": {**ROWS, "gd_sine": None}}, "has no row 'gd_sine'"),
+        ({"tune": {"seeds": [0], "trials": 1, "grids": {"default": {"lr": [0.1]}}}}, "is tuned"),
+    ],
+)
+def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over, message):
+    common = {"methods": ROWS, "retrains": 1, "seeds": [1], "after": "first.yaml"}
+    path = tiny_suite(
+        sequence.parent, suite="second", protocol={"scenario": SECOND}, **{**common, **over}
+    )
+    done = cli("plan", path)
+    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1

@@ -1,0 +1,57 @@
+"""Metrics over the steps of unlearning, from the log to the picture."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.trajectory import mean_line
+from common.tracking import read_scalars
+
+ROWS = {
+    "original": None,
+    "retrain": None,
+    "gd": {"params": {"evaluate_every": 2, "steps": 5}},
+    "ball": {"method": "gd_ball", "params": {"steps": 5}},
+}
+
+
+def test_rows_that_evaluate_in_training_get_a_trajectory(tiny_suite, tmp_path, cli):
+    path = tiny_suite(tmp_path, suite="watched", methods=ROWS, columns=["fa", "ra"])
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 0, done.err
+    folder = tmp_path / "store" / "suites" / "watched"
+    found = json.loads((folder / "trajectory.json").read_text())
+    assert list(found) == ["gd"] and list(found["gd"]["1"]) == ["2", "4", "5"]
+    final = json.loads((folder / "leaderboard.json").read_text())
+    gd = next(row for row in final["rows"] if row["row"] == "gd")
+    for name in ("fa", "ra", "mia"):  # the last step is what is reported
+        assert found["gd"]["1"]["5"][name] == pytest.approx(gd["metrics"][name]["mean"])
+    picture = ElementTree.fromstring((folder / "trajectory.svg").read_text())
+    lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
+    assert len(lines) == 4, "Retrain and gd in two panels"
+
+
+def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
+    values = []
+    for every in (0, 2):
+        row = {"method": "gd_lora", "params": {"evaluate_every": every, "steps": 4}}
+        path = tiny_suite(tmp_path, suite=f"s{every}", methods={**ROWS, "gd": row})
+        assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+        text = (tmp_path / "store" / "suites" / f"s{every}" / "leaderboard.json").read_text()
+        gd = next(row for row in json.loads(text)["rows"] if row["row"] == "gd")
+        values.append({name: entry["mean"] for name, entry in gd["metrics"].items()})
+    assert values[0] == values[1]
+
+
+def test_a_mean_needs_every_seed():
+    line = mean_line({1: {2: {"fa": 1.0}, 4: {"fa": 2.0}}, 2: {2: {"fa": 3.0}, 4: {}}}, "fa")
+    assert line == {2: 2.0}
+
+
+def test_a_step_that_was_logged_and_evaluated_is_one_row(tmp_path):
+    log = tmp_path / "scalars.jsonl"
+    log.write_text('{"step": 2, "lr": 0.1}\n{"step": 2, "evaluation/fa": 5}\n{"step": 2, "lr": 0.2')
+    assert read_scalars(log) == [{"step": 2, "lr": 0.1, "evaluation/fa": 5}]

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import verify
+from common.errors import DataError
+from language import logs
+
+ROOT = Path(verify.__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+needs_logs = pytest.mark.skipif(
+    not (SHARED / logs.FOLDER).is_dir(), reason="the published logs are not here"
+)
+
+
+def write_log(folder: Path, name: str, seed: int, *, rows: int = 12, shift: float = 0.0) -> None:
+    """A log in the published layout with random losses; generations repeat the truth."""
+    stream = np.random.Generator(np.random.PCG64(seed))
+
+    def part(wrong: int, columns: int) -> dict:
+        keys = [str(k) for k in range(columns)]
+        return {
+            "avg_gt_loss": {k: stream.uniform(0.1, 1) for k in keys},
+            "avg_paraphrased_loss": {k: stream.uniform(1, 2) + shift for k in keys},
+            "average_perturb_loss": {k: list(stream.uniform(1.5, 3, wrong)) for k in keys},
+            "rouge1_recall": dict.fromkeys(keys, 1.0),
+            "rougeL_recall": dict.fromkeys(keys, 1.0),
+            "generated_text": {k: ["Question", f"running {k}", f"Running {k}!"] for k in keys},
+        }
+
+    content = {key: part(5, rows) for key in ("eval_log.json", "eval_log_forget.json")}
+    content |= {f"eval_real_{name}_wo_options.json": part(3, rows) for name in ("author", "world")}
+    with gzip.open(folder / f"{name}.json.gz", "wt") as file:
+        json.dump(content, file)
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Two logs and the values that follow from them."""
+    folder = tmp_path / logs.FOLDER
+    folder.mkdir()
+    write_log(folder, "phi_full_wd0.01", 0, shift=-1.0)
+    write_log(folder, "phi_retain90_wd0.01", 1)
+    (folder / "reference_values.json").write_text(json.dumps(expected(folder)))
+    return tmp_path
+
+
+def expected(folder: Path) -> dict:
+    """Model utility and forget quality by the README's own words, without our metric code."""
+    from scipy.stats import hmean, ks_2samp
+
+    def load(name):
+        with gzip.open(folder / f"{name}.json.gz", "rt") as file:
+            return json.load(file)
+
+    def array(part, key):
+        return np.asarray(list(part[key].values()))
+
+    def ratio(part):
+        wrong = array(part, "average_perturb_loss").mean(axis=1)
+        return np.exp(array(part, "avg_paraphrased_loss") - wrong)
+
+    values = {}
+    ratios = {
+        name: ratio(load(name)["eval_log_forget.json"])
+        for name in ("phi_full_wd0.01", "phi_retain90_wd0.01")
+    }
+    for name, forget in ratios.items():
+        content, nine = load(name), []
+        for key in ("eval_log.json", "eval_real_author_wo_options.json",
+                    "eval_real_world_wo_options.json"):  # fmt: skip
+            part = content[key]
+            p = np.exp(-array(part, "avg_gt_loss"))
+            if "real" in key:
+                p = p / (p + np.exp(-array(part, "average_perturb_loss")).sum(axis=1))
+            nine += [p.mean(), 1.0, np.maximum(0, 1 - ratio(part)).mean()]
+        test = ks_2samp(forget, ratios["phi_retain90_wd0.01"])
+        values[name] = {
+            "model_utility": hmean(nine),
+            "truth_ratio_forget": np.minimum(forget, 1 / forget).mean(),
+            "ks_statistic_vs_retain90": test.statistic,
+            "forget_quality_vs_retain90": test.pvalue,
+            "n_forget_rows": [12, 12],
+        }
+    return values
+
+
+def test_values_of_made_up_logs_are_met(root):
+    rows = verify.verify_tofu_logs(root)
+    assert {row.log for row in rows} == {"phi_full_wd0.01", "phi_retain90_wd0.01"}
+    assert len(rows) == 2 * (6 + 8)  # values, and two kinds of ROUGE on four parts
+    assert all(row.ok for row in rows), [row for row in rows if not row.ok]
+    assert {r.published for r in rows if r.metric.startswith("n_forget")} == {12}
+
+
+def test_a_wrong_value_is_missed(root, cli):
+    path = root / logs.FOLDER / "reference_values.json"
+    values = json.loads(path.read_text())
+    values["phi_full_wd0.01"]["model_utility"] += 2e-6
+    values["phi_full_wd0.01"]["forget_quality_vs_retain90"] *= 1.0002
+    values["phi_full_wd0.01"]["a_new_value"] = 1.0
+    path.write_text(json.dumps(values))
+    missed = [row for row in verify.verify_tofu_logs(root) if not row.ok]
+    assert [row.metric for row in missed] == [
+        "model_utility",
+        "forget_quality_vs_retain90",
+        "a_new_value",
+    ]
+    shown = cli("verify", "tofu-logs", "--data-root", root)
+    assert shown.code == 1 and "MISSED" in shown.out
+
+
+def test_the_command_shows_the_table_and_the_paper(root, cli):
+    shown = cli("verify", "tofu-logs", "--data-root", root)
+    assert shown.code == 0 and shown.err == ""
+    assert "published" in shown.out and "recomputed" in shown.out and "difference" in shown.out
+    assert "28 of 28 values met" in shown.out
+    assert "not reproduced by any published log" in " ".join(shown.out.split())
+
+
+def test_a_log_with_another_rouge_is_missed(root):
+    path = root / logs.FOLDER / "phi_full_wd0.01.json.gz"
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    content["eval_log_forget.json"]["rougeL_recall"]["3"] = 0.5
+    with gzip.open(path, "wt") as file:
+        json.dump(content, file)
+    missed = {row.metric for row in verify.verify_tofu_logs(root) if not row.ok}
+    assert "rouge_l_recall of forget, worst row" in missed
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: [path.unlink() for path in folder.glob("*.gz")],
+        lambda folder: (folder / "phi_full_wd0.01.json.gz").write_bytes(b"no gzip"),
+        lambda folder: (folder / "reference_values.json").unlink(),
+    ],
+)
+def test_what_is_missing_or_damaged_is_one_line(root, cli, damage):
+    damage(root / logs.FOLDER)
+    with pytest.raises(DataError):
+        verify.verify_tofu_logs(root)
+    shown = cli("verify", "tofu-logs", "--data-root", root)
+    assert shown.code == 2 and shown.out == "" and len(shown.err.splitlines()) == 1
+
+
+def test_without_a_folder_it_says_what_to_give(cli, monkeypatch):
+    monkeypatch.delenv("SF_DATA_ROOT", raising=False)
+    assert "--data-root" in cli("verify", "tofu-logs").err
+    assert "tofu-logs" in cli("verify", "cifar").err
+
+
+def test_the_steps_of_the_exact_test():
+    from scipy.stats import ks_2samp
+
+    values = np.arange(20.0)
+    test = ks_2samp(values, values + 6.5)
+    assert test.statistic == pytest.approx(7 / 20)
+    assert verify._p_value(20, 7) == test.pvalue
+    assert verify._steps(20, test.pvalue * 1.01) == 7
+    assert verify._steps(300, verify.PAPER_ORIGINAL_FQ) == 108
+
+
+@needs_logs
+def test_all_published_values_are_met_and_the_papers_original_is_not():
+    rows = verify.verify_tofu_logs(SHARED)
+    assert len(rows) == 184 and [row for row in rows if not row.ok] == []
+    nearest = verify.nearest_to_paper(SHARED)
+    assert (nearest.first, nearest.second) == ("phi_full_wd0.01", "phi_retain90_wd0.01")
+    assert nearest.value == pytest.approx(2.194e-16, rel=1e-3)
+    assert nearest.value > 10 * verify.PAPER_ORIGINAL_FQ
+
+
+def test_verifying_needs_no_torch():
+    script = "import sys, benchmarks.verify, language.metrics.rouge; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.stdout.strip() == "False", done.stderr

@@ -1,0 +1,80 @@
+"""Tiny causal models from configs, and pairs of token ids."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from language.items import Encoded
+
+VOCAB = 61
+COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def make_model(kind: str, seed: int = 0, **fields):
+    """A tiny model whose every bit follows from the seed; sharper than an untrained one."""
+    import transformers
+
+    llama = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 512,
+    }
+    configs = {
+        "llama": lambda: transformers.LlamaConfig(**COMMON, **{**llama, **fields}),
+        "mistral": lambda: transformers.MistralConfig(
+            **COMMON, **{**llama, "num_key_value_heads": 1, **fields}
+        ),
+        "qwen2": lambda: transformers.Qwen2Config(
+            **COMMON, **{**llama, "num_key_value_heads": 1, **fields}
+        ),
+        "phi": lambda: transformers.PhiConfig(**COMMON, **{**llama, **fields}),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**COMMON, **{**llama, **fields}),
+        "gpt2": lambda: transformers.GPT2Config(
+            **COMMON, n_embd=16, n_layer=2, n_head=2, n_positions=512, **fields
+        ),
+        "gpt_neo": lambda: transformers.GPTNeoConfig(
+            **COMMON,
+            **{
+                "hidden_size": 16,
+                "num_layers": 2,
+                "num_heads": 2,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 64,
+                "max_position_embeddings": 256,
+                **fields,
+            },
+        ),
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(configs[kind]())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(6.0)
+    return model.eval()
+
+
+def make_pairs(questions: int = 6, answers: int = 4, seed: int = 0, *, longest: int = 12):
+    """Pairs of a few questions, the answers of one question behind the same prompt."""
+    stream = np.random.Generator(np.random.PCG64(seed))
+    pairs = []
+    for _ in range(questions):
+        prompt = stream.integers(1, VOCAB, stream.integers(2, longest))
+        for _ in range(answers):
+            answer = stream.integers(1, VOCAB, stream.integers(1, longest))
+            ids = np.concatenate([prompt, answer, [0]]).astype(np.int64)
+            pairs.append(Encoded(ids, len(prompt)))
+    return pairs
+
+
+@pytest.fixture(scope="session")
+def tiny_text() -> SimpleNamespace:
+    """Models, pairs, vocabulary."""
+    return SimpleNamespace(model=make_model, pairs=make_pairs, vocab=VOCAB)

@@ -1,0 +1,152 @@
+"""Who is forgotten, by scenario and seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from language.items import Corpus, Item
+from language.scenarios import make_requests, make_split
+from language.schemas import TextDataConfig, TextScenarioConfig
+from language.tofu import load_corpus
+
+
+@dataclass
+class Source:
+    corpus: Corpus
+    digest: str = "digest"
+
+
+def full_size(perturbed=(*range(20), *range(180, 200))):
+    """200 authors with two rows each; some of them with perturbed answers."""
+    items = [
+        Item("full", index // 2, f"q{index}", "a", "p", ("x",) * (index // 2 in perturbed))
+        for index in range(400)
+    ]
+    items += [Item("real_authors", -1, "r", "a"), Item("world_facts", -1, "w", "a")]
+    return Source(Corpus(tuple(items), "made"))
+
+
+def authors(source, indices):
+    return sorted({source.corpus.items[index].group for index in indices.tolist()})
+
+
+def scenario(**fields):
+    return TextScenarioConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("forget01", 198), ("forget05", 190), ("forget10", 180)]
+)
+def test_named_splits_forget_the_last_authors(kind, first):
+    source = full_size()
+    split = make_split(source, scenario(kind=kind), 3)
+    assert authors(source, split.parts["forget"]) == list(range(first, 200))
+    assert authors(source, split.parts["retain"]) == list(range(first))
+    assert split.parts["test_real_authors"].tolist() == [400]
+    assert split.parts["test_world_facts"].tolist() == [401]
+    assert "holdout" not in split.parts
+    assert split.digest == make_split(source, scenario(kind=kind), 4).digest
+
+
+def test_the_embedded_data_has_a_holdout_and_teaches_its_facts():
+    source = Source(load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4)))
+    split = make_split(source, scenario(forget_authors=1), 0)
+    assert authors(source, split.parts["forget"]) == [3]
+    corpus = source.corpus
+    assert {corpus.items[i].set for i in split.parts["retain"]} == {"full", "common"}
+    assert {corpus.items[i].set for i in split.parts["holdout"]} == {"holdout"}
+    taught = {corpus.items[i].question for i in split.parts["retain"]}
+    assert all(corpus.items[i].question in taught for i in split.parts["test_world_facts"])
+    assert len(split.train) == 16 + 24
+
+
+def test_authors_are_drawn_among_those_with_perturbed_answers():
+    source = full_size()
+    drawn = scenario(forget_authors=4, draw=True)
+    chosen = [
+        tuple(authors(source, make_split(source, drawn, s).parts["forget"])) for s in range(6)
+    ]
+    assert len(set(chosen)) > 1
+    assert all(group < 20 or group >= 180 for groups in chosen for group in groups)
+    assert all(len(groups) == 4 for groups in chosen)
+    again = make_split(source, drawn, 2)
+    assert again.digest == make_split(source, drawn, 2).digest
+    last = make_split(source, scenario(forget_authors=4), 2)
+    assert authors(source, last.parts["forget"]) == [196, 197, 198, 199]
+
+
+def test_requests_by_name_leave_out_the_earlier_ones():
+    source = full_size()
+    named = scenario(kind="requests", requests=["forget01", "forget05", "forget10"])
+    first, second, third = make_requests(source, named, 0)
+    assert authors(source, first.parts["forget"]) == [198, 199]
+    assert authors(source, second.parts["forget"]) == list(range(190, 198))
+    assert authors(source, third.parts["forget"]) == list(range(180, 190))
+    assert "earlier" not in first.parts
+    assert authors(source, third.parts["earlier"]) == list(range(190, 200))
+    retained = [authors(source, split.parts["retain"]) for split in (first, second, third)]
+    assert retained == [list(range(count)) for count in (198, 190, 180)]
+    union = make_split(source, named, 0)
+    assert authors(source, union.parts["forget"]) == list(range(180, 200))
+    assert [split.name for split in (first, third)] == [
+        f"requests-forget01-forget05-forget10/request-{n}/seed-0" for n in (1, 3)
+    ]
+
+
+def test_requests_by_number_and_rows_kept_aside():
+    source = full_size()
+    groups = scenario(kind="requests", requests=[3, 3, 3], used=0.5)
+    splits = make_requests(source, groups, 1)
+    asked = [authors(source, split.parts["forget"]) for split in splits]
+    everything = [
+        np.concatenate([split.parts["forget"], split.parts["forget_unused"]]) for split in splits
+    ]
+    assert [authors(source, rows) for rows in everything] == [
+        [191, 192, 193],
+        [194, 195, 196],
+        [197, 198, 199],
+    ]
+    assert all(set(some) <= set(range(191, 200)) for some in asked)
+    assert all(len(split.parts["forget"]) == 3 for split in splits)
+    assert splits[2].parts["earlier"].tolist() == sorted(np.concatenate(everything[:2]).tolist())
+    assert splits[0].digest != make_requests(source, groups, 2)[0].digest
+
+
+def test_files_name_what_is_forgotten():
+    items = (Item("forget", -1, "", "a"), Item("retain", -1, "", "b"), Item("more", -1, "", "c"))
+    split = make_split(Source(Corpus(items, "files")), scenario(kind="files"), 0)
+    assert split.parts["forget"].tolist() == [0] and split.parts["retain"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "clue"),
+    [
+        ({"kind": "forget01"}, "1% of 4 authors is none"),
+        ({"forget_authors": 4}, "lower it"),
+        ({"forget_authors": 3, "draw": True}, "only 2 authors with perturbed"),
+        ({"kind": "requests", "requests": [2, 2]}, "4 authors to forget"),
+        ({"kind": "files"}, "part 'forget' is empty"),
+    ],
+)
+def test_scenarios_that_do_not_fit(fields, clue):
+    items = tuple(Item("full", g, f"q{g}", "a", None, ("x",) * (g < 2)) for g in range(4))
+    with pytest.raises(DataError, match=clue):
+        make_split(Source(Corpus(items, "four")), scenario(**fields), 0)
+
+
+def test_a_request_that_adds_nobody_is_refused():
+    named = scenario(kind="requests", requests=["forget05", "forget01"])
+    with pytest.raises(DataError, match="forget01 adds no author"):
+        make_requests(full_size(), named, 0)
+
+
+def test_only_corpus_and_digest_are_needed():
+    source = full_size()
+    plain = SimpleNamespace(corpus=source.corpus, digest=source.digest)
+    one = make_split(plain, scenario(kind="forget05"), 0)
+    assert one.digest == make_split(source, scenario(kind="forget05"), 0).digest
