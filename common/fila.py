@@ -218,12 +218,15 @@ def _loader(task: UnlearnTask, part: str, config: FilaConfig) -> Loader:
 
 def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, float]:
     """Of the entries of all weights together; evenly spaced ones where there are very many."""
-    values = torch.cat([fisher[name].flatten() for name in names])
-    below = float((values < eps).float().mean())
-    sample = values[:: max(1, len(values) // _SAMPLED)].clamp_min(1e-45).log10()
-    levels = torch.tensor(QUANTILES, device=sample.device, dtype=sample.dtype)
-    found = torch.quantile(sample, levels).tolist()
+    total = sum(fisher.sums[name].numel() for name in names)
+    below, samples = 0, []
+    for name in names:
+        values = fisher[name].flatten()
+        below += int((values < eps).sum())
+        samples.append(values[:: max(1, total // _SAMPLED)].cpu())
+    levels = torch.tensor(QUANTILES)
+    found = torch.quantile(torch.cat(samples).clamp_min(1e-45).log10(), levels).tolist()
     named = {
         f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
     }
-    return {**named, "log10_eps": math.log10(eps), "share_below_eps": below}
+    return {**named, "log10_eps": math.log10(eps), "share_below_eps": below / total}

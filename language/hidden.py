@@ -110,7 +110,8 @@ class Steering:
                     self.run(self.frozen, batch)
                 target = counted_positions(batch, fixed[0].float(), self.positions)[0]
         states, mask = counted_positions(batch, found[0].float(), self.positions)
-        return average((states - target).square().mean(-1), mask, "samples"), loss
+        distance = (states - target.to(states.device)).square().mean(-1)
+        return average(distance, mask, "samples"), loss
 
 
 def random_direction(width: int, generator: torch.Generator) -> Tensor:

@@ -34,6 +34,12 @@ LIGHT = (
     "language.scenarios",
     "language.schemas",
     "language.tofu",
+    "common.unlearners.fila",
+    "common.unlearners.hinge",
+    "common.unlearners.preference",
+    "common.unlearners.reweighted",
+    "language.methods.refusals",
+    "language.methods.rmu",
     "vision.protocols",
 )
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

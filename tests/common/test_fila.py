@@ -98,7 +98,7 @@ def test_the_published_factors_are_close_to_exact_and_leave_the_global_stream():
 
 
 def test_a_rank_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="adapter.rank: 6 is larger than a layer of"):
+    with pytest.raises(ConfigError, match=r"adapter\.rank: 6 is larger than a layer of"):
         fila.weighted_factors(matrix(5, 9), torch.ones(5), 6)
 
 
@@ -202,7 +202,7 @@ def test_every_alpha_omega_and_bound_starts_on_the_same_part_of_the_weight():
 def test_base_minus_start_plus_adapter_is_the_published_parametrisation():
     """dW = s (A Bt - A0 Bt0) on W is s A Bt on W_res = W - s A0 Bt0: one function, one gradient."""
     model, _, _ = started(FilaConfig(), ADAPTERS["lora"])
-    name, layer = next(iter(adapted_layers(model)))
+    _, layer = next(iter(adapted_layers(model)))
     A, Bt = (factor.detach().clone().requires_grad_() for factor in (layer.A, layer.Bt))
     scale = layer.config.scale
     residual = (layer.weight - scale * A @ Bt).detach()
@@ -212,7 +212,9 @@ def test_base_minus_start_plus_adapter_is_the_published_parametrisation():
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     push = matrix(*ours.shape, seed=4).float()
     mine = torch.autograd.grad((ours * push).sum(), [layer.A, layer.Bt])
-    for found, expected in zip(mine, torch.autograd.grad((theirs * push).sum(), [A, Bt]), strict=True):
+    for found, expected in zip(
+        mine, torch.autograd.grad((theirs * push).sum(), [A, Bt]), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -225,7 +227,9 @@ def test_the_start_is_the_optimum_for_the_fishers_of_its_batches():
         count = fila._loader(task, "forget", config).batches_per_epoch
         batches = [loader.next() for _ in range(count)]
         names = [f"{name}.weight" for name, _ in adapted_layers(model)]
-        fishers[part] = fila.fisher_information(copy.deepcopy(original()), names, task.forward, batches)
+        fishers[part] = fila.fisher_information(
+            copy.deepcopy(original()), names, task.forward, batches
+        )
     for name, layer in adapted_layers(model):
         pair = (fishers[part][f"{name}.weight"] for part in ("forget", "retain"))
         expected = fila.weighted_factors(layer.weight, fila.row_weights(*pair, config.eps), 3)

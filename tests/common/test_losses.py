@@ -70,7 +70,9 @@ def test_inverted_hinge_agrees_with_finite_differences():
             up[n, v] += step
             down[n, v] -= step
             change = losses.inverted_hinge(up, y) - losses.inverted_hinge(down, y)
-            assert float(change.sum() / (2 * step)) == pytest.approx(float(gradient[n, v]), abs=1e-6)
+            assert float(change.sum() / (2 * step)) == pytest.approx(
+                float(gradient[n, v]), abs=1e-6
+            )
 
 
 def test_inverted_hinge_lies_in_0_2_and_stops_by_itself():

@@ -1,0 +1,395 @@
+"""Every method on a tiny causal language model that has memorised a few answers.
+
+The golden losses guard ``MethodInfo.version``; where a change of numbers is meant, raise the
+version and write the file anew with
+
+    SF_REGENERATE=1 python -m pytest tests/language/test_methods.py -k golden
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import language  # noqa: F401 - registers the methods
+from common.adapters import adapted_layers, detach
+from common.errors import ConfigError
+from common.loading import every_position, ordered_batches
+from common.methods import UnlearnTask, resolve_config, train_reference
+from common.objectives import sample_cross_entropy
+from common.registry import METHODS
+from common.schemas import FitConfig
+from common.splits import ForgetSplit
+from language.hidden import captured, counted_positions, middle_block
+from language.methods.refusals import refusing
+from language.models import HEAD, build_model, causal_forward, component_of, targets_of
+from language.schemas import CausalModelConfig, TextDataConfig
+from language.templates import make_template
+from language.text import TextSource
+from language.tofu import load_corpus
+from language.tokenizers import load_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
+PLAIN = ["ascent", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
+OWN = [
+    entry.name
+    for entry in METHODS
+    if str(entry.target).startswith(("common.unlearners.", "language."))
+    and entry.name not in {"original"}
+    and hasattr(METHODS[entry.name].Config(), "adapter")
+]
+SINE = {"adapter": {"phi": "sine", "omega": 100.0, "rank": 4}, "lr": 3e-3}
+VARIANTS = {
+    **{name: (name, {}) for name in [*PLAIN, *OWN]},
+    "kl-tofu": ("kl", {"compat": "tofu"}),
+    "npo-muse": ("npo", {"compat": "muse"}),
+    "npo_klr-openunlearning": ("npo_klr", {"compat": "openunlearning"}),
+    "me_gd-published": ("me_gd", {"compat": "published"}),
+    "dpo-tofu": ("dpo", {"compat": "tofu"}),
+    "dpo-flat": ("dpo", {"compat": "flat"}),
+    "dpo-loku": ("dpo", {"compat": "loku"}),
+    "idk-tokens": ("idk", {"average": "tokens"}),
+    "ceu-published": ("ceu", {"skip_first": 1}),
+    "loku-published": ("loku", {"fila": {"compat": "loku"}, "adapter": {"rank": 4}}),
+    "rmu-all": ("rmu", {"positions": "all", "c": 5.0}),
+    "npo-sine": ("npo", SINE),
+    "dpo-sine": ("dpo", SINE),
+    "simnpo-sine": ("simnpo", SINE),
+    "rmu-sine": ("rmu", SINE),
+}
+BATCH = 3
+
+
+class Guarded:
+    """Texts that refuse to give out what was not declared."""
+
+    def __init__(self, inner, allowed):
+        self.inner, self.allowed, self.fetched = inner, set(allowed), set()
+        self.refusals, self.everywhere, self.digest = inner.refusals, inner.everywhere, inner.digest
+
+    def with_answers(self, answers):
+        other = Guarded(self.inner.with_answers(answers), self.allowed)
+        other.fetched = self.fetched
+        return other
+
+    def fetch(self, indices, *, augment=None):
+        asked = set(indices.tolist())
+        assert asked <= self.allowed, f"undeclared samples {sorted(asked - self.allowed)}"
+        self.fetched |= asked
+        return self.inner.fetch(indices, augment=augment)
+
+
+@pytest.fixture(scope="module")
+def text():
+    data = TextDataConfig(name="fictitious", authors=2, forget_authors=1, questions=3)
+    corpus = load_corpus(data)
+    config = CausalModelConfig(name="tiny", tokenizer=600)
+    tokenizer = load_tokenizer(config, corpus)
+    template = make_template("question_answer", "clean")
+    return TextSource(corpus, tokenizer, template, max_length=128)
+
+
+@pytest.fixture(scope="module")
+def split(text):
+    full = text.corpus.where("full")
+    groups = np.asarray([text.corpus.items[index].group for index in full])
+    forget = full[groups == groups.max()]
+    parts = {"forget": forget, "retain": np.setdiff1d(full, forget)}
+    return ForgetSplit("tiny", parts, text.digest)
+
+
+@pytest.fixture(scope="module")
+def make_task(text, split):
+    def make(model, access, *, seed=5):
+        allowed = [i for part in access & split.parts.keys() for i in split.parts[part].tolist()]
+        return UnlearnTask(
+            model=model,
+            source=Guarded(text, allowed),
+            split=split,
+            access=access,
+            forward=causal_forward,
+            recipe=FitConfig(steps=100, batch_size=9, lr=1e-2),
+            num_classes=text.vocab_size,
+            targets=targets_of(model.config.model_type),
+            head=HEAD,
+            component_of=component_of,
+            build=lambda: copy.deepcopy(model),
+            seed=seed,
+        )
+
+    return make
+
+
+def tiny_model(kind, vocab_size):
+    config = CausalModelConfig(
+        name="tiny", kind=kind, dim=16, depth=3, heads=2, context=128, tokenizer=600
+    )
+    return build_model(config, vocab_size, 0)
+
+
+@pytest.fixture(scope="module")
+def trained(text, make_task):
+    model = tiny_model("gpt_neo", text.vocab_size)
+    task = make_task(model, frozenset({"forget", "retain", "initial"}))
+    return train_reference(task, ["forget", "retain"]).eval()
+
+
+@pytest.fixture(scope="module")
+def run(trained, make_task):
+    def go(variant, *, model=None, seed=5, steps=5):
+        name, params = VARIANTS[variant]
+        cls = METHODS[name]
+        given = {"batch_size": BATCH, "log_every": 5, "steps": steps, **params}
+        if "lr" not in given and cls.Config().adapter is None:
+            given["lr"] = 2e-3  # enough for five steps to show
+        config = resolve_config(name, None, given, origin="test")
+        task = make_task(copy.deepcopy(model or trained), cls.info.access, seed=seed)
+        return cls(config).unlearn(task), task
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    return {variant: run(variant) for variant in VARIANTS}
+
+
+def losses(text, split, model):
+    model.eval()
+    values = {}
+    for part, indices in split.parts.items():
+        with torch.no_grad():
+            found = [
+                sample_cross_entropy(causal_forward(model, batch), batch.labels)
+                for batch in ordered_batches(text, indices, 16)
+            ]
+        values[part] = round(float(torch.cat(found).double().mean()), 6)
+    return values
+
+
+def states(model):
+    return {
+        name: value.clone() for name, value in detach(copy.deepcopy(model)).state_dict().items()
+    }
+
+
+def test_original_has_learnt(text, split, trained):
+    assert all(value < 0.7 for value in losses(text, split, trained).values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_methods_change_what_they_may_and_read_what_they_declare(trained, results, variant):
+    model, task = results[variant]
+    before, after = trained.state_dict(), states(model)
+    assert list(after) == list(before)
+    assert all(value.isfinite().all() for value in after.values())
+    assert any(not torch.equal(after[key], value) for key, value in before.items())
+    for part in task.access:
+        read = task.source.fetched & set(task.split.parts[part].tolist())
+        assert read, f"declares {part} and does not read it"
+    adapted = {name for name, _ in adapted_layers(model)}
+    if adapted:
+        state = model.state_dict()
+        assert all(torch.equal(state[key], value) for key, value in before.items())
+        assert adapted == {
+            f"transformer.h.{i}.mlp.c_{kind}" for i in range(3) for kind in ("fc", "proj")
+        }
+    hooks = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert not hooks, "a hook was left behind"
+
+
+@pytest.mark.parametrize("variant", ["npo", "dpo", "idk", "loku-published", "rmu"])
+def test_methods_are_deterministic(run, results, variant):
+    torch.rand(3)
+    again, other = states(run(variant)[0]), states(run(variant, seed=6)[0])
+    first = states(results[variant][0])
+    assert all(torch.equal(again[key], value) for key, value in first.items())
+    assert any(not torch.equal(other[key], value) for key, value in first.items())
+
+
+def test_directions(text, split, trained, results):
+    """Forget loss rises everywhere; a retain term keeps retain better than having none."""
+    before = losses(text, split, trained)
+    after = {variant: losses(text, split, model) for variant, (model, _) in results.items()}
+    for variant, values in after.items():
+        assert values["forget"] > before["forget"], variant
+    for kept, bare in (("npo_gdr", "npo"), ("npo_klr", "npo"), ("kl", "ascent"), ("gd", "ascent")):
+        assert after[kept]["retain"] < after[bare]["retain"], (kept, bare)
+
+
+@pytest.mark.parametrize("kind", ["phi", "llama"])
+@pytest.mark.parametrize("variant", ["gd_sine", "loku", "rmu", "npo_klr-openunlearning", "dpo"])
+def test_other_architectures_run_the_same_code(text, run, kind, variant):
+    model = tiny_model(kind, text.vocab_size)
+    unlearned, _ = run(variant, model=model, steps=2)
+    after = states(unlearned)
+    assert any(not torch.equal(after[key], value) for key, value in model.state_dict().items())
+    assert all(value.isfinite().all() for value in after.values())
+
+
+def test_golden_losses(text, split, results):
+    found = {name: losses(text, split, model) for name, (model, _) in results.items()}
+    if os.environ.get("SF_REGENERATE"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
+    for name, values in golden.items():
+        assert found[name] == pytest.approx(values, abs=1e-4), name
+
+
+def test_golden_losses_can_tell_methods_apart():
+    """Sine, tanh and their control coincide while no bound binds; Adam sees no constant factor."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    alike = {"gd_tanh", "gd_sine", "ihl_tanh", "ihl_sine", "dpo-tofu"}
+    kept = {name: values for name, values in golden.items() if name not in alike}
+    for one, two in itertools.combinations(kept, 2):
+        gap = max(abs(kept[one][part] - kept[two][part]) for part in ("forget", "retain"))
+        assert gap > 2e-4, (one, two)
+
+
+def test_published_klr_of_muse_starts_at_zero_and_is_no_divergence(trained, make_task):
+    """exp(logit) is unbounded: the published term goes below zero, and training on it diverges."""
+    cls = METHODS["npo_klr"]
+    task = make_task(copy.deepcopy(trained), cls.info.access)
+    objective = cls(cls.Config(compat="muse")).prepare(task)
+    batches = {p: task.source.fetch(torch.as_tensor(task.indices(p))) for p in objective.parts}
+    start = objective(lambda batch: causal_forward(trained, batch), batches)
+    assert start.parts["retain_term"].item() == pytest.approx(0, abs=1e-3)
+    assert start.parts["forget_term"].item() == pytest.approx(20 * np.log(2), rel=1e-4)
+    shifted = objective(lambda batch: causal_forward(trained, batch) + 1, batches)
+    assert shifted.parts["retain_term"].item() < -1
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+def test_refusals_are_drawn_once_per_forget_sample(text, split, trained, make_task):
+    task = make_task(trained, frozenset({"forget"}))
+    indices = torch.as_tensor(split.parts["forget"])
+    one, two = refusing(task).fetch(indices), refusing(task).fetch(indices)
+    assert torch.equal(one.labels, two.labels)
+    plain = text.fetch(indices)
+    assert torch.equal(one.inputs["input_ids"][:, :8], plain.inputs["input_ids"][:, :8])
+    row = one.labels[0]
+    drawn = text.tokenizer.decode(row[row != -100], skip_special_tokens=True).strip()
+    assert drawn in text.refusals
+    other = refusing(make_task(trained, frozenset({"forget"}), seed=9)).fetch(indices)
+    assert one.labels.shape != other.labels.shape or not torch.equal(one.labels, other.labels)
+
+
+def test_without_refusals_the_mend_is_named(tiny):
+    source = tiny.Source()
+    cls = METHODS["idk"]
+    task = tiny.task(source, tiny.split(source), access=cls.info.access)
+    with pytest.raises(ConfigError, match="bring no refusals"):
+        cls(cls.Config(steps=1)).unlearn(task)
+
+
+def test_dpo_at_the_start_is_the_symmetric_case(trained, make_task):
+    """At Original every ratio is one: the loss is (2 / beta) log 2, its slope in the gap is 1."""
+    for compat, factor in (("none", 20.0), ("tofu", 1.0)):
+        cls = METHODS["dpo"]
+        task = make_task(copy.deepcopy(trained), cls.info.access)
+        objective = cls(cls.Config(compat=compat)).prepare(task)
+        batch = task.source.fetch(torch.as_tensor(task.indices("forget")))
+        terms = objective(lambda b: causal_forward(trained, b), {"forget": batch})
+        assert terms.total.item() == pytest.approx(factor * np.log(2), rel=1e-5)
+
+
+def test_dpo_swaps_sign_with_its_pair():
+    from common.loading import Batch
+    from language.preference import RefusalPreference
+
+    win, lose = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
+    z = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Other:
+        def __init__(self, labels):
+            self.labels = labels
+
+        def fetch(self, indices):
+            return Batch({"x": z}, self.labels, indices)
+
+    def slope(preferred, refused):
+        logits = z.clone().requires_grad_()
+        objective = RefusalPreference(Other(preferred), beta=1e-9, factor=2 / 1e-9)
+        batch = Batch({"x": z}, refused, torch.zeros(1, dtype=torch.int64))
+        total = objective(lambda b: logits.expand(len(b), -1, -1), {"forget": batch}).total
+        return torch.autograd.grad(total, logits)[0]
+
+    torch.testing.assert_close(slope(win, lose), -slope(lose, win))
+    expected = torch.zeros_like(z)
+    expected[0, 0, 1] = expected[0, 1, 2] = -1.0
+    expected[0, 0, 3] = expected[0, 1, 4] = 1.0
+    torch.testing.assert_close(slope(win, lose), expected, rtol=1e-6, atol=1e-8)
+
+
+# Positions and hidden states ---------------------------------------------------------------------
+
+
+def test_every_position_counts_question_and_padding(text, trained):
+    batch = text.fetch(torch.arange(4))
+    wide = every_position(text)(batch)
+    assert wide.labels.shape == batch.inputs["input_ids"].shape and (wide.labels != -100).all()
+    with torch.no_grad():
+        everywhere, scored = causal_forward(trained, wide), causal_forward(trained, batch)
+    index = batch.inputs["positions"].unsqueeze(-1).expand_as(scored)
+    torch.testing.assert_close(everywhere.gather(1, index), scored)
+    rows, columns = (batch.labels != -100).nonzero(as_tuple=True)
+    at = batch.inputs["positions"][rows, columns]
+    assert torch.equal(wide.labels[rows, at], batch.labels[rows, columns])
+
+
+def test_hidden_states_are_those_of_the_named_block(text, trained):
+    assert middle_block(trained) == "transformer.h.1"
+    batch = text.fetch(torch.arange(3))
+    with torch.no_grad(), captured(trained.transformer.h[1]) as found:
+        causal_forward(trained, batch)
+    with torch.no_grad():
+        ids = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+        whole = trained(**ids, output_hidden_states=True).hidden_states[2]
+    real = batch.inputs["attention_mask"] == 1
+    torch.testing.assert_close(found[0][real], whole[real])
+    states, mask = counted_positions(batch, found[0], "scored")
+    assert states.shape[:2] == batch.labels.shape and torch.equal(mask, batch.labels)
+    states, mask = counted_positions(batch, found[0], "all")
+    assert torch.equal(mask != -100, real)
+
+
+def test_rmu_leaves_later_layers_alone(trained, results):
+    model, _ = results["rmu"]
+    before, after = trained.state_dict(), model.state_dict()
+    moved = {key for key, value in before.items() if not torch.equal(after[key], value)}
+    assert any(key.startswith("transformer.h.1.") for key in moved)
+    assert not any(key.startswith(("transformer.h.2.", "transformer.ln_f")) for key in moved)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"layer": "transformer.h.*"}, "matches .* modules, not one"),
+        ({"layer": "model.layers.7"}, "matches 0 modules"),
+        ({"parameters": ["*.nothing"]}, "none of this model matches"),
+    ],
+)
+def test_rmu_names_the_mend(trained, make_task, params, words):
+    cls = METHODS["rmu"]
+    task = make_task(copy.deepcopy(trained), cls.info.access)
+    with pytest.raises(ConfigError, match=words):
+        cls(cls.Config(**params)).unlearn(task)
+
+
+def test_rmu_can_be_limited_to_some_parameters(trained, run, monkeypatch):
+    limited = {"parameters": ["*.h.1.mlp.c_proj.weight"], "layer": "*.h.1"}
+    monkeypatch.setitem(VARIANTS, "rmu-limited", ("rmu", limited))
+    model, _ = run("rmu-limited", steps=2)
+    before, after = trained.state_dict(), model.state_dict()
+    moved = {key for key, value in before.items() if not torch.equal(after[key], value)}
+    assert moved == {"transformer.h.1.mlp.c_proj.weight"}
