@@ -213,7 +213,7 @@ def demo(
     workers: Workers = 0,
     threads: Threads = 1,
 ) -> None:
-    """Class and random forgetting on real digits: three to five minutes on two cores."""
+    """Class and random forgetting on real digits, and invented authors: five minutes on two cores."""
     register_all(None)
     from benchmarks.display import print_board, print_places
 
@@ -227,6 +227,7 @@ def demo(
     suites = [
         resolve_suite(name, overrides, seeds, only) for name in ("digits-class", "digits-random")
     ]
+    suites.append(resolve_suite("authors", None, seeds, only))
     boards = []
     for suite in suites:
         board, lost = _run(suite, runtime, workers, "auto")
@@ -243,6 +244,7 @@ def demo(
         "unlearn show gd_sine                      what a method is, and its defaults",
         "unlearn run lethevit-cifar10-small        real CIFAR-10 on two cores (downloads, "
         "or --data-root)",
+        "unlearn run tofu-small                    real TOFU on two cores (the same)",
         "CONTRIBUTING.md                           add a baseline in 20 lines",
     ):
         console.print(f"  {line}", highlight=False)
