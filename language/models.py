@@ -7,8 +7,10 @@ only; code that comes with a checkpoint is never run.
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,9 +146,16 @@ def blank_model(config: CausalModelConfig, vocab_size: int, *, end: int | None =
     """The architecture with arbitrary weights and without fetching any, to load a state into."""
     if config.name == "tiny":
         return build_model(config, vocab_size, 0, end=end)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _no_init():
         model = _from_config(config, _fetch_config(config.name, config.revision))
     return _prepared(model, config, vocab_size)
+
+
+def _no_init() -> AbstractContextManager[Any]:
+    """Leaves new weights as they lie in memory: drawing those of a large model takes minutes."""
+    new = importlib.util.find_spec("transformers.initialization")  # its place since version 5
+    where = "initialization" if new else "modeling_utils"
+    return importlib.import_module(f"transformers.{where}").no_init_weights()
 
 
 def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:

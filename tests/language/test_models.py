@@ -312,7 +312,7 @@ def test_counts_equal_what_is_attached(kind):
 
 
 @each_kind
-def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path):
+def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path, source):
     model = build(kind)
     model.save_pretrained(tmp_path)
     loaded = build_model(CausalModelConfig(name=str(tmp_path)), 400, 5)
@@ -323,6 +323,10 @@ def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path):
     assert next(half.parameters()).dtype == torch.bfloat16
     blank = blank_model(CausalModelConfig(name=str(tmp_path)), 400)
     assert not same(blank, model)
+    blank.load_state_dict(model.state_dict())
+    batch = source.fetch(torch.arange(3))
+    with torch.no_grad():
+        assert torch.equal(causal_forward(blank.eval(), batch), causal_forward(model.eval(), batch))
     with pytest.raises(ConfigError, match="400 embeddings for a tokenizer of 401"):
         build_model(CausalModelConfig(name=str(tmp_path)), 401, 0)
 
