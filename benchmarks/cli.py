@@ -65,12 +65,30 @@ def list_all(
             console.print(left(rich_table(kind.capitalize(), ["name", "what it is"], rows)))
 
 
-@app.command(epilog="Examples:  unlearn show gd_sine  ·  unlearn show digits-class")
+@app.command(
+    epilog="Examples:  unlearn show gd_sine  ·  unlearn show digits-class  ·  unlearn show bounded "
+    "--plan llama-2-7b --rank 8 --tokens 4096"
+)
 def show(
-    name: Annotated[str, typer.Argument(help="A method, suite or benchmark.")],
+    name: Annotated[str, typer.Argument(help="A method, suite or benchmark, or: bounded.")],
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
+    placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
     plugin: Plugins = None,
 ) -> None:
-    """Show a method (formula, source, defaults, access) or a suite (its YAML)."""
+    """Show a method (formula, source, defaults, access), a suite (its YAML), or the layer."""
+    if name == "bounded":
+        from benchmarks.plan_bounded import make_plan, show_bounded
+
+        sizes = {"rank": rank, "tokens": tokens}
+        found = None if plan is None else make_plan(plan, placement=placement, **sizes)
+        show_bounded(console, found)
+        return
+    if plan is not None:
+        raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
     from benchmarks.describe import show_benchmark, show_method
     from benchmarks.suite import find_suite, suite_names
@@ -90,7 +108,7 @@ def show(
     elif name in BENCHMARKS:
         show_benchmark(console, name)
     else:
-        known = [*METHODS.names(), *suite_names(), *BENCHMARKS.names()]
+        known = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded"]
         raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, known)}; see: unlearn ls")
 
 

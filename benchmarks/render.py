@@ -36,17 +36,17 @@ def legend(board: Leaderboard) -> str:
     )
 
 
-def value_cell(row: BoardRow, name: str, *, spread: bool = True) -> str:
+def value_cell(row: BoardRow, name: str, digits: int = 1, *, spread: bool = True) -> str:
     """``97.0±0.9 +0.5``: mean, spread and signed gap."""
     summary = row.metrics.get(name)
     if summary is None:
         return "–"
-    text = f"{summary.mean:.1f}"
+    text = f"{summary.mean:.{digits}f}"
     if spread and summary.std is not None:
-        text += f"±{summary.std:.1f}"
+        text += f"±{summary.std:.{digits}f}"
     gap = row.gaps.get(name)
     if gap is not None and not (row.method == "retrain" and row.label != FLOOR):
-        text += f" {gap.mean:+.1f}"
+        text += f" {gap.mean:+.{digits}f}"
     return text
 
 
@@ -86,10 +86,10 @@ def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
 
 
 def _columns(board: Leaderboard, *, compact: bool) -> list[str]:
-    """Metrics of the main table; where there are too many, the compact one keeps AG's."""
+    """Metrics of the main table; where there are too many, the compact one keeps the rule's."""
     names = list(board.suite.spec.columns)
     if compact and len(names) > COMPACT_COLUMNS:
-        names = [name for name in names if name in ("fa", *board.rule.metrics)] or names
+        names = [name for name in names if name in board.rule.compact] or names
     return names[:COMPACT_COLUMNS] if compact else names
 
 
@@ -101,7 +101,8 @@ def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
 
 
 def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
-    cells = [_short_value_cell(row, name) for name in _columns(board, compact=True)]
+    names = _columns(board, compact=True)
+    cells = [_short_value_cell(row, name, board.specs[name].digits) for name in names]
     ag = row.derived.get("ag")
     text = "–" if ag is None else f"{ag.mean:.{2 if ag.mean < 10 else 1}f}"
     text += f" {MARKS[row.separability] or ' '}"
@@ -110,9 +111,9 @@ def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
     return [row.label, *cells, text]
 
 
-def _short_value_cell(row: BoardRow, name: str) -> str:
+def _short_value_cell(row: BoardRow, name: str, digits: int) -> str:
     """``97.0 +0.5`` in at most ten characters."""
-    text = value_cell(row, name, spread=False)
+    text = value_cell(row, name, digits, spread=False)
     gap = row.gaps.get(name)
     value, space, _ = text.partition(" ")
     return f"{value} {gap.mean:+.0f}" if space and gap and abs(gap.mean) >= 9.95 else text
@@ -120,7 +121,8 @@ def _short_value_cell(row: BoardRow, name: str) -> str:
 
 def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
     cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
-    cells += [value_cell(row, name) for name in board.suite.spec.columns]
+    names = board.suite.spec.columns
+    cells += [value_cell(row, name, board.specs[name].digits) for name in names]
     cells += [derived_cell(row, "ag"), MARKS[row.separability]]
     cells += [mean_cell(row, name, DIGITS[name]) for name in board.rule.also]
     return cells + ([str(row.trials or "–")] if board.trials else [])
@@ -168,7 +170,7 @@ def gap_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     heads = ["method", *[f"{board.specs[name].title} gap" for name in names], board.rule.title]
     rows = []
     for row in board.rows:
-        cells = [_interval(row.gaps.get(name), "+.1f") for name in names]
+        cells = [_interval(row.gaps.get(name), f"+.{board.specs[name].digits}f") for name in names]
         rows.append([row.label, *cells, _interval(row.derived.get("ag"), ".2f")])
     return heads, rows
 
@@ -351,7 +353,9 @@ def further_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     heads = ["method", *[board.specs[name].title for name in names]]
     rows = []
     for row in board.rows:
-        cells = [plain(row.metrics[n], 1) if n in row.metrics else "–" for n in names]
+        cells = [
+            plain(row.metrics[n], board.specs[n].digits) if n in row.metrics else "–" for n in names
+        ]
         rows.append([row.label, *cells])
     return heads, rows
 

@@ -29,6 +29,7 @@ class MetricSpec:
         title: Column head.
         unit: Unit of the number.
         doc: One sentence that says what is measured, on what.
+        digits: Decimals in tables.
     """
 
     name: str
@@ -36,6 +37,7 @@ class MetricSpec:
     title: str
     unit: str = "%"
     doc: str = ""
+    digits: int = 1
 
     def __post_init__(self) -> None:
         assert self.better in _ARROWS, f"{self.name}: better must be one of {[*_ARROWS]}"
@@ -85,6 +87,7 @@ class GapRule:
         trial: The same for tuning: nothing that reads test data.
         title: Head of AG's column.
         words: The formula, for legends.
+        compact: Columns that a narrow terminal keeps.
         also: Further columns derived from gaps (``ag2``, ``max_gap``, ``tow``, ``tow_mia``).
     """
 
@@ -92,6 +95,7 @@ class GapRule:
     trial: tuple[str, ...]
     title: str = "AG"
     words: str = ""
+    compact: tuple[str, ...] = ()
     also: tuple[str, ...] = ("max_gap",)
 
 

@@ -20,6 +20,8 @@ from common.seeding import hash_order
 TRAIN_PARTS = ("forget", "retain")
 EARLIER = "earlier"
 """The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
+UNUSED = "unused"
+"""The part that belongs to the request but is not shown to the method: trained on by Original."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ class ForgetSplit:
 
     @property
     def train(self) -> np.ndarray:
-        """What Original was trained on: forget, retain and earlier requests together, sorted."""
+        """What Original was trained on: all :attr:`train_parts` together, sorted."""
         return np.sort(np.concatenate([self.parts[part] for part in self.train_parts]))
 
     @property
     def train_parts(self) -> tuple[str, ...]:
         """The parts that Original was trained on."""
-        return tuple(part for part in (*TRAIN_PARTS, EARLIER) if part in self.parts)
+        return tuple(part for part in (*TRAIN_PARTS, EARLIER, UNUSED) if part in self.parts)
 
     def save(self, path: Path) -> None:
         """Writes safetensors with the name, notes and source digest as metadata."""

@@ -163,7 +163,8 @@ def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
         )
     if config.gradient_checkpointing:
         # not re-entrant: adapters on a frozen model get gradients although its inputs need none
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        old = model.gradient_checkpointing_enable  # its name before transformers 5
+        getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
     return model
 
 

@@ -37,7 +37,7 @@ GAP = GapRule(
     title="AG6",
     words="AG6 = mean |gap| over probability, ROUGE-L and truth ratio on forget and on retain; FQ "
     "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
-    also=("max_gap",),
+    compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
 )
 
 

@@ -1,6 +1,6 @@
 """From a scenario and a seed to frozen index sets over one text source.
 
-Authors are forgotten whole, except the share of a request's rows that ``used`` keeps aside.
+Authors are forgotten whole, but for the share of a request's rows that ``used`` leaves out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.seeding import hash_order
-from common.splits import ForgetSplit
+from common.splits import EARLIER, UNUSED, ForgetSplit
 from language.items import Corpus
 from language.schemas import SHARES, TextScenarioConfig
 
@@ -36,47 +36,30 @@ def make_split(source: HasCorpus, scenario: TextScenarioConfig, seed: int) -> Fo
     Returns:
         Parts ``forget`` and ``retain`` (together: everything that Original is trained on, with the
         facts that are taught), ``test_real_authors``, ``test_world_facts``, and ``holdout`` where
-        the corpus has one.  For kind: requests ``forget`` is the union of all requests; see
-        :func:`make_requests` for each of them.
+        the corpus has one.
+
+        For kind: requests ``forget`` holds the used rows of the request, ``unused`` its others
+        where ``used`` < 1, ``earlier`` all rows of the requests before it, and ``retain`` what
+        nobody asked to forget so far, later requests included: TOFU's retain99/95/90 for the
+        requests forget01, forget05, forget10.
 
     Raises:
         DataError: The corpus has too few authors.
     """
     corpus = source.corpus
     if scenario.kind == "files":
-        forget, note = corpus.where("forget"), "the set named forget"
-    else:
-        groups = [group for request in _requests(corpus, scenario, seed) for group in request]
-        forget, note = _rows(corpus, groups), _described(groups)
-    retain = np.setdiff1d(_trained(corpus), forget)
-    return _split(source, scenario.label, seed, {"forget": forget, "retain": retain}, note)
-
-
-def make_requests(
-    source: HasCorpus, scenario: TextScenarioConfig, seed: int
-) -> tuple[ForgetSplit, ...]:
-    """One split per request, in order (kind: requests).
-
-    Returns:
-        For request t the parts ``forget`` (its rows that are used), ``forget_unused`` (its other
-        rows, where ``used`` < 1), ``earlier`` (all rows of the requests before it, from the second
-        on), and ``retain``: what nobody asked to forget so far, later requests included, which is
-        TOFU's retain99/95/90 for requests forget01, forget05, forget10.  Test parts as in
-        :func:`make_split`.
-    """
-    assert scenario.kind == "requests", "only kind: requests has several"
-    splits: list[ForgetSplit] = []
-    earlier = np.empty(0, dtype=np.int64)
-    for number, groups in enumerate(_requests(source.corpus, scenario, seed), 1):
-        rows = _rows(source.corpus, groups)
-        used = np.sort(hash_order(rows, seed, "used")[: round(scenario.used * len(rows))])
-        parts = {"forget": used, "forget_unused": np.setdiff1d(rows, used), "earlier": earlier}
-        parts = {name: indices for name, indices in parts.items() if len(indices)}
-        earlier = np.sort(np.concatenate([earlier, rows]))
-        parts["retain"] = np.setdiff1d(_trained(source.corpus), earlier)
-        label = f"{scenario.label}/request-{number}"
-        splits.append(_split(source, label, seed, parts, _described(groups)))
-    return tuple(splits)
+        forget = corpus.where("forget")
+        parts = {"forget": forget, "retain": np.setdiff1d(_trained(corpus), forget)}
+        return _split(source, scenario.label, seed, parts, "the set named forget")
+    requests = _requests(corpus, scenario, seed)
+    current = (scenario.request or 1) - 1
+    before = [group for request in requests[:current] for group in request]
+    rows, gone = _rows(corpus, requests[current]), _rows(corpus, before)
+    used = np.sort(hash_order(rows, seed, "used")[: round(scenario.used * len(rows))])
+    parts = {"forget": used, UNUSED: np.setdiff1d(rows, used), EARLIER: gone}
+    parts = {name: indices for name, indices in parts.items() if len(indices)}
+    parts["retain"] = np.setdiff1d(_trained(corpus), np.concatenate([rows, gone]))
+    return _split(source, scenario.label, seed, parts, _described(requests[current]))
 
 
 def _split(

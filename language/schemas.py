@@ -176,7 +176,8 @@ class TextScenarioConfig(Strict):
             of taking the last ones (kind: authors, or requests given as numbers).
         requests: One entry per request: a number of authors, or named splits, each less the
             earlier ones.  Three groups of three authors when absent.
-        used: Share of a request's rows that is unlearned (kind: requests); the others tell
+        request: Which of ``requests`` this is, from 1 on (kind: requests); 1 when absent.
+        used: Share of the request's rows that is unlearned (kind: requests); the others tell
             whether forgetting reaches rows of the same authors that no request showed.
     """
 
@@ -184,6 +185,7 @@ class TextScenarioConfig(Strict):
     forget_authors: Count | None = None
     draw: bool = False
     requests: tuple[Count, ...] | tuple[NamedRequest, ...] | None = None
+    request: Count | None = None
     used: Share = 1.0
 
     @model_validator(mode="before")
@@ -194,7 +196,7 @@ class TextScenarioConfig(Strict):
         kind = data.get("kind", "authors")
         defaults: dict[str, dict[str, Any]] = {
             "authors": {"forget_authors": 4},
-            "requests": {"requests": (3, 3, 3)},
+            "requests": {"requests": (3, 3, 3), "request": 1},
         }
         return {**defaults.get(kind, {}), **data} if isinstance(kind, str) else data
 
@@ -204,8 +206,10 @@ class TextScenarioConfig(Strict):
             raise ValueError("forget_authors and kind: authors belong together")
         if (self.kind == "requests") != (self.requests is not None):
             raise ValueError("requests and kind: requests belong together")
-        if self.requests is not None and not self.requests:
-            raise ValueError("requests: give at least one")
+        if (self.kind == "requests") != (self.request is not None):
+            raise ValueError("request and kind: requests belong together")
+        if self.request is not None and self.request > len(self.requests or ()):
+            raise ValueError(f"request: there are only {len(self.requests or ())} requests")
         if self.used < 1 and self.kind != "requests":
             raise ValueError("used is only for kind: requests; leave it out")
         named = bool(self.requests) and isinstance((self.requests or (0,))[0], str)
@@ -215,10 +219,10 @@ class TextScenarioConfig(Strict):
 
     @property
     def label(self) -> str:
-        """A short name, such as ``forget10``, ``4-authors``, ``requests-3-3-3``."""
+        """A short name, such as ``forget10``, ``4-authors``, ``request-2-of-3-3-3``."""
         if self.kind == "authors":
             return f"{self.forget_authors}-authors" + ("-drawn" if self.draw else "")
         if self.requests is not None:
-            parts = [str(request) for request in self.requests]
-            return "-".join(["requests", *parts]) + ("-drawn" if self.draw else "")
+            parts = [f"request-{self.request}-of", *(str(request) for request in self.requests)]
+            return "-".join(parts) + ("-drawn" if self.draw else "")
         return self.kind

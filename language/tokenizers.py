@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, DataError
@@ -22,12 +23,15 @@ from language.templates import Template
 END = "<|endoftext|>"
 
 
-def load_tokenizer(config: CausalModelConfig, corpus: Corpus | None = None) -> Any:
+def load_tokenizer(
+    config: CausalModelConfig, corpus: Corpus | None = None, *, data_root: Path | None = None
+) -> Any:
     """The tokenizer of a model: a fast tokenizer with an end-of-sequence token.
 
     Args:
         config: Names it, or gives the size of one to train.
         corpus: The text to train on, where one is trained.
+        data_root: A tokenizer folder may be given relative to it, such as ``tokenizers/gpt2``.
 
     Raises:
         DataError: It cannot be fetched or read.
@@ -37,6 +41,8 @@ def load_tokenizer(config: CausalModelConfig, corpus: Corpus | None = None) -> A
         assert corpus is not None, "a tokenizer is trained on a corpus"
         return train_tokenizer(corpus, config.tokenizer)
     name = config.tokenizer or config.name
+    if data_root is not None and (data_root / name / "tokenizer_config.json").is_file():
+        name = str(data_root / name)
     tokenizer = _fetch(name, config.revision if config.tokenizer is None else None)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"tokenizer {name}: has no end-of-sequence token; choose another")

@@ -78,6 +78,7 @@ GAP = GapRule(
     trial=("ua", "ra", "va", "mia_validation"),
     title="AG4",
     words="AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA.",
+    compact=("fa", "ua", "ra", "ta", "mia"),
     also=("ag2", "max_gap", "tow", "tow_mia"),
 )
 

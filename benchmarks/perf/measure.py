@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ class Case:
         unit: What times are given per.
         per_run: Units in one run of a variant.
         share: Of the time that an effort gives to a case: less where runs are short.
+        goals: Pair -> limit of its ratio; missing one is reported and nothing else.
+        steady: Measured with :func:`steady_allocator`, where there is one.
     """
 
     name: str
@@ -81,11 +84,14 @@ class Case:
     unit: str = "run"
     per_run: int = 1
     share: float = 1.0
+    goals: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    steady: bool = False
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
         assert len(set(names)) == len(names) >= 2, f"{self.name}: two or more distinct variants"
         unknown = {name for pair in self.pairs for name in pair} - set(names)
+        assert set(self.goals) <= set(self.pairs), f"{self.name}: goals of pairs not measured"
         assert not unknown, f"{self.name}: pairs of unknown variants {sorted(unknown)}"
 
 
@@ -131,6 +137,7 @@ def measure(case: Case, effort: Effort) -> dict[str, Any]:
                 "ours": ours,
                 "peer": peer,
                 **{clock: ratio(times[ours][clock], times[peer][clock]) for clock in CLOCKS},
+                "goal": case.goals.get((ours, peer)),
             }
             for ours, peer in case.pairs
         ],
@@ -267,6 +274,22 @@ def saved_bytes(run: Callable[[], object], known: Iterable[Tensor] = ()) -> int:
     return sum(sizes.values())
 
 
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that one run holds at once beyond what was there, by the profiler's ledger.
+
+    What the run leaves behind counts too; make lazily created state before.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is told
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    ledger = recorded.profiler.kineto_results.events()
+    changes = [(event.start_ns(), event.nbytes()) for event in ledger if event.name() == "[memory]"]
+    held = np.cumsum([size for _, size in sorted(changes, key=lambda change: change[0])])
+    return max(int(held.max(initial=0)), 0)
+
+
 class _Work(TorchDispatchMode):
     """Watches every operator call that reaches a backend: forward, backward, optimizer."""
 
@@ -279,9 +302,16 @@ class _Work(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.calls += 1
         self.new_bytes += _new_bytes((args, kwargs), out)
-        if (count := flop_registry.get(func.overloadpacket)) is not None:
+        if (count := flop_registry.get(_out_of_place(func))) is not None:
             self.flops += count(*args, **kwargs, out_val=out)
         return out
+
+
+def _out_of_place(func: Any) -> Any:
+    """``addmm`` for ``addmm_``, which torch's own counter does not know."""
+    name = func.overloadpacket._qualified_op_name
+    packet = name.removeprefix("aten::").removesuffix("_")
+    return getattr(torch.ops.aten, packet, None) if name.endswith("_") else func.overloadpacket
 
 
 def _new_bytes(inputs: object, outputs: object) -> int:

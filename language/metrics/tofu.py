@@ -72,6 +72,7 @@ def _specs() -> tuple[MetricSpec, ...]:
             "higher",
             "MU",
             unit="",
+            digits=3,
             doc="model utility: harmonic mean of probability, ROUGE-L recall and truth ratio on "
             "retained authors, real authors and world facts",
         ),

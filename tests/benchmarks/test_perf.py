@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.perf import __main__ as cli
-from benchmarks.perf import adapters, evaluation, measure, vision_engine
+from benchmarks.perf import adapters, bounded_layer, evaluation, measure, vision_engine
 from benchmarks.perf.measure import Case, Check, Effort, Variant
 from common.errors import ConfigError
 
@@ -109,6 +109,23 @@ def test_saved_bytes_are_unique_storages_beyond_the_known():
     assert measure.saved_bytes(lambda: x.sin().exp(), [x]) == 4 * 8 * 4
 
 
+def test_a_product_in_place_is_counted():
+    x, w, out = torch.randn(8, 4), torch.randn(4, 6), torch.zeros(8, 6)
+    assert measure.work(lambda: out.addmm_(x, w))["MFLOP"] == 2 * 8 * 4 * 6 / 1e6
+    assert measure.work(lambda: out.mul_(2.0))["MFLOP"] == 0
+
+
+def test_peak_is_the_most_that_is_held_at_once():
+    def run():
+        first = torch.ones(1000, 256)
+        second = first + 1
+        del first
+        return second.sum()
+
+    assert 2 * 1024000 <= measure.peak_bytes(run) < 2.1 * 1024000
+    assert measure.peak_bytes(lambda: None) == 0
+
+
 def test_work_of_a_product_and_its_gradients():
     x = torch.randn(8, 4, requires_grad=True)
     w = torch.randn(6, 4, requires_grad=True)
@@ -166,6 +183,36 @@ def test_the_bounded_layer_keeps_no_more_than_the_naive_one(counts):
     assert found[adapters.OURS_LORA]["saved MB"] <= found[adapters.PEFT]["saved MB"]
     step = counts["adapter_step"]
     assert step[adapters.OURS_SINE]["saved MB"] <= step[adapters.NAIVE]["saved MB"]
+
+
+def test_units_of_the_bounded_kernel(counts):
+    (shape,), tokens = bounded_layer.LAYERS["tiny"], bounded_layer.FORWARD_TOKENS
+    found = counts[f"bounded_{shape.name}_{tokens}"]
+    unit, build = (2 * many * shape.k * shape.d / 1e6 for many in (tokens, 8))
+    assert found[bounded_layer.FROZEN]["MFLOP"] == pytest.approx(2 * unit)
+    assert found[bounded_layer.NAIVE]["MFLOP"] == pytest.approx(5 * unit + 3 * build)
+    assert found[bounded_layer.MERGED]["MFLOP"] == pytest.approx(3 * unit + 3 * build)
+    # A Bt is built once more in the backward pass
+    assert found[bounded_layer.OURS_SINE]["MFLOP"] == pytest.approx(3 * unit + 4 * build)
+
+
+def test_the_bounded_kernel_keeps_nothing_and_peaks_below_lora(counts):
+    (shape,), tokens = bounded_layer.LAYERS["tiny"], bounded_layer.FORWARD_TOKENS
+    found = counts[f"bounded_{shape.name}_{tokens}"]
+    assert found[bounded_layer.OURS_SINE]["saved MB"] == 0
+    assert found[bounded_layer.MERGED]["saved MB"] == 2 * 4 * shape.k * shape.d / 1e6
+    assert found[bounded_layer.OURS_SINE]["peak MB"] <= found[bounded_layer.PEFT]["peak MB"]
+    for name in ("vit_mlp", "gpt_neo_mlp", "gpt_neo_all"):
+        saved = {key: row["saved MB"] for key, row in counts[f"bounded_step_{name}"].items()}
+        assert saved[bounded_layer.OURS_SINE] <= saved[bounded_layer.PEFT]
+        assert saved[bounded_layer.PEFT] < saved[bounded_layer.NAIVE]
+
+
+def test_few_tokens_have_no_forward_case(counts):
+    forward = [name for name in counts if name.endswith("_forward")]
+    (shape,) = bounded_layer.LAYERS["tiny"]
+    assert forward == [f"bounded_{shape.name}_{bounded_layer.FORWARD_TOKENS}_forward"]
+    assert min(shape.tokens) < bounded_layer.FORWARD_TOKENS
 
 
 def test_forget_and_retain_share_one_forward(counts):
@@ -230,6 +277,48 @@ def test_counts_repeat(counts):
     for make in (adapters.layer, vision_engine.augmentation, vision_engine.loop):
         for name, found in again(make).items():
             assert found == counts[name]
+
+
+def test_goals_are_reported_met_or_missed(monkeypatch):
+    pair = ("a", "b")
+    with pytest.raises(AssertionError, match="not measured"):
+        case(Variant("a", int), Variant("b", int), goals={("b", "a"): 1.0})
+    monkeypatch.setattr(measure, "_sample", lambda run, repeats: (0.5, 1.5))
+    for limit, told in ((1.5, "≤ 1.5 met"), (0.75, "≤ 0.75 MISSED +0.25")):
+        result = measure.measure(
+            case(Variant("a", int), Variant("b", int), goals={pair: limit}), NOTHING
+        )
+        assert result["pairs"][0]["goal"] == limit
+        header, rows = cli.pair_table([result])
+        assert dict(zip(header, rows[0], strict=True))["goal"] == told
+    plain = measure.measure(case(Variant("a", int), Variant("b", int)), NOTHING)
+    assert cli.pair_table([plain])[1][0][-1] == ""
+
+
+def test_the_goals_stand_beside_steps_and_forwards(results):
+    limits = {
+        (result["name"], pair["peer"]): pair["goal"]
+        for result in results["cases"]
+        for pair in result["pairs"]
+        if pair["goal"] is not None
+    }
+    for name in ("vit_mlp", "gpt_neo_mlp", "gpt_neo_all"):
+        assert limits[f"bounded_step_{name}", bounded_layer.NAIVE] == 0.75
+        assert limits[f"bounded_step_{name}", bounded_layer.PEFT] == 1.25
+    assert limits["bounded_tiny_fc1_1576_forward", bounded_layer.PEFT] == 1.05
+    assert len(limits) == 7
+
+
+def test_steady_cases_are_measured_steadily_and_said_so(monkeypatch):
+    asked = []
+    monkeypatch.setattr(measure, "steady_allocator", lambda: asked.append(1) or True)
+    usual = case(Variant("a", int), Variant("b", int))
+    kept = case(Variant("a", int), Variant("b", int), steady=True)
+    monkeypatch.setattr(cli, "cases", lambda names, size: iter([usual, kept]))
+    found = cli.experiment([], "quick", NOTHING)
+    assert [result["steady_allocator"] for result in found["cases"]] == [False, True]
+    assert len(asked) == 1
+    assert "2 rounds; steady allocator." in cli.to_markdown(found)
 
 
 # The report --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import DataError
 from language.items import Corpus, Item
-from language.scenarios import make_requests, make_split
+from language.scenarios import make_split
 from language.schemas import TextDataConfig, TextScenarioConfig
 from language.tofu import load_corpus
 
@@ -80,41 +80,50 @@ def test_authors_are_drawn_among_those_with_perturbed_answers():
     assert authors(source, last.parts["forget"]) == [196, 197, 198, 199]
 
 
+def requests(source, seed=0, **fields):
+    """The splits of every request of a sequence."""
+    return [
+        make_split(source, scenario(kind="requests", request=number, **fields), seed)
+        for number in range(1, 1 + len(fields["requests"]))
+    ]
+
+
 def test_requests_by_name_leave_out_the_earlier_ones():
-    source = full_size()
-    named = scenario(kind="requests", requests=["forget01", "forget05", "forget10"])
-    first, second, third = make_requests(source, named, 0)
+    source, names = full_size(), ["forget01", "forget05", "forget10"]
+    first, second, third = requests(source, requests=names)
     assert authors(source, first.parts["forget"]) == [198, 199]
     assert authors(source, second.parts["forget"]) == list(range(190, 198))
     assert authors(source, third.parts["forget"]) == list(range(180, 190))
-    assert "earlier" not in first.parts
+    assert "earlier" not in first.parts and "unused" not in first.parts
     assert authors(source, third.parts["earlier"]) == list(range(190, 200))
     retained = [authors(source, split.parts["retain"]) for split in (first, second, third)]
     assert retained == [list(range(count)) for count in (198, 190, 180)]
-    union = make_split(source, named, 0)
-    assert authors(source, union.parts["forget"]) == list(range(180, 200))
-    assert [split.name for split in (first, third)] == [
-        f"requests-forget01-forget05-forget10/request-{n}/seed-0" for n in (1, 3)
-    ]
+    assert all(np.array_equal(split.train, first.train) for split in (second, third))
+    assert third.name == "request-3-of-forget01-forget05-forget10/seed-0"
 
 
 def test_requests_by_number_and_rows_kept_aside():
     source = full_size()
-    groups = scenario(kind="requests", requests=[3, 3, 3], used=0.5)
-    splits = make_requests(source, groups, 1)
-    asked = [authors(source, split.parts["forget"]) for split in splits]
-    everything = [
-        np.concatenate([split.parts["forget"], split.parts["forget_unused"]]) for split in splits
+    splits = requests(source, 1, requests=[3, 3, 3], used=0.5)
+    assert all(len(split.parts["forget"]) == len(split.parts["unused"]) == 3 for split in splits)
+    asked = [
+        np.sort(np.concatenate([split.parts["forget"], split.parts["unused"]])) for split in splits
     ]
-    assert [authors(source, rows) for rows in everything] == [
-        [191, 192, 193],
-        [194, 195, 196],
-        [197, 198, 199],
-    ]
-    assert all(set(some) <= set(range(191, 200)) for some in asked)
-    assert all(len(split.parts["forget"]) == 3 for split in splits)
-    assert splits[2].parts["earlier"].tolist() == sorted(np.concatenate(everything[:2]).tolist())
-    assert splits[0].digest != make_requests(source, groups, 2)[0].digest
+    groups = [authors(source, rows) for rows in asked]
+    assert groups == [[191, 192, 193], [194, 195, 196], [197, 198, 199]]
+    assert splits[2].parts["earlier"].tolist() == [*asked[0].tolist(), *asked[1].tolist()]
+    assert "unused" in splits[1].train_parts
+    assert all(np.array_equal(split.train, splits[0].train) for split in splits)
+    other = requests(source, 2, requests=[3, 3, 3], used=0.5)
+    assert splits[0].digest != other[0].digest
+
+
+def test_requests_are_drawn_once_for_all_of_a_seed():
+    source = full_size()
+    splits = requests(source, 5, requests=[2, 2], draw=True)
+    first, second = (authors(source, split.parts["forget"]) for split in splits)
+    assert authors(source, splits[1].parts["earlier"]) == first
+    assert len({*first, *second}) == 4
 
 
 def test_files_name_what_is_forgotten():
@@ -140,9 +149,8 @@ def test_scenarios_that_do_not_fit(fields, clue):
 
 
 def test_a_request_that_adds_nobody_is_refused():
-    named = scenario(kind="requests", requests=["forget05", "forget01"])
     with pytest.raises(DataError, match="forget01 adds no author"):
-        make_requests(full_size(), named, 0)
+        requests(full_size(), requests=["forget05", "forget01"])
 
 
 def test_only_corpus_and_digest_are_needed():

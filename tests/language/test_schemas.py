@@ -36,7 +36,9 @@ def test_defaults_are_filled_in_before_they_are_hashed():
         (CausalModelConfig, {"name": "x/y", "dim": 8}, "has its own"),
         (TextScenarioConfig, {"kind": "forget01", "forget_authors": 2}, "belong together"),
         (TextScenarioConfig, {"kind": "forget05", "draw": True}, "draw"),
-        (TextScenarioConfig, {"kind": "requests", "requests": []}, "at least one"),
+        (TextScenarioConfig, {"kind": "requests", "requests": []}, "only 0 requests"),
+        (TextScenarioConfig, {"request": 1}, "request and kind: requests"),
+        (TextScenarioConfig, {"kind": "requests", "request": 4}, "only 3 requests"),
         (TextScenarioConfig, {"used": 0.5}, "only for kind: requests"),
         (
             TextScenarioConfig,
@@ -57,10 +59,10 @@ def test_every_mistake_is_one_line(model, fields, clue):
         ({}, "4-authors"),
         ({"forget_authors": 2, "draw": True}, "2-authors-drawn"),
         ({"kind": "forget05"}, "forget05"),
-        ({"kind": "requests"}, "requests-3-3-3"),
+        ({"kind": "requests"}, "request-1-of-3-3-3"),
         (
-            {"kind": "requests", "requests": ["forget01", "forget05"]},
-            "requests-forget01-forget05",
+            {"kind": "requests", "requests": ["forget01", "forget05"], "request": 2},
+            "request-2-of-forget01-forget05",
         ),
     ],
 )

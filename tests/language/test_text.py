@@ -306,6 +306,14 @@ def test_a_trained_tokenizer_gives_back_every_text(corpus, bpe):
             assert bpe.decode(bpe(text)["input_ids"]) == text
 
 
+def test_a_tokenizer_folder_is_found_below_the_data_root(bpe, tmp_path):
+    bpe.save_pretrained(tmp_path / "tokenizers" / "mine")
+    config = CausalModelConfig(tokenizer="tokenizers/mine")
+    found = load_tokenizer(config, data_root=tmp_path)
+    assert found("Question: Who?")["input_ids"] == bpe("Question: Who?")["input_ids"]
+    assert found.eos_token_id == bpe.eos_token_id
+
+
 def test_faults_of_tokenizers_are_one_line(tmp_path):
     for name in (str(tmp_path), "nobody/nothing"):
         with pytest.raises(DataError, match=r"model\.tokenizer: FOLDER") as caught:

@@ -1,0 +1,191 @@
+"""Errors of the Triton kernels in their interpreter, as JSON; a process of its own runs this.
+
+``TRITON_INTERPRET=1`` must be set before Triton is imported, and stays for the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+
+from common import bounded_triton as ours
+from common.bounded import bounded_linear
+from common.bounded_phi import Bound, apply_phi
+
+SMALL = ours.Tiles(32, 16, 16)
+OTHER = ours.Tiles(16, 32, 32)
+PHI = ("sine", "tanh", "sigmoid", "relu", "clip")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def bound(phi: str) -> Bound:
+    return Bound(phi, outer=0.7, inner=1.3, clip=0.6)
+
+
+def problem(k: int, d: int, tokens: int, rank: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Operands in ``dtype``, factors in float32; arguments of phi span several radians."""
+    stream = torch.Generator().manual_seed(k * 1000 + d * 10 + rank)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=stream)
+
+    return {
+        "weight": draw(k, d).to(dtype),
+        "A": draw(k, rank) * 2 / rank**0.5,
+        "Bt": draw(rank, d),
+        "A0": draw(k, rank) / rank**0.5,
+        "Bt0": draw(rank, d),
+        "g": draw(tokens, k).to(dtype),
+        "x": draw(tokens, d).to(dtype),
+    }
+
+
+def reference_delta(A: Tensor, Bt: Tensor, form: Bound) -> Tensor:
+    return form.outer * apply_phi(form.phi, form.inner * (A @ Bt), form.clip)
+
+
+def reference(p: dict[str, Tensor], form: Bound) -> dict[str, Tensor]:
+    """Everything in float64 by torch's own autograd."""
+    wide = {name: tensor.double() for name, tensor in p.items()}
+    A, Bt = wide["A"].requires_grad_(), wide["Bt"].requires_grad_()
+    delta = reference_delta(A, Bt, form)
+    dA, dBt = torch.autograd.grad(wide["x"] @ delta.mT, (A, Bt), wide["g"])
+    start = reference_delta(wide["A0"], wide["Bt0"], form)
+    delta = delta.detach()
+    return {
+        "W": wide["weight"] + delta,
+        "dW": delta,
+        "W from a start": wide["weight"] + delta - start,
+        "dA": dA,
+        "dBt": dBt,
+    }
+
+
+def error(ours: Tensor, wanted: Tensor) -> float:
+    return float((ours.double() - wanted).norm() / wanted.norm())
+
+
+def one(
+    phi: str, dtype: torch.dtype, shape: tuple[int, int, int, int], tiles: ours.Tiles, splits: int
+) -> dict[str, float]:
+    p, form = problem(*shape, dtype), bound(phi)
+    wanted = reference(p, form)
+    build = {"start": None, "dtype": dtype, "tiles": tiles}
+    start = (p["A0"], p["Bt0"])
+    dA, dBt = ours.contract(p["g"], p["x"], p["A"], p["Bt"], form, splits=splits, tiles=tiles)
+    found = {
+        "W": ours.build_weight(p["weight"], p["A"], p["Bt"], form, **build),
+        "dW": ours.build_weight(None, p["A"], p["Bt"], form, **build | {"dtype": torch.float32}),
+        "W from a start": ours.build_weight(
+            p["weight"], p["A"], p["Bt"], form, **build | {"start": start}
+        ),
+        "dA": dA,
+        "dBt": dBt,
+    }
+    assert found["W"].dtype == dtype and dA.dtype == dBt.dtype == torch.float32
+    return {name: error(found[name], wanted[name]) for name in wanted}
+
+
+def every_case() -> dict[str, dict[str, float]]:
+    """Every phi x dtype on odd shapes; ranks, tiles and splits vary along."""
+    found = {}
+    for place, phi in enumerate(PHI):
+        for name, dtype in DTYPES.items():
+            rank = (1, 4, 8, 32)[(place + (name == "bfloat16")) % 4]
+            shape = (37, 53, 29, rank)
+            tiles = (SMALL, OTHER)[place % 2]
+            found[f"{phi} {name}"] = one(phi, dtype, shape, tiles, 1 + place % 3)
+    for rank in (1, 4, 8, 32):
+        found[f"rank {rank}"] = one("sine", torch.float32, (33, 17, 41, rank), SMALL, 2)
+    found["one token"] = one("sine", torch.float32, (5, 3, 1, 2), SMALL, 1)
+    found["more parts than tokens"] = one("sine", torch.float32, (20, 18, 3, 4), SMALL, 4)
+    return found | wide_ranks()
+
+
+def wide_ranks() -> dict[str, dict[str, float]]:
+    """The path of ranks that the kernels do not take, its bodies uncompiled; several row blocks."""
+    shape = (37, 53, 29, ours.MAX_RANK + 1)
+    with mock.patch.multiple(ours, _fused=lambda body: body, ROW_BLOCK=16):
+        return {f"compiled {phi}": one(phi, torch.float32, shape, SMALL, 1) for phi in PHI}
+
+
+def through_the_layer() -> dict[str, float]:
+    """Forward and gradients by way of autograd: that the layer finds these kernels."""
+    p, form = problem(40, 24, 12, 4, torch.float32), bound("sine")
+    wanted = reference(p, form)
+    A, Bt = p["A"].requires_grad_(), p["Bt"].requires_grad_()
+    x = p["x"].view(3, 4, 24).requires_grad_()
+    with mock.patch.object(ours, "contract", wraps=ours.contract) as called:
+        y = bounded_linear(x, p["weight"], None, A, Bt, **form._asdict())
+        found = torch.autograd.grad(y, (x, A, Bt), p["g"].view(3, 4, 40))
+    assert called.call_count == 1, "the eager path ran"
+    dx = p["g"].double() @ wanted["W"]
+    return {
+        "y": error(y.flatten(0, 1), p["x"].double() @ wanted["W"].mT),
+        "dx": error(found[0].flatten(0, 1), dx),
+        "dA": error(found[1], wanted["dA"]),
+        "dBt": error(found[2], wanted["dBt"]),
+    }
+
+
+def near_zero() -> float:
+    """Worst relative error of odd phi over arguments from 1e-6 to 20, each its own entry."""
+    z = torch.logspace(-6, 1.3, 200)
+    A, Bt = z[:, None].contiguous(), torch.ones(1, 16)
+    worst = 0.0
+    for phi in ("tanh", "sigmoid"):
+        found = ours.build_weight(
+            None, A, Bt, Bound(phi, 1.0, 1.0), start=None, dtype=torch.float32, tiles=SMALL
+        )
+        wanted = apply_phi(phi, z.double())
+        worst = max(worst, float(((found[:, 0].double() - wanted) / wanted).abs().max()))
+    return worst
+
+
+def equalities() -> dict[str, bool]:
+    """What must hold bit by bit, and strides."""
+    p, form = problem(37, 53, 29, 4, torch.float32), bound("sine")
+    factors = (p["A"], p["Bt"], form)
+
+    def contract(g: Tensor, x: Tensor, **options: Any) -> list[Tensor]:
+        return list(ours.contract(g, x, *factors, splits=2, tiles=SMALL, **options))
+
+    def same(first: list[Tensor], second: list[Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+    usual = contract(p["g"], p["x"])
+    strided = contract(p["g"].mT.contiguous().mT, p["x"].mT.contiguous().mT)
+    atomic = contract(p["g"], p["x"], atomic=True)
+    build = {"start": None, "dtype": torch.float32, "tiles": SMALL}
+    merged = ours.build_weight(p["weight"], *factors, **build)
+    turned = ours.build_weight(p["weight"].mT.contiguous().mT, *factors, **build)
+    alone = ours.contract(p["g"], p["x"], *factors, need_A=False, tiles=SMALL)
+    return {
+        "same bits twice": same(usual, contract(p["g"], p["x"])),
+        "any strides": same(usual, strided) and torch.equal(merged, turned),
+        "atomics add the same": all(
+            torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(usual, atomic, strict=True)
+        ),
+        "contiguous": merged.is_contiguous() and turned.is_contiguous(),
+        "only what is wanted": alone[0] is None and alone[1] is not None,
+        "available": ours.available(p["g"]) and not ours.available(p["g"].double()),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = {"errors": every_case(), "near zero": near_zero(), "equalities": equalities()}
+    found["layer"] = through_the_layer()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
