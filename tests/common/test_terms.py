@@ -77,8 +77,8 @@ def test_simnpo_limits():
 def test_simnpo_does_not_see_the_length():
     z = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
     term = terms.SimplePreference()
-    short = float(term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))))
-    assert short == pytest.approx(float(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]])))))
+    short = term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))).item()
+    assert short == pytest.approx(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]]))).item())
 
 
 def test_muse_preference_averages_over_scored_logits():
