@@ -31,7 +31,7 @@ class GAFila(ForgetOnlyMethod):
     info = MethodInfo(1, PAPER, BOTH)
 
     class Config(ForgetConfig):
-        lr: Positive = 1e-4
+        lr: Positive = 3e-5
         adapter: AdapterConfig | None = LORA
         fila: FilaConfig | None = FilaConfig()
 

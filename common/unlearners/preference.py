@@ -81,7 +81,8 @@ class NPOKlr(ForgetRetainMethod):
 
     Formula: minimise w_f NPO(B_f) + w_r KL(p_ref || p_theta)(B_r).  ``compat: openunlearning``
     averages the divergence over all positions, padding too; ``compat: muse`` takes both terms on
-    raw logits (its second term is no divergence).
+    raw logits (its second term is no divergence, is unbounded below, and may end a run as
+    diverged where logits are large).
     Source: arXiv 2404.05868 (NPO+KL); arXiv 2407.06460 (NPO_KLR); swj0419/muse_bench.
     """
 

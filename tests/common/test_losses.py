@@ -193,10 +193,8 @@ def test_low_precision_is_widened(name, dtype):
     torch.testing.assert_close(values, POSITION[name](z.float(), y))
 
 
-@pytest.mark.parametrize("name", POSITION)
+@pytest.mark.parametrize("name", sorted(POSITION.keys() - {"raw_divergence"}))
 def test_extreme_logits_stay_finite(name):
-    if name == "raw_divergence":
-        pytest.skip("the published formula overflows by design")
     z = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]], requires_grad=True)
     values = POSITION[name](z, torch.tensor([1, 1]))
     assert torch.isfinite(values).all()

@@ -67,20 +67,18 @@ def test_simnpo_limits():
     ascent = torch.autograd.grad(-mean, z)[0]
     slow = gradient(terms.SimplePreference(1e-6), z)
     torch.testing.assert_close(slow, ascent, rtol=1e-5, atol=1e-7)
-    nll = losses.average(losses.cross_entropy(z, LABELS), LABELS, "samples")
     one = batch_of(torch.tensor([[1, 1, 1], [1, 1, 1]]))
     flat = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
     value = terms.SimplePreference(4.5, 0.5)(flat, one)
     expected = 2 / 4.5 * math.log1p(math.exp(-4.5 * (math.log(5) - 0.5)))
     assert value.item() == pytest.approx(expected)
-    assert float(nll) > 0
 
 
 def test_simnpo_does_not_see_the_length():
     z = torch.zeros(2, 3, 5, dtype=torch.float64, requires_grad=True)
     term = terms.SimplePreference()
-    short = float(term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))))
-    assert short == pytest.approx(float(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]])))))
+    short = term(z, batch_of(torch.tensor([[1, IGNORE, IGNORE], [2, IGNORE, IGNORE]]))).item()
+    assert short == pytest.approx(term(z, batch_of(torch.tensor([[1, 1, 1], [2, 2, 2]]))).item())
 
 
 def test_muse_preference_averages_over_scored_logits():
