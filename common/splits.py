@@ -140,3 +140,26 @@ def balanced_draw(
         seen[label] = seen.get(label, 0) + 1
     chosen = np.argsort(rank_in_class, kind="stable")[:count]
     return np.sort(ordered[chosen])
+
+
+def half_split(split: ForgetSplit, seed: int, index: int) -> ForgetSplit:
+    """A shadow's split: half of the forget set is forgotten, the other half never seen.
+
+    Splits 2j and 2j + 1 hold complementary halves, so that over an even number of shadows every
+    sample is on each side equally often.
+
+    Args:
+        split: The split that is audited.
+        seed: Of the draw.
+        index: Which shadow.
+
+    Returns:
+        Its parts with ``forget`` halved and ``forget_out``, the half that nothing trains on.
+    """
+    ordered = hash_order(split.parts["forget"], seed, "half", index // 2)
+    middle = len(ordered) // 2
+    halves = [np.sort(ordered[:middle]), np.sort(ordered[middle:])]
+    if index % 2:
+        halves.reverse()
+    parts = {**split.parts, "forget": halves[0], "forget_out": halves[1]}
+    return ForgetSplit(f"{split.name}/half-{index}", parts, split.source_digest, split.notes)

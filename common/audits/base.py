@@ -30,6 +30,8 @@ TIERS: Mapping[str, str] = {
     "shadows": "many trainings: see --shadows, which prints their cost first",
 }
 CONFIDENCE = 0.95
+PERCENT = (0.0, 100.0)
+NOT_NEGATIVE = (0.0, None)
 Parts = Mapping[str, "Scores"]
 
 
@@ -48,6 +50,7 @@ class Measure:
         interval: Which interval, and over what it varies.
         n: Independent units behind it.
         note: What a reader must know, such as "too few shadows".
+        bounds: Smallest and largest possible value, which an interval over seeds never leaves.
     """
 
     value: float | None
@@ -56,6 +59,7 @@ class Measure:
     interval: str = ""
     n: int = 0
     note: str = ""
+    bounds: tuple[float | None, float | None] = (None, None)
 
     def __post_init__(self) -> None:
         for number in (self.value, self.low, self.high):
@@ -68,7 +72,15 @@ class Measure:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measure:
         """What :meth:`to_json` gave."""
-        return cls(**data)
+        return cls(**{**data, "bounds": tuple(data["bounds"])})
+
+    def clipped(self, end: float | None) -> float | None:
+        """An interval's end, moved inside the bounds."""
+        if end is None:
+            return None
+        lowest, highest = self.bounds
+        end = end if lowest is None else max(end, lowest)
+        return end if highest is None else min(end, highest)
 
 
 Measures = dict[str, Measure]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from common.audits.base import CONFIDENCE, Measure
+from common.audits.base import CONFIDENCE, NOT_NEGATIVE, PERCENT, Measure
 from common.seeding import derive
 
 RESAMPLES = 1000
@@ -46,7 +46,7 @@ def proportion(hits: np.ndarray, *, note: str = "") -> Measure:
     few = f"only {n} samples" if n < FEW else ""
     text = "; ".join(part for part in (note, few) if part)
     name = "95 % Clopper-Pearson over samples"
-    return Measure(100.0 * k / n, 100.0 * float(low), 100.0 * float(high), name, n, text)
+    return Measure(100.0 * k / n, 100.0 * float(low), 100.0 * float(high), name, n, text, PERCENT)
 
 
 def dkw(n: int, confidence: float = CONFIDENCE) -> float:
@@ -74,7 +74,9 @@ def bootstrap(
     return _ends(np.asarray(values))
 
 
-def bootstrap_mean(values: np.ndarray, seed: int) -> Measure:
+def bootstrap_mean(
+    values: np.ndarray, seed: int, bounds: tuple[float | None, float | None] = NOT_NEGATIVE
+) -> Measure:
     """Mean of values with a percentile bootstrap over them (1000 resamples).
 
     The interval is about the samples alone: both models stay as they are, and what another
@@ -90,7 +92,7 @@ def bootstrap_mean(values: np.ndarray, seed: int) -> Measure:
         means.append(values[draws].mean(axis=1))
     low, high = _ends(np.concatenate(means))
     note = f"only {n} samples" if n < FEW else ""
-    return Measure(float(values.mean()), low, high, "95 % bootstrap over samples", n, note)
+    return Measure(float(values.mean()), low, high, "95 % bootstrap over samples", n, note, bounds)
 
 
 def _ends(values: np.ndarray) -> tuple[float, float]:

@@ -8,7 +8,15 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, Measure, Measures, NotApplicable, PairAudit, Parts
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    Measure,
+    Measures,
+    NotApplicable,
+    PairAudit,
+    Parts,
+)
 from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
 from common.config import Strict
 from common.errors import DataError
@@ -129,9 +137,10 @@ class KolmogorovSmirnov(PairAudit):
                 "95 % DKW, both samples",
                 len(one),
                 note,
+                (0.0, 1.0),
             )
             log_p = float(np.log10(max(test.p_value, 1e-300)))
-            measures[f"{part} log10 p"] = Measure(log_p, n=len(one), note=note)
+            measures[f"{part} log10 p"] = Measure(log_p, n=len(one), note=note, bounds=(None, 0.0))
         return measures
 
 
@@ -275,7 +284,7 @@ class NeighbourClass(PairAudit):
         if value < 50:
             value, low, high = 100 - value, 100 - high, 100 - low
         note = f"only {len(u)} samples" if len(u) < FEW else ""
-        return Measure(value, low, high, "95 % bootstrap over samples", len(u), note)
+        return Measure(value, low, high, "95 % bootstrap over samples", len(u), note, PERCENT)
 
 
 def _logit(p: np.ndarray) -> np.ndarray:

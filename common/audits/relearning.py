@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit
+from common.audits.base import NOT_NEGATIVE, AuditInfo, AuditTask, Measure, Measures, ModelAudit
 from common.audits.intervals import spread
 from common.config import Strict
 from common.schemas import Count, Positive
@@ -65,7 +65,7 @@ class RelearnTime(ModelAudit):
         low, high, name = spread(counts, "batch orders")
         note = f"{cut} of {len(counts)} cut off at {config.max_steps}" if cut else ""
         mean = sum(counts) / len(counts)
-        return {"steps": Measure(mean, low, high, name, len(counts), note)}
+        return {"steps": Measure(mean, low, high, name, len(counts), note, NOT_NEGATIVE)}
 
     def _steps(
         self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
@@ -137,4 +137,6 @@ def anamnesis(ours: Measure, theirs: Measure) -> Measure:
         low, high = ours.low / theirs.high, ours.high / theirs.low  # type: ignore[operator]
     cut = [name for name, side in (("U", ours), ("Retrain", theirs)) if side.note]
     note = f"{' and '.join(cut)} cut off" if cut else ""
-    return Measure(ours.value / theirs.value, low, high, "from both ranges", ours.n, note)
+    return Measure(
+        ours.value / theirs.value, low, high, "from both ranges", ours.n, note, NOT_NEGATIVE
+    )

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit, NotApplicable
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+)
 from common.audits.intervals import proportion, spread
 from common.config import Strict
 from common.schemas import Count
@@ -201,7 +209,9 @@ class Prototype(ModelAudit):
         for name, values in found.items():
             low, high, interval = spread(values, "draws")
             n = len(parts[name])
-            result[name] = Measure(sum(values) / len(values), low, high, interval, n)
+            result[name] = Measure(
+                sum(values) / len(values), low, high, interval, n, bounds=PERCENT
+            )
         return result
 
 
