@@ -134,6 +134,8 @@ class AuditPlanner(Planner):
         else:
             split = self._half(seed, index)
             original = self._original_half(seed, index, split)
+        if not METHODS[row.method].info.changes_model:
+            return self._evaluated_on(original, split, seed, index)
         if design == "fixed" and index == 0:
             return self._evaluate(self._unlearn(row, config, seed), seed, 0, trial=False)
         model = self._unlearn_shadow(row, config, seed, index, design, split, original)
@@ -199,8 +201,8 @@ class AuditPlanner(Planner):
             seed=seed,
             replicate=index,
             trial=False,
-            method=model.spec["method"],
-            params=model.spec["params"],
+            method=model.spec.get("method", "original"),
+            params=model.spec.get("params", {}),
         )
 
     def shadow_plan(self, shadows: Shadows) -> Plan:
@@ -208,7 +210,7 @@ class AuditPlanner(Planner):
         plan = Plan(self.suite)
         for seed in self.suite.spec.seeds:
             for row in self.suite.rows:
-                if row.method not in REFERENCES and METHODS[row.method].info.changes_model:
+                if row.method != "retrain":
                     self._add_shadows(plan, row, seed, shadows)
             if shadows.design == "fixed":
                 for index in range(2 * shadows.count):
@@ -217,7 +219,8 @@ class AuditPlanner(Planner):
         return plan
 
     def _add_shadows(self, plan: Plan, row: ResolvedRow, seed: int, shadows: Shadows) -> None:
-        for index in range(shadows.count):
+        changes = METHODS[row.method].info.changes_model
+        for index in range(shadows.count if changes else shadows.originals or shadows.count):
             stage = self.shadow(row, seed, index, shadows.design, shadows.originals)
             if stage is None:
                 plan.waiting.append(row.label)

@@ -217,13 +217,13 @@ class AuditReport:
     def _shadows(self, label: str, seeds: Sequence[int]) -> list[Stage]:
         """Unlearned models of one row and split."""
         row = self.planner.suite.row(label)
-        if not METHODS[row.method].info.changes_model:
-            return [self._of(label)[seed].stage for seed in seeds if seed in self._of(label)]
         return _interleaved([self._shadows_of(row, seed, "fixed") for seed in seeds])
 
     def _shadows_of(self, row: ResolvedRow, seed: int, design: Design) -> list[Stage]:
         count = self.shadows.count if self.shadows else None
         originals = self.shadows.originals if self.shadows and design == "fixed" else None
+        if originals and count and not METHODS[row.method].info.changes_model:
+            count = min(count, originals)
         make = partial(self.planner.shadow, row, seed, design=design, originals=originals)
         return self._run(make, count)
 
@@ -242,7 +242,7 @@ class AuditReport:
 
     def _halves(self, table: AuditTable, audit: ULira) -> None:
         for row in self.planner.suite.rows:
-            if row.method == "retrain" or not METHODS[row.method].info.changes_model:
+            if row.method == "retrain":
                 continue
             for seed in self._of(self._retrain):
                 models = [self.scores(stage) for stage in self._shadows_of(row, seed, "halves")]

@@ -97,8 +97,9 @@ class EpsilonScore(PopulationAudit):
     skipped, both 0 is infinite; H = 2 / 2^n(x), n = bin of eps (width 0.5, from 1); F = mean H;
     score = F (RA_U / RA_R) (TA_U / TA_R).  ``F shown`` takes of each eps only what is shown at 95 %
     (Clopper-Pearson, Bonferroni over attacks): with few models it stays near 1 whatever the method
-    does.  With N models per side no finite eps exceeds ln(N - 1), so F depends on N.  A variant in
-    circulation takes the smaller of the two logarithms and 2^-eps: its numbers do not compare.
+    does.  ``separated %``: samples with infinite eps.  With N models per side no finite eps
+    exceeds ln(N - 1), so F depends on N.  A variant in circulation takes the smaller of the two
+    logarithms and 2^-eps: its numbers do not compare.
     Source: Triantafillou et al. 2024 (arXiv 2406.09073).
     """
 
@@ -132,15 +133,11 @@ class EpsilonScore(PopulationAudit):
         infinite = float(np.mean(np.isinf(epsilon)))
         return {
             "F": Measure(quality.value, quality.low, quality.high, quality.interval, n, note, UNIT),
-            "F shown": Measure(
-                float(shown.mean()), n=n, note="upper bound at 95 % per sample", bounds=UNIT
-            ),
+            "F shown": Measure(float(shown.mean()), n=n, bounds=UNIT),
             "score": Measure(
                 quality.value * _utility(unlearned, retrained), n=n, note=note, bounds=NOT_NEGATIVE
             ),
-            "share infinite": Measure(
-                100 * infinite, n=n, note="% of samples fully separated", bounds=PERCENT
-            ),
+            "separated %": Measure(100 * infinite, n=n, bounds=PERCENT),
         }
 
 

@@ -24,26 +24,32 @@ from common.seeding import derive
 HALVES = ("forget", "forget_out")
 
 
-def ulira_scores(values: np.ndarray, member: np.ndarray, *, pooled: bool) -> np.ndarray:
-    """(M, n) log-likelihood ratio "trained and unlearned" over "never trained", leave-one-out.
+def ulira_scores(
+    values: np.ndarray, member: np.ndarray, groups: np.ndarray, *, pooled: bool
+) -> np.ndarray:
+    """(M, n) log-likelihood ratio "trained and unlearned" over "never trained".
+
+    Each model is scored by Gaussians fitted without its whole group, which takes one model from
+    each side: leaving out the attacked model alone moves its own side's mean away from it, and
+    exchangeable sides then score below 50 %.
 
     Args:
         values: (M, n) margins.
         member: (M, n) True where the model was trained on the sample and unlearned it.
+        groups: (M,) which models are left out together.
         pooled: One variance per side over all samples, for few models; else one per sample.
 
     Returns:
-        Each entry from Gaussians fitted without that model; NaN where a side would have none
-        left (or, unpooled, fewer than two).
+        NaN where a side would have no distribution left.
     """
     result = np.empty_like(values)
-    for j in range(len(values)):
-        others = np.arange(len(values)) != j
-        sides = [
-            _gaussian(values[others], member[others] == flag, pooled) for flag in (True, False)
-        ]
+    for group in np.unique(groups):
+        rest, here = groups != group, groups == group
+        sides = [_gaussian(values[rest], member[rest] == flag, pooled) for flag in (True, False)]
         (mu_u, var_u), (mu_o, var_o) = sides
-        result[j] = _log_normal(values[j], mu_u, var_u) - _log_normal(values[j], mu_o, var_o)
+        result[here] = _log_normal(values[here], mu_u, var_u) - _log_normal(
+            values[here], mu_o, var_o
+        )
     return result
 
 
@@ -57,7 +63,8 @@ def _gaussian(
         squares = np.where(chosen, (values - mean) ** 2, 0.0).sum(axis=0)
         if pooled:
             free = np.maximum(counts - 1, 0).sum()
-            variance = np.where(counts > 0, squares[counts > 0].sum() / free, np.nan)
+            shared = squares[counts > 0].sum() / free if free else np.nan
+            variance = np.where(counts > 0, shared, np.nan)
         else:
             variance = np.where(counts > 1, squares / (counts - 1), np.nan)
     return np.where(counts > 0, mean, np.nan), variance
@@ -82,10 +89,11 @@ class ULira(PopulationAudit):
 
     Formula: per sample x, Gaussians N(mu_u, s_u^2) of phi over models that trained on x and
     unlearned it and N(mu_o, s_o^2) over models that never saw x, both without the model under
-    attack; score = N(phi; u) / (N(phi; u) + N(phi; o)).  Balanced accuracy (50 ideal), AUC,
-    TPR at 1 and 0.1 % FPR pooled over models and samples, and the share of samples with accuracy
-    above 60 %.  Below 16 models per side the variances are pooled over samples.  Margins, not 0/1
-    correctness, whose variance is 0 as soon as all models agree.
+    attack and its partner on the other side; score = N(phi; u) / (N(phi; u) + N(phi; o)).
+    Balanced accuracy (50 ideal), AUC, TPR at 1 and 0.1 % FPR pooled over models and samples, and
+    the share of samples with accuracy above 60 %.  Below 16 models per side the variances are
+    pooled over samples.  Margins, not 0/1 correctness, whose variance is 0 as soon as all models
+    agree.
     Source: Hayes et al. 2024 (arXiv 2403.01218); margins as in LiRA, Carlini et al. 2022.
     """
 
@@ -96,13 +104,16 @@ class ULira(PopulationAudit):
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
     ) -> Measures:
         """One forget set for all models: the unlearned against the Retrains."""
-        check(unlearned, retrained, 2)
+        check(unlearned, retrained, 3)
+        pairs = min(len(unlearned), len(retrained))
+        unlearned, retrained = unlearned[:pairs], retrained[:pairs]
         ours, theirs = (
             margins(models, "forget", self.config.clip) for models in (unlearned, retrained)
         )
         values = np.concatenate([ours, theirs])
         member = np.repeat([True, False], [len(ours), len(theirs)])[:, None]
-        return self.attack(values, np.broadcast_to(member, values.shape), seed=seed)
+        groups = np.tile(np.arange(pairs), 2)
+        return self.attack(values, np.broadcast_to(member, values.shape), groups, seed=seed)
 
     def halves(self, models: Sequence[Parts], *, seed: int) -> Measures:
         """A random half of the forget set per model: ``forget`` was trained on and unlearned,
@@ -113,16 +124,25 @@ class ULira(PopulationAudit):
             for part in HALVES:
                 places = np.searchsorted(ids, model[part].indices)
                 values[row, places], member[row, places] = model[part].margin, part == "forget"
-        return self.attack(np.clip(values, -self.config.clip, self.config.clip), member, seed=seed)
+        # complementary halves are a group: they take one model from each side of every sample
+        first = member[:, :1] == member
+        groups = np.unique(first, axis=0, return_inverse=True)[1].reshape(-1)
+        values = np.clip(values, -self.config.clip, self.config.clip)
+        return self.attack(values, member, groups, seed=seed)
 
-    def attack(self, values: np.ndarray, member: np.ndarray, *, seed: int) -> Measures:
-        """All measures of (M, n) margins with their (M, n) membership."""
+    def attack(
+        self, values: np.ndarray, member: np.ndarray, groups: np.ndarray, *, seed: int
+    ) -> Measures:
+        """All measures of (M, n) margins with their (M, n) membership and (M,) groups."""
         per_side = float(np.minimum(member.sum(axis=0), (~member).sum(axis=0)).mean())
         pooled = per_side < ENOUGH
-        ratio = ulira_scores(values, member, pooled=pooled)
+        ratio = ulira_scores(values, member, groups, pooled=pooled)
         known, called = np.isfinite(ratio), ratio > 0
         if not (known & member).any() or not (known & ~member).any():
-            raise NotApplicable(f"{len(values)} models leave a side without a distribution")
+            raise NotApplicable(
+                f"{len(values)} models leave no distribution once a pair is left out: give "
+                "--shadows 3 or more (6 or more halves)"
+            )
         note = f"only {per_side:.0f} models per side, variances pooled" if pooled else ""
         low, high = self._interval(called, member, known, seed)
         n = len(values)
