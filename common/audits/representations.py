@@ -110,16 +110,22 @@ def per_class(task: AuditTask, indices: np.ndarray, count: int, *names: str | in
 def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(forget samples to learn from, held-out forgotten, held-out retained).
 
-    Without a ``test_forget`` part half of the forget set is held out.
+    Held-out forgotten samples are ``test_forget`` and what ``test`` has of the forgotten classes;
+    where there is neither, half of the forget set.
+
+    Raises:
+        NotApplicable: The forget set is not whole classes, or too small.
     """
-    parts = task.split.parts
-    forget = parts["forget"]
-    if len(parts.get("test_forget", ())):
-        return forget, parts["test_forget"], parts["test"]
-    if len(forget) < 2:
-        raise NotApplicable("too few forget samples to hold any out")
-    known = task.draw("forget", len(forget) // 2, "held-out")
-    return known, np.setdiff1d(forget, known), parts["test"]
+    gone, parts = task.forgotten_classes(), task.split.parts
+    forget, test = parts["forget"], parts["test"]
+    mixed = np.isin(task.labels(test), gone)
+    forgotten = np.union1d(parts.get("test_forget", forget[:0]), test[mixed])
+    if not len(forgotten):
+        if len(forget) < 2:
+            raise NotApplicable("too few forget samples to hold any out")
+        known = task.draw("forget", len(forget) // 2, "held-out")
+        forget, forgotten = known, np.setdiff1d(forget, known)
+    return forget, forgotten, test[~mixed]
 
 
 class LinearProbe(ModelAudit):
@@ -149,7 +155,6 @@ class LinearProbe(ModelAudit):
         """Held-out accuracy on forgotten and on retained classes, Clopper-Pearson."""
         from sklearn.linear_model import LogisticRegression
 
-        task.forgotten_classes()
         known, forgotten, retained = held_out(task)
         pool = np.union1d(known, task.split.parts["retain"])
         train = per_class(task, pool, self.config.per_class, "probe")
@@ -189,7 +194,6 @@ class Prototype(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Mean accuracy over the draws, with its range over them."""
-        task.forgotten_classes()
         known, forgotten, retained = held_out(task)
         pool = np.union1d(known, task.split.parts["retain"])
         model = task.load()
