@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from common.seeding import derive, generator, hash_order
-from common.splits import ForgetSplit, balanced_draw, class_forget, random_forget
+from common.splits import ForgetSplit, balanced_draw, class_forget, half_split, random_forget
 
 
 def ids(*values):
@@ -197,3 +197,19 @@ def test_balanced_draws_are_as_even_as_can_be(labels, count, seed):
 def test_balanced_draw_is_frozen():
     labels = np.arange(40) % 3
     assert balanced_draw(np.arange(40), labels, 7, 5, "m").tolist() == [4, 10, 11, 15, 24, 29, 37]
+
+
+def test_the_halves_of_a_shadow_are_complementary_and_even():
+    parts = {"forget": np.arange(11), "retain": np.arange(11, 20), "test": np.arange(20, 25)}
+    split = ForgetSplit("s", parts, "d")
+    halves = [half_split(split, 3, index) for index in range(6)]
+    for first, second in zip(halves[::2], halves[1::2], strict=True):
+        assert first.parts["forget"].tolist() == second.parts["forget_out"].tolist()
+        assert first.parts["forget_out"].tolist() == second.parts["forget"].tolist()
+    for half in halves:
+        both = np.concatenate([half.parts["forget"], half.parts["forget_out"]])
+        assert sorted(both) == list(range(11))
+        assert half.parts["retain"].tolist() == parts["retain"].tolist()
+        assert not np.isin(half.train, half.parts["forget_out"]).any()
+    assert len({half.digest for half in halves}) == 6
+    assert half_split(split, 3, 4).digest == halves[4].digest != half_split(split, 4, 4).digest
