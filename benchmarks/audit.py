@@ -30,7 +30,8 @@ from benchmarks.options import (
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.audit_plan import AuditPlanner, Cost, Shadows
+    from benchmarks.audit_cost import Cost
+    from benchmarks.audit_plan import RequestPlanner, Shadows
     from benchmarks.plan import Plan
     from benchmarks.suite import ResolvedSuite
     from common.audits.base import Audit
@@ -66,7 +67,7 @@ def audit(
     originals: Annotated[
         int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
     ] = 0,
-    yes: Annotated[bool, typer.Option("--yes", help="Train the shadows.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Train what was priced.")] = False,
     store: Store = STORE,
     data_root: DataRoot = None,
     set_: Overrides = None,
@@ -83,7 +84,8 @@ def audit(
     Free audits read the stored scores. --minutes adds those that probe or attack the stored
     models; their results are stages, kept like others. Those over many models (KLoM, epsilon,
     U-LiRA) need shadows: --shadows N says what they would cost and trains them with --yes;
-    what was trained resumes and is never trained again. Give suite, --set, --seeds and --only as
+    what was trained resumes and is never trained again. Requests in turn (--audits sequential)
+    cost and wait in the same way. Give suite, --set, --seeds and --only as
     for run. The tables are also written to suites/SUITE/audits.json in the store.
     """
     register_all(plugin)
@@ -92,18 +94,18 @@ def audit(
         return
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
-    from benchmarks.audit_plan import AuditPlanner
+    from benchmarks.audit_plan import RequestPlanner
     from common.stages import StageStore
 
     resolved, store = _target(suite, store, set_, seeds, only)
     chosen = choose(audits, minutes, with_ or ())
     wanted = _shadows(shadows, design, originals)
     runtime = make_runtime(store, data_root, device, threads, plugin)
-    planner = AuditPlanner(resolved, StageStore(runtime.store))
+    planner = RequestPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
         raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
     failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
-    if wanted is None or yes:
+    if not failed:
         _report(planner, chosen, wanted)
     for text in failed.values():
         tell(f"failed: {text}")
@@ -141,15 +143,16 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
         ConfigError: An unknown audit or setting.
     """
     from common.audits import AUDITS
-    from common.audits.base import ModelAudit
+    from common.audits.base import ModelAudit, Sequential
     from common.config import apply_overrides, validate
 
     classes = {name: AUDITS[name] for name in AUDITS.names()}
     if audits is not None:
         names = [name.strip() for name in audits.split(",")]
         classes = {name: AUDITS[name] for name in names}
-    elif not minutes:
-        classes = {n: cls for n, cls in classes.items() if not issubclass(cls, ModelAudit)}
+    else:
+        unasked = Sequential if minutes else (Sequential, ModelAudit)
+        classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
     given: dict[str, Any] = apply_overrides({}, settings)
     for name, values in given.items():
         AUDITS.entry(name)
@@ -194,7 +197,7 @@ def _target(
 
 
 def _work(
-    planner: AuditPlanner,
+    planner: RequestPlanner,
     audits: Mapping[str, Audit],
     shadows: Shadows | None,
     yes: bool,
@@ -202,17 +205,21 @@ def _work(
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     from benchmarks.plan import Plan
-    from common.audits.base import ModelAudit
+    from common.audits.base import ModelAudit, Sequential
 
-    if shadows is not None:
-        plan = planner.shadow_plan(shadows)
+    streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
+    plans = [planner.stream_plan(count) for count in streams]
+    plans += [] if shadows is None else [planner.shadow_plan(shadows)]
+    missing = [plan for plan in plans if not planner.complete(plan)]
+    for plan in missing:
+        planner.check_trainable()
         _print_cost(planner, plan)
-        if not yes:
-            console.print("Nothing was trained. Add --yes to train the shadows.")
-            return {}
-        failed = _run(plan, how)
-        if failed:
-            return failed
+        if yes:
+            failed = _run(plan, how)
+            if failed:
+                return failed
+    if missing and not yes:
+        console.print("Nothing was trained. Add --yes to train this.")
     probes = {name: a for name, a in audits.items() if isinstance(a, ModelAudit)}
     return _run(Plan(planner.suite, planner.probes(probes)), how) if probes else {}
 
@@ -236,21 +243,21 @@ def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
     return outcome.failed
 
 
-def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
-    from benchmarks.audit_plan import costs
+def _print_cost(planner: RequestPlanner, plan: Plan) -> None:
+    from benchmarks.audit_cost import costs
     from benchmarks.describe import left
     from benchmarks.render import rich_table
 
     found = costs(plan, planner.store, list(planner.base.stages()))
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
-    console.print(left(rich_table("Shadows: the cost", heads, [_cost_row(cost) for cost in found])))
+    console.print(left(rich_table("To be trained", heads, [_cost_row(cost) for cost in found])))
     unknown = [cost.kind for cost in found if cost.seconds is None]
     total = sum(cost.seconds or 0.0 for cost in found)
     text = f"About {_duration(total)} of one process for what is missing"
     text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
     console.print(text + ", from the recorded seconds of such stages.", highlight=False)
     for label in dict.fromkeys(plan.waiting):
-        console.print(f"{label}: its tuning is not finished, so it has no shadows", highlight=False)
+        console.print(f"{label}: its tuning is not finished: left out", highlight=False)
 
 
 def _cost_row(cost: Cost) -> list[str]:
@@ -265,7 +272,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
+def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audit_report import AuditReport
     from benchmarks.audit_table import report_json, report_path, table_rows

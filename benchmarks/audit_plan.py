@@ -5,11 +5,9 @@ Torch-free: the cost is printed before anything heavy is imported.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from benchmarks.plan import Plan, Planner, Result, Stage
 from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite, Suite
@@ -41,27 +39,6 @@ class Shadows:
     count: int
     design: Design = "fixed"
     originals: int | None = None
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What stages of one kind would cost.
-
-    Attributes:
-        kind: Stage kind, for ``unlearn`` with the row's label.
-        planned: Stages.
-        missing: Of these, not in the store.
-        length: Epochs or steps of one, in words.
-        seconds: Estimate for the missing ones, from recorded stages of the kind; None if unknown.
-        megabytes: The same for their size on disk.
-    """
-
-    kind: str
-    planned: int
-    missing: int
-    length: str
-    seconds: float | None
-    megabytes: float | None
 
 
 class AuditPlanner(Planner):
@@ -108,6 +85,26 @@ class AuditPlanner(Planner):
             for result in self.finals()
             for name, audit in audits.items()
         ]
+
+    def complete(self, plan: Plan) -> bool:
+        """Whether nothing of a plan is left to do."""
+        return all(self.store.done(s.kind, s.key) is not None for s in plan.stages())
+
+    def check_trainable(self) -> None:
+        """Raises ConfigError where further models cannot be trained as the suite's were."""
+        name = self.suite.name
+        if self.suite.after is not None:
+            raise ConfigError(
+                f"{name}: starts from the suite {self.suite.after.name}, and shadows start from "
+                "Original; audit that one, or leave out --shadows"
+            )
+        for seed in self.suite.spec.seeds:
+            stage = self._original(seed)
+            if (self.store.done(stage.kind, stage.key) or {}).get("published"):
+                raise ConfigError(
+                    f"{name}: its Original is a published checkpoint, and shadows need trainings "
+                    "of their own; leave out --shadows"
+                )
 
     # Shadows -------------------------------------------------------------------------------------
 
@@ -228,79 +225,65 @@ class AuditPlanner(Planner):
             plan.results.append(Result(row.label, seed, index, None, stage))
 
 
-# Cost ---------------------------------------------------------------------------------------------
+class RequestPlanner(AuditPlanner):
+    """Streams of forget requests on top of a suite's own stages."""
 
+    def stream(
+        self, row: ResolvedRow, seed: int, count: int, replicate: int = 0
+    ) -> list[Stage] | None:
+        """The evaluate stages after each request; None while the row's config is undecided.
 
-def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost]:
-    """Stages by kind (unlearning by row), with estimates from what was recorded.
+        Retrain is trained anew for every request but the last, whose retain set is the suite's.
+        """
+        config = self.config_of(row)
+        if config is None:
+            return None
+        model, stages = self._original(seed), []
+        for index in range(count):
+            split = self._request(seed, index, count)
+            if row.method == "retrain":
+                last = index == count - 1
+                model = self._retrain_on(seed, replicate, self._split(seed) if last else split)
+            elif METHODS[row.method].info.changes_model:
+                model = self._unlearn_on(row, config, seed, index, split, model)
+            stages.append(self._evaluated_on(model, split, seed, replicate))
+        return stages
 
-    Args:
-        plan: What would run.
-        store: What is there.
-        recorded: Further stages whose recorded seconds count, such as the suite's own.
-    """
-    groups: dict[str, list[Stage]] = {}
-    known: dict[str, dict[str, Stage]] = {}
-    for stage in plan.stages():
-        groups.setdefault(_group(stage), []).append(stage)
-    for stage in [*plan.stages(), *recorded]:
-        if store.done(stage.kind, stage.key) is not None:
-            known.setdefault(_group(stage), {})[stage.key] = stage
-    result = []
-    for kind, stages in groups.items():
-        missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
-        done = list(known.get(kind, {}).values())
-        seconds = _mean([_seconds(store, stage) for stage in done])
-        size = _mean([_megabytes(store.folder(stage.kind, stage.key)) for stage in done])
-        result.append(
-            Cost(
-                kind,
-                len(stages),
-                missing,
-                _length(plan.suite, stages[0]),
-                _times(seconds, missing),
-                _times(size, missing),
-            )
-        )
-    return result
+    def _request(self, seed: int, index: int, count: int) -> Stage:
+        spec = {"seed": seed, "request": index, "requests": count}
+        identity = {**self._config_identity("split"), **spec}
+        name = f"request-{index + 1}-of-{count}/seed-{seed}"
+        return self._stage("split", name, identity, {}, **spec)
 
+    def _retrain_on(self, seed: int, replicate: int, split: Stage) -> Stage:
+        usual = self._retrain(seed, replicate)
+        if split.key == usual.parents["split"].key:
+            return usual
+        return self._cached(replace(usual, parents={"split": split}, name=f"retrain/{split.name}"))
 
-def _times(each: float | None, count: int) -> float | None:
-    if count == 0:
-        return 0.0
-    return None if each is None else each * count
+    def _unlearn_on(
+        self, row: ResolvedRow, config: Strict, seed: int, index: int, split: Stage, model: Stage
+    ) -> Stage:
+        usual = self._unlearn(row, config, seed)
+        parents = {"split": split, "original": model}
+        return self._cached(replace(usual, parents=parents, name=f"{row.label}/{split.name}"))
 
+    def _cached(self, stage: Stage) -> Stage:
+        return self._cache.setdefault(stage.key, stage)
 
-def _group(stage: Stage) -> str:
-    return f"unlearn {stage.spec['method']}" if stage.kind == "unlearn" else stage.kind
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
-
-
-def _seconds(store: StageStore, stage: Stage) -> float | None:
-    done = store.done(stage.kind, stage.key)
-    value = (done or {}).get("stage_seconds")
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
-
-
-def _length(suite: ResolvedSuite, stage: Stage) -> str:
-    """``12 epochs`` or ``100 steps`` of one training stage; empty for others."""
-    config: Any = None
-    if stage.kind in ("original", "retrain"):
-        config = canonical(suite.protocol).get("train")
-    elif stage.kind == "unlearn":
-        config = stage.spec["params"]
-    for unit in ("epochs", "steps"):
-        if isinstance(config, Mapping) and config.get(unit) is not None:
-            return f"{config[unit]} {unit}"
-    return ""
+    def stream_plan(self, count: int) -> Plan:
+        """The streams of every row and seed, and of as many Retrains as give a floor."""
+        plan = Plan(self.suite)
+        for seed in self.suite.spec.seeds:
+            for row in self.suite.rows:
+                twice = row.method == "retrain" and self.suite.spec.retrains > 1
+                for replicate in range(2 if twice else 1):
+                    stages = self.stream(row, seed, count, replicate)
+                    if stages is None:
+                        plan.waiting.append(row.label)
+                    for stage in stages or ():
+                        plan.results.append(Result(row.label, seed, replicate, None, stage))
+        return plan
 
 
 def suite_of_record(record: RunRecord) -> ResolvedSuite:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from benchmarks.audit_plan import AUDIT_FILE, AuditPlanner, Design, Shadows
+from benchmarks.audit_plan import AUDIT_FILE, Design, RequestPlanner, Shadows
 from benchmarks.leaderboard import FLOOR
 from benchmarks.plan import Result, Stage
 from benchmarks.suite import ResolvedRow
@@ -20,6 +20,7 @@ from common.audits.base import (
     NotApplicable,
     PairAudit,
     PopulationAudit,
+    Sequential,
 )
 from common.audits.ulira import ULira
 from common.errors import DataError
@@ -93,7 +94,7 @@ class AuditReport:
     """
 
     def __init__(
-        self, planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
+        self, planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
     ):
         self.planner, self.audits, self.shadows = planner, audits, shadows
         self.store = planner.store
@@ -117,6 +118,8 @@ class AuditReport:
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
                 self._populations(table, audit)
+            elif isinstance(audit, Sequential):
+                self._streams(table, audit)
             else:
                 assert isinstance(audit, ModelAudit)
                 self._models(table, audit)
@@ -250,6 +253,28 @@ class AuditReport:
                     table.put(
                         f"{row.label}, halves", seed, partial(audit.halves, models, seed=seed)
                     )
+
+    # Streams -------------------------------------------------------------------------------------
+
+    def _streams(self, table: AuditTable, audit: Sequential) -> None:
+        suite = self.planner.suite
+        rows = [(row, row.label, 0) for row in suite.rows]
+        rows += [(suite.row(self._retrain), FLOOR, 1)]
+        for row, label, replicate in rows:
+            for seed in suite.spec.seeds:
+                stages = self.planner.stream(row, seed, audit.config.requests, replicate) or []
+                table.rows.setdefault(label, {})[seed] = self._stream(audit, stages)
+
+    def _stream(self, audit: Sequential, stages: Sequence[Stage]) -> Cell:
+        measures: Measures = {}
+        for index, stage in enumerate(stages):
+            done = self.store.done(stage.kind, stage.key)
+            if done is None:
+                return "not run: add --audits sequential --yes"
+            if done["status"] != "ok":
+                return f"diverged at request {index + 1}: {done.get('status_detail', '')}"
+            measures |= audit.after(index, self.scores(stage))
+        return measures or "its tuning is not finished"
 
 
 def _interleaved(lists: Sequence[Sequence[Stage]]) -> list[Stage]:

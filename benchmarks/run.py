@@ -21,7 +21,7 @@ from common.errors import ConfigError, DataError, Diverged, GateError
 from common.methods import UnlearningMethod, UnlearnTask
 from common.records import RunRecord, clean_metrics, environment
 from common.registry import BENCHMARKS, METHODS
-from common.splits import ForgetSplit, half_split
+from common.splits import ForgetSplit, half_split, request_split
 from common.stages import DONE, StageStore, write_json
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ class _Work:
 
     def split(self) -> None:
         """Freezes the index sets."""
-        split = self.benchmark.split(self.seed)
-        if "half" in self.stage.spec:
-            split = half_split(split, self.seed, self.stage.spec["half"])
+        split = self._variant(self.benchmark.split(self.seed))
         with self._writing() as folder:
             split.save(folder / "split.safetensors")
             self.about |= {
@@ -153,6 +151,18 @@ class _Work:
                 "data": split.source_digest,
                 "sizes": {part: len(ids) for part, ids in split.parts.items()},
             }
+
+    def _variant(self, split: ForgetSplit) -> ForgetSplit:
+        """The split itself, or what an audit makes of it."""
+        spec = self.stage.spec
+        if "half" in spec:
+            return half_split(split, self.seed, spec["half"])
+        if "request" in spec:
+            from common.loading import class_labels
+
+            labels = functools.partial(class_labels, self.benchmark.source)
+            return request_split(split, labels, self.seed, spec["request"], spec["requests"])
+        return split
 
     def original(self) -> None:
         """Trains on everything; a shadow on what its own split says."""
@@ -273,8 +283,9 @@ class _Work:
         from benchmarks.audit_work import measure
         from common.adapters import ADAPTER_CONFIG
 
-        split = self._load_split()
+        split, model = self._load_split(), self.stage.parents["model"]
         adapted = (self._parent("model")[0] / ADAPTER_CONFIG).is_file()
+        adapted = adapted and model.parents["original"].kind == "original"
         with self._writing() as folder:
             result = measure(self.stage, self.benchmark, split, self._load_model, adapted=adapted)
             write_json(folder / "audit.json", result)

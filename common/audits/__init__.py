@@ -26,6 +26,7 @@ for _name, _target, _summary in (
     ("linear_probe", "representations:LinearProbe", "forgotten classes read from the features"),
     ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),
     ("requantise", "recovery:Requantise", "round the weights to int8 and measure again"),
+    ("sequential", "base:Sequential", "forget requests in turn, measured after each"),
     ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
 ):
     AUDITS.register(_name, f"common.audits.{_target}", summary=_summary)

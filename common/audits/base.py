@@ -9,10 +9,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from common.config import Strict
-from common.errors import UserError
+from common.errors import DataError, UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,6 +117,46 @@ class Audit(ABC):
         self.config: Any = config if config is not None else self.Config()
 
 
+class Sequential(Audit):
+    """Forget requests that come in turn, each on the model that the last one left.
+
+    Formula: the forget set is dealt out in ``requests`` parts (by class where classes go, else by
+    hash order); request i unlearns part i from the model after request i - 1, with the later parts
+    still among the retain data.  After each: FA of the request, accuracy on all earlier ones
+    (``earlier``: does the forgotten come back?), on retain and on test; Retrain is trained anew
+    without parts 1 to i.
+    Source: streams of requests as in SISA, Bourtoule et al. 2021 (arXiv 1912.03817).
+    """
+
+    info = AuditInfo(1, "shadows", "%")
+
+    class Config(Strict):
+        """Config of the stream.
+
+        Attributes:
+            requests: How many.
+        """
+
+        requests: Annotated[int, Field(ge=2)] = 2
+
+    columns: ClassVar[Mapping[str, str]] = {
+        "forget": "FA",
+        "earlier": "earlier",
+        "retain": "RA",
+        "test": "TA",
+    }
+
+    def after(self, index: int, scores: Parts) -> Measures:
+        """Accuracies after request ``index`` (from 0), Clopper-Pearson."""
+        from common.audits.intervals import proportion
+
+        return {
+            f"{index + 1}: {title}": proportion(scores[part].correct > 0.5)
+            for part, title in self.columns.items()
+            if part in scores
+        }
+
+
 class PairAudit(Audit):
     """Compares what two models say about the same samples."""
 
@@ -199,19 +241,12 @@ class AuditTask:
         Raises:
             NotApplicable: The labels are not one class per sample.
         """
-        import numpy as np
-        import torch
+        from common.loading import class_labels
 
-        known = getattr(self.source, "labels", None)
-        if isinstance(known, np.ndarray) and known.ndim == 1:
-            return known[indices].astype(np.int64)
-        found = []
-        for chunk in torch.as_tensor(indices).split(self.batch_size):
-            labels = self.source.fetch(chunk).labels
-            if labels.ndim != 1:
-                raise NotApplicable("needs one class label per sample")
-            found.append(labels.cpu().numpy().astype(np.int64))
-        return np.concatenate(found)
+        try:
+            return class_labels(self.source, indices, self.batch_size)
+        except DataError as error:
+            raise NotApplicable(str(error)) from None
 
     def forgotten_classes(self) -> np.ndarray:
         """Classes of which nothing is retained, sorted.

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.audit_plan import AuditPlanner, Shadows, costs, suite_of_record
+from benchmarks.audit_cost import costs
+from benchmarks.audit_plan import RequestPlanner, Shadows, suite_of_record
 from benchmarks.audit_report import AuditReport, AuditTable
 from benchmarks.audit_table import number, shown
 from benchmarks.leaderboard import FLOOR
@@ -115,7 +116,7 @@ def test_shadows_say_what_they_cost_and_wait_for_yes(run):
 
 def test_fixed_shadows_are_the_suites_own_and_more(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = AuditPlanner(suite, store)
+    planner = RequestPlanner(suite, store)
     own = {stage.key for stage in make_plan(suite, store).stages()}
     plan = planner.shadow_plan(Shadows(3))
     kinds: dict[str, list] = {}
@@ -137,7 +138,7 @@ def test_fixed_shadows_are_the_suites_own_and_more(run):
 
 def test_the_cost_is_that_of_what_was_recorded(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = AuditPlanner(suite, store)
+    planner = RequestPlanner(suite, store)
     recorded = list(planner.base.stages())
     found = {c.kind: c for c in costs(planner.shadow_plan(Shadows(9)), store, recorded)}
     cost = found["retrain"]
@@ -178,7 +179,7 @@ def test_halves_never_train_on_what_is_left_out(run):
     rows = results(run)["ulira"]["rows"]
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
+    plan = RequestPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
     from benchmarks.run import _ids_digest
 
     for stage in plan.stages():
@@ -273,5 +274,5 @@ def test_every_registered_audit_states_itself():
 def test_a_report_needs_no_model_audit_to_have_run(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     audit = AUDITS["relearn"](AUDITS["relearn"].Config(max_steps=77))
-    (table,) = AuditReport(AuditPlanner(suite, store), {"relearn": audit}).tables()
+    (table,) = AuditReport(RequestPlanner(suite, store), {"relearn": audit}).tables()
     assert {cell for row in table.rows.values() for cell in row.values()} == {"not run"}
