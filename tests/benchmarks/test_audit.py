@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.suite import load_suite
 from common.audits import AUDITS
 from common.audits.base import Measure, ModelAudit
 from common.audits.pairs import JensenShannon
+from common.errors import ConfigError
 from common.records import RunRecord
 from common.splits import ForgetSplit
 from common.stages import StageStore
@@ -30,7 +32,12 @@ def run(tiny_suite, cli, tmp_path_factory):
     """A tiny class suite, run once; tests add audits and shadows to its store."""
     root = tmp_path_factory.mktemp("audit")
     path = tiny_suite(
-        root, suite="tiny", methods=ROWS, retrains=2, defaults={"steps": 4, "log_every": 2}
+        root,
+        suite="tiny",
+        methods=ROWS,
+        retrains=2,
+        defaults={"steps": 4, "log_every": 2},
+        protocol={"scenario": {"kind": "class", "num_classes": 2}},
     )
     store = root / "store"
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
@@ -193,6 +200,41 @@ def test_halves_never_train_on_what_is_left_out(run):
             assert len(parts["forget_out"]) > 0
 
 
+def test_requests_in_turn_add_up_and_wait_for_yes(run):
+    before = stages(run.store)
+    done = run.audit("--audits", "sequential")
+    assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
+    assert "not run" in results(run)["sequential"]["rows"]["gd_sine"]["1"]["not_applicable"]
+    done = run.audit("--audits", "sequential", "--yes")
+    assert done.code == 0, done.err
+    rows = results(run)["sequential"]["rows"]
+    assert set(rows) == {*ROWS, FLOOR}
+    columns = ["1: FA", "1: RA", "1: TA", "2: FA", "2: earlier", "2: RA", "2: TA"]
+    assert list(rows["gd_sine"]["1"]) == columns
+    original = rows["original"]["1"]  # the same model after each request
+    assert original["1: FA"]["value"] == original["2: earlier"]["value"]
+    after = stages(run.store)
+    again = run.audit("--audits", "sequential")
+    assert stages(run.store) == after and "To be trained" not in again.out
+
+
+def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    first, second = planner.stream(suite.row("gd_sine"), 1, 2)
+    assert second.parents["model"].parents["original"].key == first.parents["model"].key
+    assert first.parents["model"].parents["original"].kind == "original"
+    own = {stage.key for stage in make_plan(suite, store).stages()}
+    one, two = (stage.parents["model"] for stage in planner.stream(suite.row("retrain"), 1, 2))
+    assert two.key in own and one.key not in own
+    assert one.parents["split"].key == first.parents["split"].key
+
+
+def test_more_requests_than_classes_are_refused(run, one_line_error):
+    done = run.audit("--audits", "sequential", "--with", "sequential.requests=3", "--yes")
+    assert "3 requests need as many forgotten classes" in one_line_error(done)
+
+
 def test_a_record_is_audited_with_the_suites_own_stages(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     result = next(r for r in make_plan(suite, store).results if r.label == "gd_sine")
@@ -202,6 +244,15 @@ def test_a_record_is_audited_with_the_suites_own_stages(run):
     assert keys["gd_sine"] == result.stage.key
     done = run.audit("--audits", "js", target=path)
     assert done.code == 0 and "gd_sine" in done.out and FLOOR in done.out
+
+
+def test_a_suite_after_another_gets_no_shadows(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    planner.check_trainable()
+    planner.suite = replace(suite, after=suite)
+    with pytest.raises(ConfigError, match="leave out --shadows"):
+        planner.check_trainable()
 
 
 def test_without_a_second_retrain_the_floor_says_so(run):
