@@ -180,6 +180,24 @@ def test_shadows_make_populations_and_resume(run):
     assert stages(run.store) == before and run.report.read_bytes() == first
 
 
+def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
+    path = tiny_suite(
+        tmp_path,
+        suite="same",
+        methods={"original": None, "retrain": None},
+        retrains=2,
+        seeds=[1, 2],
+        protocol={"scenario": {"kind": "class", "classes": [3]}, "train": {"epochs": 1}},
+    )
+    store = tmp_path / "store"
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    assert cli("audit", path, "--store", store, "--audits", "klom").code == 0
+    found = json.loads((store / "suites" / "same" / "audits.json").read_text())
+    rows = found["audits"]["klom"]["rows"]
+    assert {label: list(cells) for label, cells in rows.items()} == {FLOOR: ["1"], "original": ["1"]}
+    assert rows["original"]["1"]["forget"]["n"] == rows[FLOOR]["1"]["forget"]["n"] == 2
+
+
 def test_halves_never_train_on_what_is_left_out(run):
     done = run.audit("--audits", "ulira", "--shadows", 6, "--design", "halves", "--yes")
     assert done.code == 0, done.err
