@@ -147,11 +147,11 @@ class Sequential(Audit):
     }
 
     def after(self, index: int, scores: Parts) -> Measures:
-        """Accuracies after request ``index`` (from 0), Clopper-Pearson."""
-        from common.audits.intervals import proportion
+        """Accuracies after request ``index`` (from 0)."""
+        from common.audits.intervals import accuracy
 
         return {
-            f"{index + 1}: {title}": proportion(scores[part].correct > 0.5)
+            f"{index + 1}: {title}": accuracy(scores[part].correct, index)
             for part, title in self.columns.items()
             if part in scores
         }

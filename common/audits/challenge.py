@@ -142,8 +142,9 @@ class EpsilonScore(PopulationAudit):
 
 
 def _utility(unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> float:
+    """Ratios of mean accuracies, over those of retain and test that were scored."""
     ratio = 1.0
-    for part in ("retain", "test"):
+    for part in sorted({"retain", "test"} & set(unlearned[0]) & set(retrained[0])):
         ours, theirs = (
             math.fsum(model[part].accuracy for model in models) / len(models)
             for models in (unlearned, retrained)

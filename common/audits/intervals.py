@@ -50,6 +50,14 @@ def proportion(hits: np.ndarray, *, note: str = "") -> Measure:
     return Measure(100.0 * k / n, 100.0 * float(low), 100.0 * float(high), name, n, text, PERCENT)
 
 
+def accuracy(correct: np.ndarray, seed: int) -> Measure:
+    """Mean correctness in percent: Clopper-Pearson for 0/1, a bootstrap for shares of tokens."""
+    correct = np.asarray(correct, dtype=np.float64)
+    if np.isin(correct, (0.0, 1.0)).all():
+        return proportion(correct == 1)
+    return bootstrap_mean(100.0 * correct, seed, PERCENT)
+
+
 def dkw(n: int, confidence: float = CONFIDENCE) -> float:
     """Half width of the band around an empirical distribution function.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit, NotApplicable
-from common.audits.intervals import proportion
+from common.audits.intervals import accuracy
 from common.config import Strict
 
 if TYPE_CHECKING:
@@ -35,11 +35,19 @@ class RemoveAdapter(ModelAudit):
         bare = task.collect(base, forget)
         lost = bare.accuracy - before
         recovered = Measure(100.0, n=len(bare), note="base is Original") if lost > 0 else None
+        nothing = Measure(None, n=len(bare), note="nothing was forgotten")
         return {
-            "forget": proportion(bare.correct > 0.5),
-            "test": proportion(task.collect(base, task.split.parts["test"]).correct > 0.5),
-            "recovered": recovered or Measure(None, n=len(bare), note="nothing was forgotten"),
+            "forget": accuracy(bare.correct, task.seed),
+            **_test(task, base, "test"),
+            "recovered": recovered or nothing,
         }
+
+
+def _test(task: AuditTask, model: nn.Module, name: str) -> Measures:
+    """Test accuracy under ``name``, where the split has a test part."""
+    if "test" not in task.split.parts:
+        return {}
+    return {name: accuracy(task.collect(model, task.split.parts["test"]).correct, task.seed)}
 
 
 def requantise(weight: Tensor, bits: int) -> Tensor:
@@ -104,8 +112,7 @@ class Requantise(ModelAudit):
             requantise_(model, bits)
             forget = task.collect(model, parts["forget"])
             change = Measure(forget.accuracy - before, n=len(forget))
-            result[f"int{bits} forget"] = proportion(forget.correct > 0.5)
+            result[f"int{bits} forget"] = accuracy(forget.correct, task.seed)
             result[f"int{bits} change"] = change
-            test = task.collect(model, parts["test"])
-            result[f"int{bits} test"] = proportion(test.correct > 0.5)
+            result |= _test(task, model, f"int{bits} test")
         return result

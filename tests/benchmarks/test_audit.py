@@ -194,7 +194,10 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
     assert cli("audit", path, "--store", store, "--audits", "klom").code == 0
     found = json.loads((store / "suites" / "same" / "audits.json").read_text())
     rows = found["audits"]["klom"]["rows"]
-    assert {label: list(cells) for label, cells in rows.items()} == {FLOOR: ["1"], "original": ["1"]}
+    assert {label: list(cells) for label, cells in rows.items()} == {
+        FLOOR: ["1"],
+        "original": ["1"],
+    }
     assert rows["original"]["1"]["forget"]["n"] == rows[FLOOR]["1"]["forget"]["n"] == 2
 
 

@@ -8,6 +8,7 @@ import pytest
 from common.audits.base import Measure
 from common.audits.intervals import (
     LARGE,
+    accuracy,
     bootstrap,
     bootstrap_mean,
     clopper_pearson,
@@ -36,6 +37,13 @@ def test_a_share_of_few_samples_says_so():
     assert measure.value == 75 and measure.n == 4
     assert "only 4" in measure.note and "Clopper-Pearson" in measure.interval
     assert proportion(np.ones(30, dtype=bool)).note == ""
+
+
+def test_accuracy_of_tokens_is_a_mean_and_not_a_majority():
+    shares = np.array([0.6, 0.6, 0.6, 0.0])
+    assert accuracy(shares, 0).value == pytest.approx(45)
+    assert "bootstrap" in accuracy(shares, 0).interval
+    assert accuracy(np.array([1.0, 0.0]), 0) == proportion(np.array([True, False]))
 
 
 def test_dkw_is_massarts():

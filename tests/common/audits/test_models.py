@@ -159,6 +159,14 @@ def test_requantise_measures_fa_and_its_change(toy):
     assert found["int8 change"].value == pytest.approx(found["int8 forget"].value - before)
 
 
+def test_a_split_without_a_test_part_is_measured_without_it(toy):
+    task = toy.task(adapted=True)
+    parts = {name: ids for name, ids in task.split.parts.items() if name != "test"}
+    task.split = type(task.split)("no test", parts, task.split.source_digest)
+    assert list(RemoveAdapter().measure(task)) == ["forget", "recovered"]
+    assert "int8 test" not in Requantise().measure(task)
+
+
 # Boundary
 
 
