@@ -112,7 +112,7 @@ class KolmogorovSmirnov(PairAudit):
 
     Formula: D = sup_t |F_U(t) - F_R(t)| over margins log p_y - log(1 - p_y); also log10 of the
     two-sample p, which depends on n.  The interval is D +- both DKW bands (97.5 % each).  p takes
-    the two samples as independent; here they are the same inputs, so p is too large if anything.
+    the two samples as independent, and here they are the same inputs: read it beside the floor's.
     Source: Kolmogorov 1933, Smirnov 1948; used as "forget quality" by TOFU (arXiv 2401.06121).
     """
 
