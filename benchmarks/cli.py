@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks import commands
+from benchmarks import audit, commands
 from benchmarks.options import (
     STORE,
     DataRoot,
@@ -277,6 +277,7 @@ def verify(
 
 
 app.registered_commands += commands.app.registered_commands
+app.registered_commands += audit.app.registered_commands
 
 _USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 """Base of the command line's own errors; where its module lies depends on Typer's version."""

@@ -20,7 +20,7 @@ from common.records import RunRecord
 from common.registry import BENCHMARKS, METHODS
 from common.stages import ENGINE_VERSION, StageStore
 
-Kind = Literal["split", "original", "retrain", "unlearn", "evaluate"]
+Kind = Literal["split", "original", "retrain", "unlearn", "evaluate", "audit"]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from common.errors import ConfigError, DataError, Diverged, GateError
 from common.methods import UnlearningMethod, UnlearnTask
 from common.records import RunRecord, clean_metrics, environment
 from common.registry import BENCHMARKS, METHODS
-from common.splits import ForgetSplit
-from common.stages import DONE, StageStore
+from common.splits import ForgetSplit, half_split, request_split
+from common.stages import DONE, StageStore, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +61,7 @@ def run_stage(
             "retrain": work.retrain,
             "unlearn": work.unlearn,
             "evaluate": work.evaluate,
+            "audit": work.audit,
         }[stage.kind]()
         done = store.done(stage.kind, stage.key)
         assert done is not None
@@ -142,7 +143,7 @@ class _Work:
 
     def split(self) -> None:
         """Freezes the index sets."""
-        split = self.benchmark.split(self.seed)
+        split = self._variant(self.benchmark.split(self.seed))
         with self._writing() as folder:
             split.save(folder / "split.safetensors")
             self.about |= {
@@ -151,11 +152,24 @@ class _Work:
                 "sizes": {part: len(ids) for part, ids in split.parts.items()},
             }
 
+    def _variant(self, split: ForgetSplit) -> ForgetSplit:
+        """The split itself, or what an audit makes of it."""
+        spec = self.stage.spec
+        if "half" in spec:
+            return half_split(split, self.seed, spec["half"])
+        if "request" in spec:
+            from common.loading import class_labels
+
+            labels = functools.partial(class_labels, self.benchmark.source)
+            return request_split(split, labels, self.seed, spec["request"], spec["requests"])
+        return split
+
     def original(self) -> None:
-        """Trains on everything."""
+        """Trains on everything; a shadow on what its own split says."""
         from common.methods import train_reference
 
-        split = self.benchmark.split(self.seed)
+        own = "split" in self.stage.parents
+        split = self._load_split() if own else self.benchmark.split(self.seed)
         access = frozenset({*split.train_parts, "initial"})
         self._train(split, access, lambda task: train_reference(task, split.train_parts))
 
@@ -263,6 +277,18 @@ class _Work:
                     status, detail = "diverged", error.reason
             self.about |= {"status": status, "status_detail": detail}
             self._record(split, model_done, metrics).save(folder / "record.json")
+
+    def audit(self) -> None:
+        """Probes one stored model."""
+        from benchmarks.audit_work import measure
+        from common.adapters import ADAPTER_CONFIG
+
+        split, model = self._load_split(), self.stage.parents["model"]
+        adapted = (self._parent("model")[0] / ADAPTER_CONFIG).is_file()
+        adapted = adapted and model.parents["original"].kind == "original"
+        with self._writing() as folder:
+            result = measure(self.stage, self.benchmark, split, self._load_model, adapted=adapted)
+            write_json(folder / "audit.json", result)
 
     def _record(
         self, split: ForgetSplit, model_done: Mapping[str, Any], metrics: Mapping[str, float | None]

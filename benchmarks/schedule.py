@@ -45,7 +45,7 @@ class Outcome:
 
 def board_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
     """TensorBoard folder of a training stage, readable by people."""
-    if stage.kind in ("split", "evaluate"):
+    if stage.kind in ("split", "evaluate", "audit"):
         return None
     return runtime.store / "tensorboard" / suite / Path(stage.name)
 
@@ -73,6 +73,20 @@ def run_suite(
         outcome.plan = make_plan(suite, store)
         if not waiting or not executed:
             return outcome
+
+
+def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Outcome:
+    """Runs every stage of one plan that is not complete; there is nothing to replan.
+
+    Raises:
+        UserError: Something the user can mend; no further stage is started.
+    """
+    store = StageStore(runtime.store)
+    store.sweep()
+    outcome = Outcome(plan)
+    work = _Round(outcome, store, plan.suite, runtime, executor, watcher, live_board=False)
+    outcome.executed = work.run()
+    return outcome
 
 
 class _Round:
@@ -129,7 +143,7 @@ class _Round:
             for stage in self.todo.values()
             if not any(p.key in waiting or p.key in self.outcome.failed for p in _ancestors(stage))
         ]
-        order = {"split": 0, "original": 1, "retrain": 2, "unlearn": 3, "evaluate": 4}
+        order = {"split": 0, "original": 1, "retrain": 2, "unlearn": 3, "evaluate": 4, "audit": 5}
         return sorted(ready, key=lambda stage: order[stage.kind])
 
     def _collect(self, future: Future[str]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.errors import DataError
 from common.seeding import derive
 
 
@@ -255,6 +256,23 @@ def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[B
     ids = torch.as_tensor(np.asarray(indices, dtype=np.int64))
     for start in range(0, len(ids), batch_size):
         yield source.fetch(ids[start : start + batch_size])
+
+
+def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:
+    """(N,) int64 class of each sample; a source's own ``labels`` array saves reading it.
+
+    Raises:
+        DataError: The labels are not one class per sample.
+    """
+    known = getattr(source, "labels", None)
+    if isinstance(known, np.ndarray) and known.ndim == 1:
+        return known[indices].astype(np.int64)
+    found = [batch.labels for batch in ordered_batches(source, indices, batch_size)]
+    if not found:
+        return np.zeros(0, dtype=np.int64)
+    if any(labels.ndim != 1 for labels in found):
+        raise DataError("this needs one class label per sample; these are sequences")
+    return torch.cat(found).cpu().numpy().astype(np.int64)
 
 
 Forward = Callable[[Batch], Tensor]

@@ -24,9 +24,16 @@ MAY_IMPORT = {
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 LIGHT = (
     "benchmarks",
+    "benchmarks.audit_plan",
+    "benchmarks.audit_report",
     "benchmarks.plan",
     "benchmarks.plan_bounded",
     "benchmarks.suite",
+    "common.audits.boundary",
+    "common.audits.challenge",
+    "common.audits.recovery",
+    "common.audits.relearning",
+    "common.audits.representations",
     "common.baselines",
     "common.metrics",
     "common.records",

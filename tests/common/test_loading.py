@@ -6,14 +6,38 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import DataError
 from common.loading import (
     Batch,
     ChainedLoader,
     Loader,
     RelabelledLoader,
+    class_labels,
     concatenate,
     ordered_batches,
 )
+
+
+class Counting:
+    """A source of sequences or classes that counts what is read."""
+
+    def __init__(self, labels):
+        self.table, self.read = labels, 0
+
+    def fetch(self, indices, *, augment=None):
+        self.read += len(indices)
+        return Batch({}, self.table[indices], indices)
+
+
+def test_class_labels_are_read_in_order_or_taken_from_the_source():
+    source = Counting(torch.arange(20) % 7)
+    wanted = np.array([9, 3, 14], dtype=np.int64)
+    assert class_labels(source, wanted, 2).tolist() == [2, 3, 0] and source.read == 3
+    assert class_labels(source, wanted[:0]).tolist() == []
+    source.labels = np.arange(20) % 5
+    assert class_labels(source, wanted).tolist() == [4, 3, 4] and source.read == 3
+    with pytest.raises(DataError, match="sequences"):
+        class_labels(Counting(torch.zeros(20, 4).long()), wanted)
 
 
 def stream(seed=0):

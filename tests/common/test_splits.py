@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from common.seeding import derive, generator, hash_order
-from common.splits import ForgetSplit, balanced_draw, class_forget, random_forget
+from common.splits import (
+    ForgetSplit,
+    balanced_draw,
+    class_forget,
+    half_split,
+    random_forget,
+    request_split,
+)
 
 
 def ids(*values):
@@ -197,3 +204,61 @@ def test_balanced_draws_are_as_even_as_can_be(labels, count, seed):
 def test_balanced_draw_is_frozen():
     labels = np.arange(40) % 3
     assert balanced_draw(np.arange(40), labels, 7, 5, "m").tolist() == [4, 10, 11, 15, 24, 29, 37]
+
+
+def test_the_halves_of_a_shadow_are_complementary_and_even():
+    parts = {"forget": np.arange(11), "retain": np.arange(11, 20), "test": np.arange(20, 25)}
+    split = ForgetSplit("s", parts, "d")
+    halves = [half_split(split, 3, index) for index in range(6)]
+    for first, second in zip(halves[::2], halves[1::2], strict=True):
+        assert first.parts["forget"].tolist() == second.parts["forget_out"].tolist()
+        assert first.parts["forget_out"].tolist() == second.parts["forget"].tolist()
+    for half in halves:
+        both = np.concatenate([half.parts["forget"], half.parts["forget_out"]])
+        assert sorted(both) == list(range(11))
+        assert half.parts["retain"].tolist() == parts["retain"].tolist()
+        assert not np.isin(half.train, half.parts["forget_out"]).any()
+    assert len({half.digest for half in halves}) == 6
+    assert half_split(split, 3, 4).digest == halves[4].digest != half_split(split, 4, 4).digest
+
+
+def labels_of(indices):
+    return np.asarray(indices) % 3
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_requests_by_class_add_up_to_the_split(count):
+    everything = np.arange(30)
+    forget = everything[(everything < 20) & (labels_of(everything) < 3)]
+    parts = {
+        "forget": forget,
+        "retain": np.arange(40, 45),
+        "test": np.arange(50, 52),
+        "test_forget": np.arange(20, 30),
+    }
+    split = ForgetSplit("s", parts, "d")
+    seen = np.empty(0, dtype=np.int64)
+    for index in range(count):
+        found = request_split(split, labels_of, 0, index, count).parts
+        now = found["forget"]
+        assert not np.isin(labels_of(now), labels_of(seen)).any()
+        assert sorted(found.get("earlier", [])) == sorted(seen)
+        rest = np.setdiff1d(forget, np.union1d(now, seen))
+        assert found["retain"].tolist() == sorted([*parts["retain"], *rest])
+        assert set(labels_of(found["test_forget"])) == set(labels_of(now))
+        gone = [*found["test_forget"], *found.get("test_earlier", [])]
+        assert sorted([*found["test"], *gone]) == sorted([*parts["test"], *parts["test_forget"]])
+        seen = np.union1d(seen, now)
+    assert seen.tolist() == forget.tolist() and found["retain"].tolist() == [*range(40, 45)]
+
+
+def test_requests_of_samples_are_even_and_too_many_are_refused():
+    parts = {"forget": np.arange(5), "retain": np.arange(5, 9), "test": np.arange(9, 12)}
+    split = ForgetSplit("s", parts, "d")
+    turns = [request_split(split, labels_of, 0, k, 2).parts for k in range(2)]
+    assert [len(turn["forget"]) for turn in turns] == [3, 2]
+    assert turns[1]["earlier"].tolist() == turns[0]["forget"].tolist()
+    whole = request_split(split, labels_of, 0, 1, 2)
+    assert whole.train.tolist() == [*range(9)]
+    with pytest.raises(DataError, match="ask for fewer"):
+        request_split(split, labels_of, 0, 0, 6)

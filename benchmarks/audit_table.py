@@ -1,0 +1,93 @@
+"""An audit report as tables for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.audit_report import AuditTable, Cell
+from common.audits.base import Measure
+from common.config import canonical
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash where undefined."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def shown(measure: Measure | None) -> str:
+    """``value [low, high]``; a star where there is a note."""
+    if measure is None:
+        return ""
+    star = "*" if measure.note else ""
+    if measure.low is None or measure.high is None:
+        return number(measure.value) + star
+    return f"{number(measure.value)} [{number(measure.low)}, {number(measure.high)}]{star}"
+
+
+def table_rows(table: AuditTable) -> tuple[list[str], list[list[str]], list[str]]:
+    """(heads, rows, lines below) of an audit's table."""
+    columns = table.columns
+    found = {
+        label: {column: table.summary(label, column) for column in columns} for label in table.rows
+    }
+    rows = [[label, *map(shown, row.values())] for label, row in found.items()]
+    intervals = dict.fromkeys(
+        m.interval for row in found.values() for m in row.values() if m and m.low is not None
+    )
+    info = table.audit.info
+    head = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
+    return ["row", *columns], rows, [head, *_notes(table, found)]
+
+
+def _notes(table: AuditTable, found: Mapping[str, Mapping[str, Measure | None]]) -> Iterator[str]:
+    """Every note once, with the columns and rows that it belongs to."""
+    places: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for label, row in found.items():
+        for column, measure in row.items():
+            if measure is not None and measure.note:
+                columns, labels = places.setdefault(f"* {measure.note}", ({}, {}))
+                columns[column], labels[label] = None, None
+    for label, cells in table.rows.items():
+        for reason in dict.fromkeys(cell for cell in cells.values() if isinstance(cell, str)):
+            places.setdefault(reason, ({}, {}))[1][label] = None
+    for text, (columns, labels) in places.items():
+        rows = "" if len(labels) == len(table.rows) else f" ({', '.join(labels)})"
+        where = f": {', '.join(columns)}" if columns else ""
+        yield f"{text}{where}{rows}"
+
+
+def report_json(suite: str, tables: Sequence[AuditTable]) -> dict[str, Any]:
+    """The whole report, per seed, as plain JSON types."""
+
+    def cell(value: Cell) -> Any:
+        if isinstance(value, str):
+            return {"not_applicable": value}
+        return {name: measure.to_json() for name, measure in value.items()}
+
+    return {
+        "schema": "audit-1",
+        "suite": suite,
+        "audits": {
+            table.name: {
+                "version": table.audit.info.version,
+                "tier": table.audit.info.tier,
+                "unit": table.audit.info.unit,
+                "ideal": table.audit.info.ideal,
+                "config": canonical(table.audit.config),
+                "rows": {
+                    label: {str(seed): cell(value) for seed, value in cells.items()}
+                    for label, cells in table.rows.items()
+                },
+            }
+            for table in tables
+        },
+    }
+
+
+def report_path(store: Path, suite: str) -> Path:
+    """Where a suite's audits are written."""
+    return store / "suites" / suite / "audits.json"

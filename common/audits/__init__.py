@@ -1,0 +1,32 @@
+"""Audits: what else tells an unlearned model from a retrained one, and what brings knowledge back.
+
+Three kinds, by what they read: *pair* audits compare the stored scores of two models, *population*
+audits those of many models per side, *model* audits probe or attack one stored model.  The
+registrations are lazy, and neither they nor the classes import torch.
+"""
+
+from typing import Any
+
+from common.registry import Registry
+
+AUDITS: Registry[Any] = Registry("audit", "common.audits.base:Audit")
+
+for _name, _target, _summary in (
+    ("js", "pairs:JensenShannon", "Jensen-Shannon divergence of the softmax from Retrain's"),
+    ("disagreement", "pairs:Disagreement", "share of samples with another prediction"),
+    ("ks", "pairs:KolmogorovSmirnov", "largest distance between the margins' distributions"),
+    ("c2st", "pairs:ClassifierTwoSample", "can a classifier tell whose outputs these are?"),
+    ("retained_kl", "pairs:RetainedKL", "forgotten classes: KL(Retrain || U) over the others"),
+    ("cmia", "pairs:NeighbourClass", "forgotten classes: attack on the neighbour class"),
+    ("klom", "populations:KLoM", "binned KL of each sample's margins over many models"),
+    ("epsilon", "challenge:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
+    ("ulira", "ulira:ULira", "likelihood-ratio attack with per-sample Gaussians"),
+    ("relearn", "relearning:RelearnTime", "steps until forget is known again; anamnesis index"),
+    ("prototype", "representations:Prototype", "class means of a few samples as classifier"),
+    ("linear_probe", "representations:LinearProbe", "forgotten classes read from the features"),
+    ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),
+    ("requantise", "recovery:Requantise", "round the weights to int8 and measure again"),
+    ("sequential", "base:Sequential", "forget requests in turn, measured after each"),
+    ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
+):
+    AUDITS.register(_name, f"common.audits.{_target}", summary=_summary)

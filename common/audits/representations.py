@@ -1,0 +1,231 @@
+"""Is the forgotten class still in the features, whatever the head says?
+
+Features are what enters the classifier head.  A benchmark may give its own with a method
+``features(model, batch) -> (N, d)``; else the head's linear layer is found by its patterns.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field
+
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+)
+from common.audits.intervals import proportion, spread
+from common.config import Strict
+from common.schemas import Count
+from common.splits import balanced_draw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+
+def head_layer(model: nn.Module, patterns: Sequence[str], num_classes: int) -> nn.Module:
+    """The last linear layer with ``num_classes`` outputs whose weight matches a head pattern.
+
+    Raises:
+        NotApplicable: There is none.
+    """
+    from torch import nn
+
+    hits = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.out_features == num_classes
+        and any(fnmatch.fnmatchcase(f"{name}.weight", pattern) for pattern in patterns)
+    ]
+    if not hits:
+        raise NotApplicable(
+            "no linear head with one output per class; give the benchmark features(model, batch)"
+        )
+    return hits[-1]
+
+
+def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> np.ndarray:
+    """(N, d) float64 penultimate features, in the order of ``indices``.
+
+    Raises:
+        NotApplicable: The features are not one vector per sample.
+    """
+    import torch
+
+    from common.loading import ordered_batches
+
+    model.eval()
+    caught: list[Tensor] = []
+    rows: list[np.ndarray] = []
+    hook = None
+    if task.features is None:
+        layer = head_layer(model, task.head, task.num_classes)
+        hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            for batch in ordered_batches(task.source, indices, task.batch_size):
+                if task.features is not None:
+                    caught.append(task.features(model, batch))
+                else:
+                    task.forward(model, batch)
+                values = caught.pop()
+                if values.ndim != 2 or len(values) != len(batch):
+                    raise NotApplicable("the head does not read one vector per sample")
+                rows.append(values.double().cpu().numpy())
+    finally:
+        if hook is not None:
+            hook.remove()
+    return np.concatenate(rows)
+
+
+def per_class(task: AuditTask, indices: np.ndarray, count: int, *names: str | int) -> np.ndarray:
+    """Up to ``count`` indices of every class, by hash order, sorted."""
+    labels = task.labels(indices)
+    chosen = []
+    for label in np.unique(labels):
+        members = indices[labels == label]
+        drawn = balanced_draw(
+            np.arange(len(members)),
+            np.zeros(len(members)),
+            count,
+            task.seed,
+            "audit",
+            *names,
+            int(label),
+        )
+        chosen.append(members[drawn])
+    return np.sort(np.concatenate(chosen))
+
+
+def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(forget samples to learn from, held-out forgotten, held-out retained).
+
+    Held-out forgotten samples are ``test_forget`` and what ``test`` has of the forgotten classes;
+    where there is neither, half of the forget set.
+
+    Raises:
+        NotApplicable: The forget set is not whole classes, or too small.
+    """
+    gone, parts = task.forgotten_classes(), task.split.parts
+    forget, test = parts["forget"], parts["test"]
+    mixed = np.isin(task.labels(test), gone)
+    forgotten = np.union1d(parts.get("test_forget", forget[:0]), test[mixed])
+    if not len(forgotten):
+        if len(forget) < 2:
+            raise NotApplicable("too few forget samples to hold any out")
+        known = task.draw("forget", len(forget) // 2, "held-out")
+        forget, forgotten = known, np.setdiff1d(forget, known)
+    return forget, forgotten, test[~mixed]
+
+
+class LinearProbe(ModelAudit):
+    """Linear separability of the forgotten classes in the penultimate features.
+
+    Formula: multinomial logistic regression (L2, standardised features) on up to ``per_class``
+    training samples of every class, forgotten ones included; accuracy on held-out samples of the
+    forgotten (and, for scale, of the retained) classes.  Retrain's features separate unseen
+    classes too: only a value above Retrain's is residual knowledge.
+    Source: Alain and Bengio 2016 (arXiv 1610.01644), applied to forgotten classes.
+    """
+
+    info = AuditInfo(1, "minutes", "%", scenario="class")
+
+    class Config(Strict):
+        """Config of the probe.
+
+        Attributes:
+            per_class: Training samples of each class.
+            C: Inverse strength of the L2 penalty.
+        """
+
+        per_class: Count = 100
+        C: Annotated[float, Field(gt=0)] = 1.0
+
+    def measure(self, task: AuditTask) -> Measures:
+        """Held-out accuracy on forgotten and on retained classes, Clopper-Pearson."""
+        from sklearn.linear_model import LogisticRegression
+
+        known, forgotten, retained = held_out(task)
+        pool = np.union1d(known, task.split.parts["retain"])
+        train = per_class(task, pool, self.config.per_class, "probe")
+        model = task.load()
+        x, y = collect_features(task, model, train), task.labels(train)
+        center, scale = x.mean(axis=0), x.std(axis=0)
+        scale = np.where(scale > 0, scale, 1.0)
+        probe = LogisticRegression(C=self.config.C, max_iter=1000).fit((x - center) / scale, y)
+        result: Measures = {}
+        for name, part in (("forgotten", forgotten), ("retained", retained)):
+            values = (collect_features(task, model, part) - center) / scale
+            result[name] = proportion(probe.predict(values) == task.labels(part))
+        return result
+
+
+class Prototype(ModelAudit):
+    """Prototypical relearning: class means of a few samples as the new classifier.
+
+    Formula: c_k = mean of the unit-length features of ``shots`` training samples of class k,
+    forgotten classes included; predict argmax_k cos(h(x), c_k); accuracy on held-out samples.
+    No training at all.  The paper's own update of the head is not in our sources (abstract only).
+    Source: Ha et al. 2026 (arXiv 2506.01318); nearest prototypes, Snell et al. 2017.
+    """
+
+    info = AuditInfo(1, "minutes", "%", scenario="class")
+
+    class Config(Strict):
+        """Config of the attack.
+
+        Attributes:
+            shots: Samples per class that the attacker has.
+            repeats: Draws of these samples.
+        """
+
+        shots: Count = 5
+        repeats: Count = 5
+
+    def measure(self, task: AuditTask) -> Measures:
+        """Mean accuracy over the draws, with its range over them."""
+        known, forgotten, retained = held_out(task)
+        pool = np.union1d(known, task.split.parts["retain"])
+        model = task.load()
+        parts = {"forgotten": forgotten, "retained": retained}
+        tests = {
+            name: (unit(collect_features(task, model, ids)), task.labels(ids))
+            for name, ids in parts.items()
+        }
+        found: dict[str, list[float]] = {name: [] for name in parts}
+        for repeat in range(self.config.repeats):
+            shots = per_class(task, pool, self.config.shots, "prototype", repeat)
+            classes, centers = prototypes(collect_features(task, model, shots), task.labels(shots))
+            for name, (x, y) in tests.items():
+                guess = classes[(x @ centers.T).argmax(axis=1)]
+                found[name].append(100.0 * float(np.mean(guess == y)))
+        result: Measures = {}
+        for name, values in found.items():
+            low, high, interval = spread(values, "draws")
+            n = len(parts[name])
+            result[name] = Measure(
+                sum(values) / len(values), low, high, interval, n, bounds=PERCENT
+            )
+        return result
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1; a zero row stays zero."""
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(length > 0, length, 1.0)
+
+
+def prototypes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """((K,) classes, (K, d) unit prototypes) of (N, d) features with (N,) labels."""
+    classes = np.unique(y)
+    return classes, unit(np.stack([unit(x[y == label]).mean(axis=0) for label in classes]))

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.audit_cost import costs
+from benchmarks.audit_plan import RequestPlanner, Shadows, suite_of_record
+from benchmarks.audit_report import AuditReport, AuditTable
+from benchmarks.audit_table import number, shown
+from benchmarks.leaderboard import FLOOR
+from benchmarks.plan import make_plan
+from benchmarks.suite import load_suite
+from common.audits import AUDITS
+from common.audits.base import Measure, ModelAudit
+from common.audits.pairs import JensenShannon
+from common.errors import ConfigError
+from common.records import RunRecord
+from common.splits import ForgetSplit
+from common.stages import StageStore
+
+ROWS = {"original": None, "retrain": None, "gd_sine": None}
+FREE = ("js", "disagreement", "ks", "c2st", "retained_kl", "cmia")
+POPULATIONS = ("klom", "epsilon", "ulira")
+
+
+@pytest.fixture(scope="module")
+def run(tiny_suite, cli, tmp_path_factory):
+    """A tiny class suite, run once; tests add audits and shadows to its store."""
+    root = tmp_path_factory.mktemp("audit")
+    path = tiny_suite(
+        root,
+        suite="tiny",
+        methods=ROWS,
+        retrains=2,
+        defaults={"steps": 4, "log_every": 2},
+        protocol={"scenario": {"kind": "class", "num_classes": 2}},
+    )
+    store = root / "store"
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+
+    def audit(*args, target=path):
+        return cli("audit", target, "--store", store, "--workers", 1, *args)
+
+    report = store / "suites" / "tiny" / "audits.json"
+    return SimpleNamespace(path=path, store=store, audit=audit, report=report)
+
+
+def stages(store):
+    return sorted(path.name for path in (store / "stages").iterdir())
+
+
+def results(run):
+    return json.loads(run.report.read_text())["audits"]
+
+
+def test_the_list_gives_formula_source_and_cost_of_every_audit(cli):
+    done = cli("audit", "--list")
+    assert done.code == 0
+    for name in AUDITS.names():
+        assert name in done.out
+    assert done.out.count("Formula:") == len(AUDITS.names())
+    assert done.out.count("Source:") == len(AUDITS.names())
+    for tier in ("free", "minutes", "shadows"):
+        assert f"{tier}: " in done.out
+
+
+def test_free_audits_stand_beside_the_floor_and_train_nothing(run):
+    before = stages(run.store)
+    done = run.audit()
+    assert done.code == 0, done.err
+    assert stages(run.store) == before
+    found = results(run)
+    assert list(found) == [*FREE, *POPULATIONS]
+    for name in FREE:
+        assert list(found[name]["rows"]) == [FLOOR, "original", "gd_sine"]
+        for row in found[name]["rows"].values():
+            assert row["1"]["forget"]["value"] is not None
+            assert row["1"]["forget"]["low"] <= row["1"]["forget"]["high"]
+    for name in POPULATIONS:
+        assert "--shadows" in found[name]["rows"]["gd_sine"]["1"]["not_applicable"]
+    assert done.out.count(FLOOR) >= len(FREE)
+
+
+def test_the_same_store_gives_the_same_bytes(run):
+    run.audit("--audits", "js,c2st,cmia")
+    first = run.report.read_bytes()
+    run.audit("--audits", "js,c2st,cmia")
+    assert run.report.read_bytes() == first
+
+
+def test_model_audits_are_stages_that_are_not_done_again(run):
+    wanted = "relearn,prototype,linear_probe,remove_adapter,requantise,over_unlearning"
+    done = run.audit("--audits", wanted, "--with", "relearn.max_steps=3")
+    assert done.code == 0, done.err
+    found = results(run)
+    for name in wanted.split(","):
+        assert {"retrain", FLOOR, "original", "gd_sine"} == set(found[name]["rows"])
+    rows = found["relearn"]["rows"]
+    assert found["relearn"]["config"]["max_steps"] == 3
+    assert "AIN" in rows["gd_sine"]["1"] and "AIN" in rows[FLOOR]["1"]
+    assert "AIN" not in rows["retrain"]["1"]
+    adapter = found["remove_adapter"]["rows"]
+    assert "forget" in adapter["gd_sine"]["1"]
+    assert "no adapter" in adapter["original"]["1"]["not_applicable"]
+    before, first = stages(run.store), run.report.read_bytes()
+    run.audit("--audits", wanted, "--with", "relearn.max_steps=3")
+    assert stages(run.store) == before and run.report.read_bytes() == first
+    run.audit("--audits", "relearn", "--with", "relearn.max_steps=2")
+    assert len(stages(run.store)) == len(before) + 4  # another config is another stage
+
+
+def test_shadows_say_what_they_cost_and_wait_for_yes(run):
+    before = stages(run.store)
+    done = run.audit("--shadows", 3)
+    assert done.code == 0, done.err
+    assert stages(run.store) == before
+    assert "Add --yes" in done.out and "2 epochs" in done.out and "4 steps" in done.out
+
+
+def test_fixed_shadows_are_the_suites_own_and_more(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    own = {stage.key for stage in make_plan(suite, store).stages()}
+    plan = planner.shadow_plan(Shadows(3))
+    kinds: dict[str, list] = {}
+    for stage in plan.stages():
+        kinds.setdefault(stage.kind, []).append(stage)
+    assert {kind: len(found) for kind, found in kinds.items()} == {
+        "split": 1,
+        "original": 3,
+        "unlearn": 3,
+        "retrain": 6,
+        "evaluate": 12,
+    }
+    shared = {kind: sum(s.key in own for s in found) for kind, found in kinds.items()}
+    assert shared == {"split": 1, "original": 1, "unlearn": 1, "retrain": 2, "evaluate": 4}
+    one = planner.shadow_plan(Shadows(3, originals=1))
+    originals = {s.parents["original"].key for s in one.stages() if s.kind == "unlearn"}
+    assert len(originals) == 1
+
+
+def test_the_cost_is_that_of_what_was_recorded(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    recorded = list(planner.base.stages())
+    found = {c.kind: c for c in costs(planner.shadow_plan(Shadows(9)), store, recorded)}
+    cost = found["retrain"]
+    assert cost.planned == 18 and cost.length == "2 epochs"
+    known = [
+        store.done("retrain", p.parents["model"].key)
+        for p in (planner.retrain_shadow(1, k) for k in range(18))
+    ]
+    seconds = [done["stage_seconds"] for done in known if done]
+    assert cost.missing == 18 - len(seconds)
+    assert cost.seconds == pytest.approx(cost.missing * sum(seconds) / len(seconds))
+    assert found["unlearn gd_sine"].length == "4 steps"
+    assert found["split"].seconds == 0 and found["split"].missing == 0
+    halves = planner.shadow_plan(Shadows(2, "halves"))
+    unknown = {c.kind: c for c in costs(halves, StageStore(run.store / "empty"), [])}
+    assert unknown["original"].seconds is None
+
+
+def test_shadows_make_populations_and_resume(run):
+    args = ("--audits", ",".join(POPULATIONS), "--shadows", 3)
+    done = run.audit(*args, "--yes")
+    assert done.code == 0, done.err
+    found = results(run)
+    for name, column in zip(POPULATIONS, ("forget", "F", "b.acc"), strict=True):
+        for label in (FLOOR, "original", "gd_sine"):
+            measure = found[name]["rows"][label]["1"][column]
+            assert measure["value"] is not None and "only 3 models" in measure["note"]
+    before, first = stages(run.store), run.report.read_bytes()
+    run.audit("--audits", ",".join(POPULATIONS))  # reads what is there
+    assert run.report.read_bytes() == first
+    run.audit(*args, "--yes")
+    assert stages(run.store) == before and run.report.read_bytes() == first
+
+
+def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
+    path = tiny_suite(
+        tmp_path,
+        suite="same",
+        methods={"original": None, "retrain": None},
+        retrains=2,
+        seeds=[1, 2],
+        protocol={"scenario": {"kind": "class", "classes": [3]}, "train": {"epochs": 1}},
+    )
+    store = tmp_path / "store"
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    assert cli("audit", path, "--store", store, "--audits", "klom").code == 0
+    found = json.loads((store / "suites" / "same" / "audits.json").read_text())
+    rows = found["audits"]["klom"]["rows"]
+    assert {label: list(cells) for label, cells in rows.items()} == {
+        FLOOR: ["1"],
+        "original": ["1"],
+    }
+    assert rows["original"]["1"]["forget"]["n"] == rows[FLOOR]["1"]["forget"]["n"] == 2
+
+
+def test_halves_never_train_on_what_is_left_out(run):
+    done = run.audit("--audits", "ulira", "--shadows", 6, "--design", "halves", "--yes")
+    assert done.code == 0, done.err
+    rows = results(run)["ulira"]["rows"]
+    assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    plan = RequestPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
+    from benchmarks.run import _ids_digest
+
+    for stage in plan.stages():
+        if stage.kind == "unlearn":
+            original, split = stage.parents["original"], stage.parents["split"]
+            path = store.folder("split", split.key) / "split.safetensors"
+            parts = ForgetSplit.load(path).parts
+            trained = np.union1d(parts["forget"], parts["retain"])
+            assert store.done("original", original.key)["trained_on"] == _ids_digest(trained)
+            assert not np.isin(parts["forget_out"], trained).any()
+            assert len(parts["forget_out"]) > 0
+
+
+def test_requests_in_turn_add_up_and_wait_for_yes(run):
+    before = stages(run.store)
+    done = run.audit("--audits", "sequential")
+    assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
+    assert "not run" in results(run)["sequential"]["rows"]["gd_sine"]["1"]["not_applicable"]
+    done = run.audit("--audits", "sequential", "--yes")
+    assert done.code == 0, done.err
+    rows = results(run)["sequential"]["rows"]
+    assert set(rows) == {*ROWS, FLOOR}
+    columns = ["1: FA", "1: RA", "1: TA", "2: FA", "2: earlier", "2: RA", "2: TA"]
+    assert list(rows["gd_sine"]["1"]) == columns
+    original = rows["original"]["1"]  # the same model after each request
+    assert original["1: FA"]["value"] == original["2: earlier"]["value"]
+    after = stages(run.store)
+    again = run.audit("--audits", "sequential")
+    assert stages(run.store) == after and "To be trained" not in again.out
+
+
+def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    first, second = planner.stream(suite.row("gd_sine"), 1, 2)
+    assert second.parents["model"].parents["original"].key == first.parents["model"].key
+    assert first.parents["model"].parents["original"].kind == "original"
+    own = {stage.key for stage in make_plan(suite, store).stages()}
+    one, two = (stage.parents["model"] for stage in planner.stream(suite.row("retrain"), 1, 2))
+    assert two.key in own and one.key not in own
+    assert one.parents["split"].key == first.parents["split"].key
+
+
+def test_more_requests_than_classes_are_refused(run, one_line_error):
+    done = run.audit("--audits", "sequential", "--with", "sequential.requests=3", "--yes")
+    assert "3 requests need as many forgotten classes" in one_line_error(done)
+
+
+def test_a_record_is_audited_with_the_suites_own_stages(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    result = next(r for r in make_plan(suite, store).results if r.label == "gd_sine")
+    path = store.folder("evaluate", result.stage.key) / "record.json"
+    small = suite_of_record(RunRecord.load(path))
+    keys = {r.label: r.stage.key for r in make_plan(small, store).results if not r.replicate}
+    assert keys["gd_sine"] == result.stage.key
+    done = run.audit("--audits", "js", target=path)
+    assert done.code == 0 and "gd_sine" in done.out and FLOOR in done.out
+
+
+def test_a_suite_after_another_gets_no_shadows(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    planner = RequestPlanner(suite, store)
+    planner.check_trainable()
+    planner.suite = replace(suite, after=suite)
+    with pytest.raises(ConfigError, match="leave out --shadows"):
+        planner.check_trainable()
+
+
+def test_without_a_second_retrain_the_floor_says_so(run):
+    done = run.audit("--audits", "js", "--set", "retrains=1")
+    assert done.code == 0
+    assert "no second Retrain" in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--audits", "relern"), "did you mean 'relearn'"),
+        (("--with", "relearn.max_steps=3"), "choose the audit"),
+        (("--audits", "relearn", "--with", "relearn.max_step=3"), "did you mean 'max_steps'"),
+        (("--shadows", 1), "two models"),
+        (("--shadows", 4, "--design", "thirds"), "fixed or halves"),
+        (("--shadows", 4, "--design", "halves", "--originals", 1), "leave it out"),
+        (("--seeds", "77"), "run: unlearn run"),
+    ],
+)
+def test_faults_are_one_line(run, one_line_error, args, text):
+    assert text in one_line_error(run.audit(*args))
+
+
+def test_a_suite_is_asked_for(cli, one_line_error):
+    assert "--list" in one_line_error(cli("audit"))
+
+
+# Tables
+
+
+def table_of(cells):
+    return AuditTable("js", JensenShannon(), {"row": cells})
+
+
+def test_one_seed_keeps_its_own_interval():
+    measure = Measure(1.0, 0.5, 2.0, "95 % bootstrap over samples", 9, "note")
+    assert table_of({1: {"forget": measure}}).summary("row", "forget") == measure
+
+
+def test_several_seeds_get_a_t_interval_inside_the_bounds():
+    cells = {k: {"x": Measure(v, n=5, bounds=(0.0, 100.0))} for k, v in ((1, 1.0), (2, 3.0))}
+    found = table_of(cells).summary("row", "x")
+    # t(0.975, 1) = 12.706, sd / sqrt(2) = 1
+    assert found.value == 2 and found.low == 0 and found.high == pytest.approx(2 + 12.706, abs=1e-3)
+    assert "2 seeds" in found.interval
+
+
+def test_undefined_seeds_are_counted():
+    cells = {1: {"x": Measure(None, note="too few")}, 2: {"x": Measure(4.0, 3.0, 5.0, "i")}}
+    found = table_of(cells).summary("row", "x")
+    assert found.value == 4 and (found.low, found.high) == (3, 5)
+    assert "undefined for 1 of 2" in found.note
+
+
+def test_numbers_are_short():
+    assert [number(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["-", "0", "12.3", "1234"]
+    assert shown(None) == "" and shown(Measure(1.0, note="n")) == "1*"
+    assert shown(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
+
+
+def test_every_registered_audit_states_itself():
+    for name in AUDITS.names():
+        cls = AUDITS[name]
+        assert "Formula:" in cls.__doc__ and "Source:" in cls.__doc__, name
+        assert cls.info.tier == ("minutes" if issubclass(cls, ModelAudit) else cls.info.tier)
+        cls()
+
+
+def test_a_report_needs_no_model_audit_to_have_run(run):
+    suite, store = load_suite(str(run.path)), StageStore(run.store)
+    audit = AUDITS["relearn"](AUDITS["relearn"].Config(max_steps=77))
+    (table,) = AuditReport(RequestPlanner(suite, store), {"relearn": audit}).tables()
+    assert {cell for row in table.rows.values() for cell in row.values()} == {"not run"}

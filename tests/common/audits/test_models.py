@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.audits.base import Measure, NotApplicable
+from common.audits.boundary import OverUnlearning
+from common.audits.recovery import RemoveAdapter, Requantise, requantise, requantise_
+from common.audits.relearning import RelearnTime, anamnesis
+from common.audits.representations import (
+    LinearProbe,
+    Prototype,
+    collect_features,
+    head_layer,
+    prototypes,
+    unit,
+)
+from common.loading import Batch
+
+# Relearning
+
+
+def test_original_needs_no_step_and_retrain_some(toy):
+    audit = RelearnTime()
+    original = audit.measure(toy.task())["steps"]
+    retrain = audit.measure(toy.task(toy.retrain))["steps"]
+    assert original.value == 0 and 0 < retrain.value < 100
+    assert retrain.low <= retrain.value <= retrain.high and "3 batch orders" in retrain.interval
+    assert audit.relate({"steps": original}, {"steps": retrain})["AIN"].value == 0
+    assert audit.measure(toy.task(toy.retrain))["steps"] == retrain
+
+
+def test_a_training_that_does_not_arrive_is_said_to_be_cut_off(toy):
+    slow = RelearnTime(RelearnTime.Config(max_steps=2, lr=1e-7, repeats=1))
+    found = slow.measure(toy.task(toy.retrain))["steps"]
+    assert found.value == 2 and "1 of 1 cut off" in found.note
+
+
+def test_few_shots_relearn_on_few_samples(toy, monkeypatch):
+    seen = []
+    task = toy.task(toy.retrain)
+    fetch = task.source.fetch
+
+    def watched(indices, *, augment=None):
+        seen.append(len(indices))
+        return fetch(indices, augment=augment)
+
+    monkeypatch.setattr(task.source, "fetch", watched)
+    RelearnTime(RelearnTime.Config(shots=3, repeats=1, max_steps=2)).measure(task)
+    assert 3 in seen
+
+
+def test_anamnesis_by_hand():
+    found = anamnesis(Measure(4.0, 3.0, 6.0), Measure(8.0, 6.0, 12.0))
+    assert (found.value, found.low, found.high) == (0.5, 0.25, 1.0)
+    undefined = anamnesis(Measure(4.0), Measure(0.0))
+    assert undefined.value is None and "nothing to relearn" in undefined.note
+
+
+# Representations
+
+
+def test_features_are_what_enters_the_head(toy):
+    task = toy.task()
+    indices = task.split.parts["test"]
+    x = collect_features(task, toy.original, indices)
+    head = toy.original.head
+    logits = torch.as_tensor(x).float() @ head.weight.T + head.bias
+    batch = task.source.fetch(torch.as_tensor(indices))
+    assert torch.allclose(logits, task.forward(toy.original, batch), atol=1e-5)
+    assert not toy.original.head._forward_pre_hooks
+
+
+def test_a_benchmarks_own_features_go_first(toy):
+    task = toy.task(features=lambda model, batch: batch.inputs["x"][:, :2])
+    assert collect_features(task, toy.original, task.split.parts["test"]).shape[1] == 2
+
+
+def test_no_head_is_not_applicable(toy):
+    with pytest.raises(NotApplicable, match="features"):
+        head_layer(toy.original, ("classifier.*",), 4)
+    with pytest.raises(NotApplicable, match="features"):
+        head_layer(toy.original, ("head.*",), 5)
+
+
+def test_the_probe_reads_a_class_that_the_head_hides(toy):
+    hidden = toy.task().load()
+    with torch.no_grad():
+        hidden.head.bias[1] = -1e3  # never predicts class 1, forgets nothing
+    task = toy.task(hidden)
+    assert task.collect(hidden, task.split.parts["forget"]).accuracy == 0
+    for audit in (LinearProbe(), Prototype()):
+        found = audit.measure(task)
+        assert found["forgotten"].value > 80, type(audit)
+        assert found == audit.measure(task)
+
+
+def test_the_probe_is_for_whole_classes(toy):
+    for audit in (LinearProbe(), Prototype(), OverUnlearning()):
+        with pytest.raises(NotApplicable, match="whole classes"):
+            audit.measure(toy.task(scenario="random"))
+
+
+def test_prototypes_by_hand():
+    x, y = np.array([[3.0, 0.0], [0.0, 4.0], [0.0, -2.0]]), np.array([1, 1, 5])
+    classes, centers = prototypes(x, y)
+    assert classes.tolist() == [1, 5]
+    assert centers == pytest.approx(np.array([[0.5**0.5, 0.5**0.5], [0, -1]]))
+    assert unit(np.zeros((1, 2))).tolist() == [[0, 0]]
+
+
+# Recovery
+
+
+def test_removing_the_adapter_gives_original_back(toy):
+    found = RemoveAdapter().measure(toy.task(toy.retrain, adapted=True))
+    assert found["forget"].value == 100 and found["recovered"].value == 100
+    nothing = RemoveAdapter().measure(toy.task(adapted=True))
+    assert nothing["recovered"].value is None
+    with pytest.raises(NotApplicable, match="no adapter"):
+        RemoveAdapter().measure(toy.task())
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_requantisation_moves_no_entry_by_more_than_half_a_step(bits):
+    weight = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
+    rounded = requantise(weight, bits)
+    step = weight.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
+    assert ((rounded - weight).abs() <= step / 2 * (1 + 1e-5)).all()
+    assert all(len(row.unique()) <= 2**bits - 1 for row in rounded)
+    assert torch.allclose(requantise(rounded, bits), rounded)
+
+
+def test_requantisation_keeps_zero_rows_and_shapes():
+    weight = torch.zeros(2, 3, 2, 2)
+    weight[1] = 1.0
+    assert torch.equal(requantise(weight, 8), weight)
+
+
+def test_requantisation_rounds_matrices_only(toy):
+    model = toy.task().load()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    assert requantise_(model, 4) == sum(
+        p.ndim >= 2 and name.endswith("weight") for name, p in before.items()
+    )
+    assert torch.equal(model.norm.weight, before["norm.weight"])
+    assert not torch.equal(model.head.weight, before["head.weight"])
+
+
+def test_requantise_measures_fa_and_its_change(toy):
+    task = toy.task()
+    found = Requantise().measure(task)
+    assert list(found) == [
+        f"int{b} {what}" for b in (8, 4) for what in ("forget", "change", "test")
+    ]
+    before = task.collect(task.load(), task.split.parts["forget"]).accuracy
+    assert found["int8 change"].value == pytest.approx(found["int8 forget"].value - before)
+
+
+def test_a_split_without_a_test_part_is_measured_without_it(toy):
+    task = toy.task(adapted=True)
+    parts = {name: ids for name, ids in task.split.parts.items() if name != "test"}
+    task.split = type(task.split)("no test", parts, task.split.source_digest)
+    assert list(RemoveAdapter().measure(task)) == ["forget", "recovered"]
+    assert "int8 test" not in Requantise().measure(task)
+
+
+# Boundary
+
+
+def test_over_unlearning_of_original_is_zero_and_of_another_is_not(toy):
+    audit = OverUnlearning(OverUnlearning.Config(eps=(0.0, 0.5)))
+    assert all(m.value == 0 for m in audit.measure(toy.task()).values())
+    found = audit.measure(toy.task(toy.retrain))
+    assert list(found) == ["OU@0", "OU@0.5"] and all(m.value > 0 for m in found.values())
+
+
+def test_the_signed_step_raises_originals_loss(toy):
+    from common.audits.boundary import input_signs, moved
+
+    task = toy.task()
+    batch = task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
+    near = moved(batch, input_signs(task, toy.original, batch), 0.3)
+    assert (near.inputs["x"] - batch.inputs["x"]).abs().max() <= 0.3 + 1e-6
+
+    def loss(b):
+        with torch.no_grad():
+            return nn.functional.cross_entropy(task.forward(toy.original, b), b.labels)
+
+    assert loss(near) > loss(batch)
+    assert all(p.grad is None for p in toy.original.parameters())
+
+
+def test_tokens_have_no_neighbourhood(toy):
+    from common.audits.boundary import input_signs
+
+    tokens = Batch(
+        {"x": torch.zeros(2, 48, dtype=torch.int64)}, torch.zeros(2).long(), torch.arange(2)
+    )
+    with pytest.raises(NotApplicable, match="floating-point"):
+        input_signs(toy.task(), toy.original, tokens)
