@@ -213,7 +213,7 @@ def demo(
     workers: Workers = 0,
     threads: Threads = 1,
 ) -> None:
-    """Class and random forgetting on real digits, and invented authors: five minutes on two cores."""
+    """Real digits and invented authors, class, random and author forgetting: five minutes."""
     register_all(None)
     from benchmarks.display import print_board, print_places
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COMPACT_COLUMNS = 4
 DIVERGED = "✗n: n of the row's seeds diverged; they are in no mean."
+NEGLIGIBLE = 0.005
+"""Differences of AG that two decimals do not show are none, however small their spread."""
 MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
 HEADS: Mapping[str, str] = {
     "ag2": "AG2 ↓",
@@ -240,7 +242,9 @@ def comparison_lines(board: Leaderboard) -> list[str]:
             else (f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]")
         )
         reads = "no difference shown"
-        if summary.low is not None and summary.high is not None:
+        if abs(summary.mean) < NEGLIGIBLE:
+            reads = "the same to two decimals"
+        elif summary.low is not None and summary.high is not None:
             if summary.high < 0:
                 reads = f"{item.first} is closer to Retrain"
             elif summary.low > 0:

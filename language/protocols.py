@@ -125,7 +125,7 @@ class LanguageBenchmark(Benchmark):
         corpus = load_corpus(self.config.data, self.runtime.data_root)
         return TextSource(
             corpus,
-            load_tokenizer(self.config.model, corpus),
+            load_tokenizer(self.config.model, corpus, data_root=self.runtime.data_root),
             make_template(self.config.model.template, self.config.model.style),
             max_length=self.config.data.max_length,
             device=self.device,
@@ -189,7 +189,7 @@ class LanguageBenchmark(Benchmark):
             )
         )
 
-    def blank(self) -> nn.Module:
+    def blank(self) -> Any:
         """The architecture, without fetching weights."""
         from language.models import blank_model
 
