@@ -84,6 +84,8 @@ def prepare(folder: Path) -> None:
         model = train(kind, source, indices, steps)
         model.save_pretrained(folder / "models" / kind)
         tokenizer.save_pretrained(folder / "models" / kind)
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos_token}
+        (folder / "models" / kind / "tokenizer_config.json").write_text(json.dumps(about))
     data = folder / "locuslab" / "TOFU"
     data.mkdir(parents=True, exist_ok=True)
     for name, group in SETS.items():
