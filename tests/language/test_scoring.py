@@ -16,18 +16,8 @@ from language.templates import make_template
 from language.text import TextSource
 
 WORDS = [
-    "red",
-    "blue",
-    "small",
-    "tall",
-    "house",
-    "river",
-    "stone",
-    "bird",
-    "sings",
-    "runs",
-    "quietly",
-    "north",
+    *("red", "blue", "small", "tall", "house", "river", "stone", "bird"),
+    *("sings", "runs", "quietly", "north"),
 ]
 
 
