@@ -73,7 +73,7 @@ def _write(
     cache: Any = None
     while rows:
         logits, cache = _last_logits(model, tokens, seen, positions, cache)
-        said = logits.float().argmax(dim=1)
+        said = logits.float().argmax(dim=1).to(seen.device)
         kept = []
         for place, (row, token) in enumerate(zip(rows, said.tolist(), strict=True)):
             if token not in stop:

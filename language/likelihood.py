@@ -151,24 +151,26 @@ class _Scorer:
 
     def _states(self, inputs: dict[str, Tensor], numbers: np.ndarray, places: np.ndarray) -> Tensor:
         """Hidden states (or logits, without a backbone) at the predicting positions, (M, D)."""
-        at = (self._tensor(numbers), self._tensor(places))
         if self.parts is None:
-            return self.model(**inputs).logits[at]
-        return hidden_states(self.parts, inputs)[at]
+            states = self.model(**inputs).logits
+        else:
+            states = hidden_states(self.parts, inputs)
+        at = (self._tensor(numbers), self._tensor(places))
+        return states[tuple(index.to(states.device) for index in at)]
 
     def _columns(
         self, states: Tensor, chosen: np.ndarray, labels: np.ndarray, detail: bool
     ) -> np.ndarray:
         """(M, len(COLUMNS)): all columns, or NaN but for loss and hits."""
         head: Any = self.parts.head if self.parts is not None else nn.Identity()
-        where, targets = self._tensor(chosen), self._tensor(labels)
+        where, targets = (self._tensor(array).to(states.device) for array in (chosen, labels))
         width = getattr(head, "out_features", states.shape[-1])
         rows = max(1, CHUNK_ELEMENTS // width)
         score = score_rows if detail else _loss_and_hits
-        found = [
-            score(head(states[index]), target)
-            for index, target in zip(where.split(rows), targets.split(rows), strict=True)
-        ]
+        found = []
+        for index, target in zip(where.split(rows), targets.split(rows), strict=True):
+            logits = head(states[index])
+            found.append(score(logits, target.to(logits.device)))
         return np.concatenate(found)
 
     def _tensor(self, array: np.ndarray) -> Tensor:

@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, str] = {
     "augmentation": "vision_engine:augmentation",
     "evaluation": "evaluation:one_pass",
     "svc_attack": "evaluation:svc",
+    "tofu_evaluation": "tofu_eval:evaluation",
     "bounded_layer": "bounded_layer:cases",  # last: its layers change the allocator for good
 }
 """Name -> ``module:function`` in this package; the function takes a size and yields cases."""

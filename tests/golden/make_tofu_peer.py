@@ -51,15 +51,17 @@ def choose() -> dict[str, list[Item]]:
     return found
 
 
-def train(kind: str, source: TextSource, indices: np.ndarray, steps: int) -> torch.nn.Module:
+def train(kind: str, source: TextSource, indices: np.ndarray, until: float) -> torch.nn.Module:
     """A model that half remembers what it saw; weights are exact in half precision."""
     model = build_model(MODELS[kind], source.vocab_size, 0)
     model.config.eos_token_id = model.generation_config.eos_token_id = source.encoder.end
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     batch = source.fetch(torch.from_numpy(indices))
-    for _ in range(steps):
+    for _ in range(300):
         logits = causal_forward(model, batch)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+        if loss < until:
+            break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -78,12 +80,14 @@ def prepare(folder: Path) -> None:
     source = TextSource(
         corpus, tokenizer, make_template("question_answer", "openunlearning"), max_length=512
     )
-    retain = np.arange(ROWS["forget"], ROWS["forget"] + ROWS["retain"])
-    plans = {"gpt_neo": (retain, 60), "llama": (np.arange(20), 60)}
-    for kind, (indices, steps) in plans.items():
-        model = train(kind, source, indices, steps)
+    known = np.arange(sum(ROWS.values()) - ROWS["holdout"])
+    plans = {"gpt_neo": (known[ROWS["forget"] :], 0.3), "llama": (known, 0.8)}
+    for kind, (indices, until) in plans.items():
+        model = train(kind, source, indices, until)
         model.save_pretrained(folder / "models" / kind)
         tokenizer.save_pretrained(folder / "models" / kind)
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos_token}
+        (folder / "models" / kind / "tokenizer_config.json").write_text(json.dumps(about))
     data = folder / "locuslab" / "TOFU"
     data.mkdir(parents=True, exist_ok=True)
     for name, group in SETS.items():
@@ -134,7 +138,7 @@ def collect(folder: Path) -> None:
         save_file(weights, HERE / f"{NAME}_{kind}.safetensors")
     tokenizer = (folder / "models" / "llama" / "tokenizer.json").read_text()
     (HERE / f"{NAME}_tokenizer.json").write_text(json.dumps(json.loads(tokenizer)))
-    (HERE / f"{NAME}.json").write_text(json.dumps(golden, indent=0))
+    (HERE / f"{NAME}.json").write_text(json.dumps(golden) + "\n")
 
 
 def numbers(result: dict) -> dict:

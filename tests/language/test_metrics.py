@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import hmean, ks_2samp
 
 from common.errors import DataError
-from language.metrics import truth
+from language.metrics import sequential, truth
 from language.metrics.memorization import (
     exact_memorization,
     extraction_strength,
@@ -17,6 +17,7 @@ from language.metrics.memorization import (
     privacy_leakage,
 )
 from language.metrics.rouge import common_subsequence, rouge_recall, tokens_of
+from language.metrics.sequential import SEQUENTIAL_METRICS, chosen_right, sequential_metrics
 from language.metrics.tofu import (
     GAP_METRICS,
     LOKU_PART,
@@ -151,6 +152,13 @@ def test_total_separation_of_four_hundred():
     wanted = math.log10(2) - (math.lgamma(801) - 2 * math.lgamma(401)) / math.log(10)
     assert found["log10_fq"] == pytest.approx(wanted, abs=1e-6)  # 1.06e-239, known from tables
     assert found["fq"] == pytest.approx(1.06e-239, rel=0.01)
+
+
+def test_almost_the_same_samples_are_no_news(recwarn):
+    values = np.arange(300.0)
+    found = forget_quality(values, values + 0.5)
+    assert found["ks"] == pytest.approx(1 / 300) and found["log10_fq"] == pytest.approx(0.0)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -349,3 +357,22 @@ def test_workers_give_the_same(monkeypatch):
     here, there = (rouge_recall(targets, predictions, workers=n) for n in (0, 1))
     assert here.rouge_l.tolist() == there.rouge_l.tolist()
     assert here.rouge_1.tolist() == there.rouge_1.tolist()
+
+
+# Sequential requests -----------------------------------------------------------------------------
+
+
+def test_accuracy_is_a_choice_among_paraphrase_and_wrong_answers():
+    count = np.asarray([2, 2, 2, 1, 0])
+    wrong = [[2.0, 3.0], [0.5, 3.0], [1.0, 2.0], [1.5, 0.0], [0.0, 0.0]]
+    given = columns([1.0] * 5, wrong, perturbed_count=count)
+    assert chosen_right(given).tolist() == [True, False, False, True]
+    found = sequential_metrics(
+        {"forget": given, "retain": drawn(), "unused": columns([1.0], [[2.0]])}
+    )
+    assert found["su"] == 50.0 and found["du"] == 100.0
+    assert found["rd"] == 100 * chosen_right(drawn()).mean()
+    assert "su_earlier" not in found
+    nothing = columns([1.0], [[0.0]], perturbed_count=np.asarray([0]))
+    assert sequential_metrics({"earlier": nothing}) == {"su_earlier": None}
+    assert {spec.name for spec in SEQUENTIAL_METRICS} == set(sequential.PARTS)

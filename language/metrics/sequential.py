@@ -1,0 +1,64 @@
+"""Sample-level unlearning, distribution-level unlearning and retained distribution (O3).
+
+After each of several requests: accuracy on the rows that the request used (S.U., lower is better),
+on rows of its authors that it did not use (D.U., lower is better), and on retained authors (R.D.,
+higher is better).  Source: Gao et al. 2024, "On Large Language Model Continual Unlearning".
+
+The original asks the paraphrased question, embeds the generated answer with
+paraphrase-MiniLM-L6-v2 and counts it as right if the paraphrased answer is nearer than every
+perturbed one.  Here nothing is generated or embedded: an answer counts as right if the model finds
+the paraphrase likelier per token than every perturbed answer to the same question.  The choice is
+among the same texts; the numbers are not those of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from common.metrics import MetricSpec
+from language.metrics.tofu import columns_of
+from language.metrics.truth import Columns, compared
+
+PARTS = {
+    "su": "forget",
+    "su_earlier": "earlier",
+    "du": "unused",
+    "rd": "retain",
+}
+"""Metric -> part."""
+
+SEQUENTIAL_METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("su", "lower", "S.U.", doc="accuracy on the rows of this request, by likelihood"),
+    MetricSpec("su_earlier", "lower", "S.U. old", doc="the same on rows of earlier requests"),
+    MetricSpec("du", "lower", "D.U.", doc="the same on rows of the request that were not used"),
+    MetricSpec("rd", "higher", "R.D.", doc="the same on retained authors"),
+)
+
+
+def chosen_right(columns: Columns) -> np.ndarray:
+    """(M,) bool: whether the paraphrase is likelier than every wrong answer; a tie is wrong."""
+    rows = compared(columns)
+    right = np.asarray(columns["paraphrase_loss"])[rows]
+    wrong = np.asarray(columns["perturbed_loss"])[rows]
+    if "perturbed_count" in columns:
+        present = np.arange(wrong.shape[1]) < np.asarray(columns["perturbed_count"])[rows, None]
+        wrong = np.where(present, wrong, np.inf)
+    return right < wrong.min(axis=1)
+
+
+def sequential_metrics(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """The accuracies in percent that the parts allow; None where a part has no wrong answers.
+
+    Args:
+        scores: Part -> Scores, or their extra columns.
+    """
+    parts = columns_of(scores)
+    return {
+        name: 100.0 * float(right.mean()) if len(right) else None
+        for name, part in PARTS.items()
+        if part in parts
+        for right in [chosen_right(parts[part])]
+    }
