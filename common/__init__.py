@@ -140,3 +140,73 @@ METHODS.register(
     "common.unlearners.reweighted:CEU",
     summary="towards the model's own answer without the label",
 )
+METHODS.register(
+    "salun",
+    "common.unlearners.salun:SalUn",
+    summary="SalUn: random labels on the weights most salient for forget",
+)
+METHODS.register(
+    "neg_grad_plus",
+    "common.unlearners.neg_grad_plus:NegGradPlus",
+    summary="NegGrad+: a CE(retain) - (1 - a) CE(forget)",
+)
+METHODS.register(
+    "scrub",
+    "common.unlearners.scrub:Scrub",
+    summary="SCRUB: away from Original on forget, close to it on retain",
+)
+METHODS.register(
+    "scrub_r",
+    "common.unlearners.scrub:ScrubRewind",
+    summary="SCRUB+R: SCRUB rewound to where forget looks unseen",
+)
+METHODS.register(
+    "bad_teacher",
+    "common.unlearners.bad_teacher:BadTeacher",
+    summary="Bad Teacher: an untrained teacher on forget, Original on retain",
+)
+METHODS.register(
+    "l1_sparse",
+    "common.unlearners.l1_sparse:L1Sparse",
+    summary="l1-sparse: fine-tuning under a fading l1 penalty",
+)
+METHODS.register(
+    "ssd",
+    "common.unlearners.ssd:SelectiveSynapticDampening",
+    summary="SSD: dampen weights that matter more to forget; no training",
+)
+METHODS.register(
+    "unsir",
+    "common.unlearners.unsir:Unsir",
+    summary="UNSIR: impair with error-maximising noise, repair (classes only)",
+)
+METHODS.register(
+    "cf_k",
+    "common.unlearners.cf_k:CFk",
+    summary="CF-k: fine-tune the last k blocks on retain",
+)
+METHODS.register(
+    "eu_k",
+    "common.unlearners.eu_k:EUk",
+    summary="EU-k: retrain the last k blocks on retain",
+)
+METHODS.register(
+    "amnesiac",
+    "common.unlearners.amnesiac:Amnesiac",
+    summary="amnesiac: fixed wrong labels for forget, true ones for retain",
+)
+METHODS.register(
+    "boundary_shrink",
+    "common.unlearners.boundary_shrink:BoundaryShrink",
+    summary="Boundary Shrink: forget data go to the nearest other class",
+)
+METHODS.register(
+    "boundary_expand",
+    "common.unlearners.boundary_expand:BoundaryExpand",
+    summary="Boundary Expand: forget data go to an extra class, then dropped",
+)
+METHODS.register(
+    "sfron",
+    "common.unlearners.sfron:SFRon",
+    summary="SFR-on: masked, self-weighted ascent between retain steps",
+)

@@ -16,6 +16,8 @@ from pydantic import Field
 from common.methods import (
     PAPER_ADAPTER,
     PAPER_LITERAL,
+    AdaptedConfig,
+    AdaptedMethod,
     GradientConfig,
     GradientMethod,
     MethodInfo,
@@ -23,11 +25,12 @@ from common.methods import (
     UnlearnTask,
     train_reference,
 )
-from common.schemas import AdapterConfig, FitConfig, NonNegative, Positive
+from common.schemas import AdapterConfig, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from common.loading import Loader
     from common.objectives import Objective
 
 PAPER = "Stable Forgetting: Bounded Parameter-Efficient Unlearning in Foundation Models"
@@ -97,7 +100,7 @@ class Ascent(GradientMethod):
         return Forgetting(self.config.forget_loss)
 
 
-class RandomLabel(UnlearningMethod):
+class RandomLabel(AdaptedMethod):
     """RL: train on random labels for the forget set and true labels for the retain set.
 
     Formula: each epoch y~ ~ U{0..C-1} for D_f; ``mixed``: one shuffled pass over D_f u D_r;
@@ -107,36 +110,41 @@ class RandomLabel(UnlearningMethod):
 
     info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
-    class Config(FitConfig):
+    class Config(AdaptedConfig):
+        steps: Annotated[int, Field(ge=1)] | None = None
         epochs: Annotated[int, Field(ge=1)] | None = 3
         batch_size: Annotated[int, Field(ge=1)] = 64
         lr: Positive = 3e-4
         mode: Literal["mixed", "sequential"] = "mixed"
         exclude_true: bool = False
+        redraw: bool = True
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
-        from common.loading import ChainedLoader, RelabelledLoader
         from common.objectives import CrossEntropy
+
+        self._attach(task)
+        self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
+        return task.model
+
+    def _loader(self, task: UnlearnTask) -> Loader:
+        from common.loading import ChainedLoader, RelabelledLoader
 
         config: Any = self.config
         micro = max(1, config.batch_size // config.accumulation)
 
-        def relabel(*parts: str) -> RelabelledLoader:
+        def relabel(*parts: str) -> Loader:
             return RelabelledLoader(
                 task.loader(*parts, batch_size=micro),
                 task.indices("forget"),
                 task.num_classes,
                 exclude_true=config.exclude_true,
+                redraw=config.redraw,
             )
 
         if config.mode == "mixed":
-            loader: Any = relabel("forget", "retain")
-        else:
-            loader = ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
-        fields = {name: getattr(config, name) for name in FitConfig.model_fields}
-        task.fit(task.model, CrossEntropy("mixed"), {"mixed": loader}, FitConfig(**fields))
-        return task.model
+            return relabel("forget", "retain")
+        return ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
 
 
 class GradientDifference(GradientMethod):

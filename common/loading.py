@@ -164,29 +164,37 @@ def _child(generator: torch.Generator, rank: int) -> torch.Generator:
 
 
 class RelabelledLoader(Loader):
-    """A loader that gives the members of one index set random labels, redrawn every epoch.
+    """A loader that gives the members of one index set random labels.
 
     Args:
         inner: Where batches come from (its generator is shared).
         members: Indices whose labels are replaced.
         num_classes: Labels are drawn from 0 to ``num_classes - 1``.
         exclude_true: Never draw the true label.
+        redraw: Draw anew every epoch; otherwise once.
     """
 
     def __init__(
-        self, inner: Loader, members: np.ndarray, num_classes: int, *, exclude_true: bool = False
+        self,
+        inner: Loader,
+        members: np.ndarray,
+        num_classes: int,
+        *,
+        exclude_true: bool = False,
+        redraw: bool = True,
     ):
         self.__dict__.update(inner.__dict__)
         self.members = torch.as_tensor(np.asarray(members, dtype=np.int64)).sort().values
         self.num_classes = num_classes
         self.exclude_true = exclude_true
+        self.redraw = redraw
         self._shift = torch.zeros(len(self.members), dtype=torch.int64)
         self._drawn_for = -1
 
     def next(self) -> Batch:
         """The next batch with replaced labels."""
         batch = super().next()
-        if self.epoch != self._drawn_for:
+        if self._drawn_for < 0 or (self.redraw and self.epoch != self._drawn_for):
             self._shift = torch.randint(
                 int(self.exclude_true),
                 self.num_classes,

@@ -38,7 +38,8 @@ class MethodInfo:
     Attributes:
         version: Raised whenever the same config would give other numbers.
         paper: Where the method comes from.
-        access: Parts that it may read (``forget``, ``retain``); ``initial`` allows a fresh model.
+        access: Parts that it may read (``forget``, ``retain``; rarely ``validation`` and the
+            ``validation_forget`` of class forgetting); ``initial`` allows a fresh model.
             Asking for anything else raises.
         scenarios: Scenarios it applies to; empty means all.
         changes_model: False for Original.
@@ -364,7 +365,83 @@ PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {
 """The same for methods with an adapter, and ``paper_literal`` with the paper's adapter dropout."""
 
 
-class GradientMethod(UnlearningMethod):
+class AdaptedMethod(UnlearningMethod):
+    """A method whose config may put an adapter in the place of the whole model.
+
+    Its ``unlearn`` calls :meth:`_attach` once, then :meth:`_train` once or several times; so every
+    such method crosses with every parametrisation in suite rows.
+    """
+
+    Config: ClassVar[type[Strict]] = AdaptedConfig
+
+    def _attach(self, task: UnlearnTask) -> None:
+        """Freezes ``task.model`` and attaches the configured adapter; without one, nothing."""
+        from common.adapters import attach
+
+        adapter: AdapterConfig | None = self.config.adapter
+        if adapter is None:
+            return
+        patterns = adapter.targets or task.targets.get(adapter.placement, ())
+        if not patterns:
+            known = ", ".join(task.targets)
+            raise ConfigError(
+                f"adapter: this model has no layers for placement: {adapter.placement} (known: "
+                f"{known}); choose another or give targets"
+            )
+        head = task.head if adapter.train_head else ()
+        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
+
+    def _train(
+        self,
+        task: UnlearnTask,
+        objective: Objective,
+        loaders: Mapping[str, Loader],
+        *,
+        config: FitConfig | None = None,
+        after_step: Sequence[AfterStep] = (),
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> FitResult:
+        """Fits ``task.model`` under the configured constraints.
+
+        Args:
+            task: Holds the model.
+            objective: What is minimised.
+            loaders: One stream per part of the objective.
+            config: Replaces the config's own engine part (another length or batch size).
+            after_step: Called after the constraints.
+            stateful: Further states for checkpoints.
+        """
+        return task.fit(
+            task.model,
+            objective,
+            loaders,
+            config or self.config.engine(),
+            after_step=[*self._constraints(), *after_step],
+            penalty=self._penalty(),
+            stateful=stateful,
+        )
+
+    def _constraints(self) -> list[AfterStep]:
+        from common.adapters import clip_factors_, project_ball_
+
+        config: AdaptedConfig = self.config
+        hooks: list[AfterStep] = []
+        if config.weight_clip is not None:
+            threshold = config.weight_clip
+            hooks.append(lambda model: clip_factors_(model, threshold))
+        if config.ball is not None:
+            c = config.ball
+            hooks.append(lambda model: {"adapter/at_ball": project_ball_(model, c)})
+        return hooks
+
+    def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
+        from common.adapters import factor_penalty
+
+        mu = self.config.penalty
+        return (lambda model: mu * factor_penalty(model)) if mu else None
+
+
+class GradientMethod(AdaptedMethod):
     """Objective + parameters -> method: attach an adapter (or not), fit, constrain."""
 
     Config: ClassVar[type[Strict]] = GradientConfig
@@ -391,48 +468,8 @@ class GradientMethod(UnlearningMethod):
         """Runs the objective on the parts that it names."""
         objective = self.prepare(task)
         config = self.config.engine()
+        self._attach(task)
         if self.config.adapter is not None:
-            self._attach(task)
             self.initialise(task)
-        task.fit(
-            task.model,
-            objective,
-            self.loaders(task, objective.parts, config),
-            config,
-            after_step=self._constraints(),
-            penalty=self._penalty(),
-        )
+        self._train(task, objective, self.loaders(task, objective.parts, config), config=config)
         return task.model
-
-    def _attach(self, task: UnlearnTask) -> None:
-        from common.adapters import attach
-
-        adapter: AdapterConfig = self.config.adapter
-        patterns = adapter.targets or task.targets.get(adapter.placement, ())
-        if not patterns:
-            known = ", ".join(task.targets)
-            raise ConfigError(
-                f"adapter: this model has no layers for placement: {adapter.placement} (known: "
-                f"{known}); choose another or give targets"
-            )
-        head = task.head if adapter.train_head else ()
-        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
-
-    def _constraints(self) -> list[AfterStep]:
-        from common.adapters import clip_factors_, project_ball_
-
-        config: AdaptedConfig = self.config
-        hooks: list[AfterStep] = []
-        if config.weight_clip is not None:
-            threshold = config.weight_clip
-            hooks.append(lambda model: clip_factors_(model, threshold))
-        if config.ball is not None:
-            c = config.ball
-            hooks.append(lambda model: {"adapter/at_ball": project_ball_(model, c)})
-        return hooks
-
-    def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
-        from common.adapters import factor_penalty
-
-        mu = self.config.penalty
-        return (lambda model: mu * factor_penalty(model)) if mu else None

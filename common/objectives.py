@@ -88,6 +88,22 @@ def sample_unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
     return _per_sample(values * (labels != IGNORE), labels)
 
 
+def sample_distillation(logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    """(N,) KL(target || softmax(logits)): summed over classes, a mean over counted positions.
+
+    The mean over samples is left to the caller.  A mean over classes too (the default of torch's
+    ``kl_div``, as in the Bad Teacher and SSD repositories) makes the loss C times smaller.
+
+    Args:
+        logits: Of the student, (N, C) or (N, T, C).
+        target: Probabilities of the same shape.
+        labels: (N,) or (N, T); positions with -100 do not count.
+    """
+    log_student = F.log_softmax(wide(logits), dim=-1)
+    values = (torch.xlogy(target, target) - target * log_student).sum(-1)
+    return _per_sample(values * (labels != IGNORE), labels)
+
+
 def joint_logits(forward: Forward, batches: Sequence[Batch]) -> list[Tensor]:
     """Logits of several batches from ONE forward where their shapes allow it."""
     shapes = {tuple((k, v.shape[1:]) for k, v in batch.inputs.items()) for batch in batches}

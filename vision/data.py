@@ -114,6 +114,13 @@ class ImageSource:
         """Channels of the images."""
         return self._images.shape[1]
 
+    @property
+    def input_bounds(self) -> dict[str, tuple[Tensor, Tensor]] | None:
+        """Normalised black and white, (C, 1, 1) each: what attacks clip to; None under noise."""
+        if self._noise is not None:
+            return None
+        return {"x": (-self._mean / self._std, (1 - self._mean) / self._std)}
+
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""
         chosen = indices.to(self.device)

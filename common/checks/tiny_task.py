@@ -173,8 +173,8 @@ def make_split(scenario: str, source: VectorSource) -> ForgetSplit:
     parts = {
         "forget": forget,
         "retain": np.setdiff1d(train, forget),
-        "validation": held_out[::2],
-        "test": held_out[1::2],
+        "validation": held_out[: len(held_out) // 2],
+        "test": held_out[len(held_out) // 2 :],
     }
     return ForgetSplit(f"checks/{scenario}", parts, source.digest)
 

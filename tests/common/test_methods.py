@@ -374,8 +374,8 @@ def test_random_labels_read_what_they_should(tiny, unlearn, mode):
     assert (first <= set(split.parts["forget"].tolist())) == (mode == "sequential")
 
 
-def test_random_labels_refuse_adapters():
-    message = complaint(resolve, "random_label", {"adapter": {"rank": 2}})
+def test_methods_of_the_whole_model_refuse_adapters():
+    message = complaint(resolve, "l1_sparse", {"adapter": {"rank": 2}})
     assert "adapter: unknown key" in message
 
 

@@ -129,6 +129,16 @@ def test_fetch_normalises_the_stored_pixels(tmp_path):
     assert batch.indices is ids
 
 
+def test_input_bounds_are_black_and_white(tmp_path):
+    cifar_like(tmp_path)
+    bounds = open_cifar(tmp_path).input_bounds["x"]
+    for bound, pixel in zip(bounds, (0.0, 1.0), strict=True):
+        expected = [(pixel - m) / s for m, s in zip(COLOUR["mean"], COLOUR["std"], strict=True)]
+        assert torch.allclose(bound.flatten(), torch.tensor(expected))
+        assert bound.shape == (3, 1, 1)
+    assert digits(noise=0.5).input_bounds is None, "noise has no such limits"
+
+
 def test_parquet_pixels_are_read_exactly(tmp_path):
     pixels = cifar_like(tmp_path)
     source = open_cifar(tmp_path)

@@ -1,0 +1,770 @@
+"""The field's baselines on the tiny problem: golden losses, and the faults of peers by name.
+
+Golden losses guard ``MethodInfo.version``: where a change of numbers is meant, raise the version
+and write the file anew with
+
+    SF_REGENERATE=1 python -m pytest tests/common/test_classifier_unlearners.py -k golden
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from common.adapters import adapted_layers
+from common.checks.methods import check_method
+from common.errors import AccessError, ConfigError, DataError
+from common.methods import resolve_config, train_reference
+from common.objectives import sample_cross_entropy, sample_distillation
+from common.registry import METHODS
+from common.schemas import FitConfig
+from common.splits import ForgetSplit
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
+OWN = (
+    *("salun", "neg_grad_plus", "scrub", "scrub_r", "bad_teacher", "l1_sparse", "ssd", "unsir"),
+    *("cf_k", "eu_k", "amnesiac", "boundary_shrink", "boundary_expand", "sfron"),
+)
+ADAPTABLE = [n for n in OWN if "adapter" in METHODS[n].Config.model_fields]
+NOISE, EPOCHS = 1.0, 3
+SINE = {"adapter": {"rank": 2, "phi": "sine", "omega": 10.0}}
+SMALL = {"batch_size": 8, "log_every": 1, "checkpoint_every": 4}
+FAST = {
+    **{name: {"lr": 3e-3} for name in OWN},
+    "neg_grad_plus": {"lr": 3e-3, "a": 0.8},
+    "scrub": {"lr": 1e-2, "forget_batch_size": 4},
+    "scrub_r": {"lr": 1e-2, "forget_batch_size": 4},
+    "ssd": {"alpha": 1.5},
+    "unsir": {"lr": 3e-3, "noise_steps": 5, "noise_repeats": 2, "noise_samples": 8},
+}
+VARIANTS = {
+    **{name: (name, FAST[name]) for name in OWN},
+    "salun-sequential": ("salun", {"lr": 3e-3, "mode": "sequential", "density": 0.2}),
+    "salun-sgd": ("salun", {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9}),
+    "scrub-gentle": ("scrub", {**FAST["scrub"], "max_epochs": 1, "alpha": 0.1}),
+    "bad_teacher-few": ("bad_teacher", {"lr": 3e-3, "retain_share": 0.3, "temperature": 2.0}),
+    "cf_k-head": ("cf_k", {"lr": 3e-3, "k": 0}),
+    "sfron-slow": ("sfron", {"lr": 3e-3, "retain_steps": 3, "accumulation": 2}),
+    **{f"{name}-sine": (name, {**FAST[name], **SINE, "lr": 0.05}) for name in ADAPTABLE},
+}
+
+
+@pytest.fixture(scope="module")
+def split(tiny):
+    """As everywhere, but every class has held-out samples."""
+    split = tiny.split(tiny.Source(noise=NOISE))
+    rest = np.arange(48, 64)
+    parts = {**split.parts, "validation": rest[:8], "test": rest[8:]}
+    return ForgetSplit("tiny", parts, split.source_digest)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, split):
+    """Original: the tiny net, trained on forget and retain; a state dict."""
+    recipe = FitConfig(steps=25, batch_size=16, lr=1e-2)
+    access = frozenset({"forget", "retain", "initial"})
+    task = tiny.task(tiny.Source(noise=NOISE), split, access=access, recipe=recipe)
+    return train_reference(task, ["forget", "retain"]).state_dict()
+
+
+@pytest.fixture(scope="module")
+def make(tiny, split, trained):
+    """(name, params) -> (method, task) with Original in the task."""
+
+    def go(name, params, *, dropout=0.0, source=None, **fields):
+        cls = METHODS[name]
+        model = tiny.net(dropout=dropout)
+        model.load_state_dict(trained)
+        known = cls.Config.model_fields
+        given = {key: value for key, value in {**SMALL, **params}.items() if key in known}
+        if "epochs" in known and not {"steps", "epochs"} & given.keys():
+            given["epochs"] = EPOCHS
+        config = resolve_config(name, None, given, origin="test")
+        task = tiny.task(
+            source or tiny.Source(noise=NOISE),
+            fields.pop("split", split),
+            access=cls.info.access,
+            model=model,
+            **fields,
+        )
+        return cls(config), task
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def run(make):
+    def go(name, params, **fields):
+        method, task = make(name, params, **fields)
+        return method.unlearn(task), task
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    return {variant: run(*VARIANTS[variant])[0] for variant in VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def losses(tiny, split):
+    def go(model) -> dict[str, float]:
+        source, values = tiny.Source(noise=NOISE), {}
+        model.eval()
+        for part in ("forget", "retain", "test"):
+            batch = source.fetch(torch.as_tensor(split.parts[part]))
+            with torch.no_grad():
+                loss = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
+            values[part] = round(float(loss.double().mean()), 7)
+        return values
+
+    return go
+
+
+@pytest.fixture
+def original(tiny, trained):
+    model = tiny.net()
+    model.load_state_dict(trained)
+    return model.eval()
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+def test_golden_losses(results, losses):
+    found = {name: losses(model) for name, model in results.items()}
+    if os.environ.get("SF_REGENERATE"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
+    for name, values in golden.items():
+        assert found[name] == pytest.approx(values, abs=1e-5), name
+
+
+def test_golden_losses_can_tell_methods_apart():
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    rewound = {"scrub_r", "scrub_r-sine"}  # may choose the last epoch, which is scrub's
+    for one, two in itertools.combinations([name for name in golden if name not in rewound], 2):
+        gaps = [abs(golden[one][part] - golden[two][part]) for part in ("forget", "retain", "test")]
+        assert max(gaps) > 3e-5, (one, two)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "neg_grad_plus",
+        "scrub",
+        "bad_teacher",
+        "amnesiac",
+        "sfron",
+        "ssd",
+        "salun",
+        "boundary_expand",
+        "boundary_shrink",
+        "salun-sine",
+        "scrub-sine",
+        "neg_grad_plus-sine",
+    ],
+)
+def test_forgetting_costs_forget_more_than_retain(results, losses, original, variant):
+    before, after = losses(original), losses(results[variant])
+    rise = {part: after[part] - before[part] for part in before}
+    assert rise["forget"] > 0.05 and rise["forget"] > 2 * rise["retain"]
+
+
+@pytest.mark.parametrize("variant", ["l1_sparse", "cf_k", "cf_k-head", "eu_k"])
+def test_retain_only_methods_keep_learning_retain(results, losses, original, variant):
+    before, after = losses(original), losses(results[variant])
+    assert after["forget"] - after["retain"] > before["forget"] - before["retain"]
+
+
+@pytest.mark.parametrize("name", ADAPTABLE)
+def test_through_an_adapter_only_its_factors_move(results, trained, name):
+    model = results[f"{name}-sine"]
+    state = model.state_dict()
+    factors = {f"{layer}.{f}" for layer, _ in adapted_layers(model) for f in ("A", "Bt")}
+    assert set(state) - set(trained) == factors
+    assert all(torch.equal(state[key], value) for key, value in trained.items())
+    assert all(bool(layer.delta().any()) for _, layer in adapted_layers(model))
+
+
+@pytest.mark.parametrize("name", ADAPTABLE)
+def test_the_contract_holds_through_adapters(name):
+    assert not [result for result in check_method(name, SINE) if not result.ok]
+
+
+@pytest.mark.parametrize(
+    "variant", ["salun-sequential", "amnesiac", "scrub", "scrub_r", "bad_teacher", "sfron", "unsir"]
+)
+def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
+    class Killed(Exception):
+        pass
+
+    seen = []
+
+    def kill(step, total):
+        seen.append(total)
+        if step == 11 and total >= 11:
+            raise Killed
+
+    name, params = VARIANTS[variant]
+    path = tmp_path / "checkpoint.safetensors"
+    whole, _ = run(name, params, dropout=0.2)
+    with pytest.raises(Killed):
+        run(name, params, dropout=0.2, checkpoint=path, progress=kill)
+    assert list(tmp_path.glob("checkpoint*.safetensors"))
+    steps = []
+    resumed, _ = run(
+        name, params, dropout=0.2, checkpoint=path, progress=lambda s, t: steps.append(s)
+    )
+    assert 9 in steps and 8 not in steps and tiny.same(whole, resumed)
+
+
+def test_modules_are_read_without_torch():
+    modules = sorted({str(METHODS.entry(name).target).partition(":")[0] for name in OWN})
+    code = "import sys, importlib\n[importlib.import_module(m) for m in sys.argv[1:]]\n"
+    code += "print('torch' in sys.modules)"
+    call = [sys.executable, "-c", code, *modules]
+    found = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_configs_do_not_shadow_the_optimizers(name):
+    config = METHODS[name].Config()
+    for field in ("eps", "momentum", "accumulation", "loss_cap"):
+        if hasattr(config, field):
+            assert getattr(config, field) == FitConfig.model_fields[field].default
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_docstrings_hold_formula_and_source(name):
+    text = METHODS[name].__doc__
+    assert "Source: " in text
+    assert any(word in text for word in ("Formula", "Pseudo-code", "Selection rule"))
+
+
+# -- SalUn ----------------------------------------------------------------------------------------
+
+DECAYS = {
+    "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "lr": 1e-2, "weight_decay": 0.1},
+}
+
+
+def masked_run(make, monkeypatch, params, *, restoring=True):
+    """Share of masked-out entries, and the steps after which one of them had moved."""
+    from common.unlearners.masks import MaskedWeights
+
+    held, drifted = {}, []
+    if not restoring:
+        monkeypatch.setattr(MaskedWeights, "restore", lambda self, model: None)
+    start = MaskedWeights.__init__
+
+    def noted(self, model, masks):
+        start(self, model, masks)
+        held.update(masks)
+
+    monkeypatch.setattr(MaskedWeights, "__init__", noted)
+    before = {}
+
+    def look(step, total):
+        for name, parameter in task.model.named_parameters():
+            if name in held and not torch.equal(
+                parameter.detach()[~held[name]], before[name][~held[name]]
+            ):
+                drifted.append(step)
+
+    method, task = make("salun", params, progress=look)
+    before |= {n: p.detach().clone() for n, p in task.model.named_parameters()}
+    method.unlearn(task)
+    masked = sum(int((~mask).sum()) for mask in held.values())
+    return masked / sum(mask.numel() for mask in held.values()), drifted
+
+
+@pytest.mark.parametrize("mode", ["mixed", "sequential"])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_masked_weights_are_bit_equal_to_original_after_every_step(make, monkeypatch, decay, mode):
+    """The SalUn repository's drifted through weight decay and momentum until 2026."""
+    params = {**DECAYS[decay], "mode": mode, "density": 0.3}
+    share, drifted = masked_run(make, monkeypatch, params)
+    assert share == pytest.approx(0.7, abs=0.01) and drifted == []
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_zeroed_gradients_alone_would_let_masked_weights_drift(make, monkeypatch, decay):
+    params = {**DECAYS[decay], "density": 0.3}
+    _, drifted = masked_run(make, monkeypatch, params, restoring=False)
+    assert drifted
+
+
+def test_the_mask_is_the_top_share_by_one_kthvalue(monkeypatch):
+    from common.unlearners.masks import top_share
+
+    calls, real = [], torch.Tensor.kthvalue
+    monkeypatch.setattr(torch.Tensor, "kthvalue", lambda self, k: calls.append(k) or real(self, k))
+    saliency = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.tensor([10.0, 0.5]),
+        "c": torch.zeros(4),
+    }
+    masks = top_share(saliency, 0.5)
+    assert calls == [5]
+    assert masks["a"].tolist() == [[False, False, False], [True, True, True]]
+    assert masks["b"].tolist() == [True, False]
+    assert "c" not in masks, "nothing to rank: an adapter's B at A = 0"
+    assert all(bool(mask.all()) for mask in top_share(saliency, 1.0).values())
+    tied = top_share({"a": torch.ones(8)}, 0.25)
+    assert bool(tied["a"].all()), "ties are kept"
+
+
+def test_saliency_is_the_gradient_over_the_forget_set(make, tiny, split):
+    from common.unlearners.passes import one_pass, summed_gradients
+
+    _, task = make("salun", {}, dropout=0.3)
+    task.model.train()
+    found = summed_gradients(task, one_pass(task, "forget", batch_size=4))
+    assert task.model.training
+    batches = len(split.parts["forget"]) // 4
+    task.model.eval()
+    batch = task.source.fetch(torch.as_tensor(split.parts["forget"]))
+    cross_entropy(tiny.forward(task.model, batch), batch.labels).backward()
+    for name, parameter in task.model.named_parameters():
+        assert torch.allclose(found[name] / batches, parameter.grad, atol=1e-5), name
+
+
+def test_density_one_is_random_label(tiny, run):
+    params = {"lr": 3e-3, "weight_decay": 0.05, "schedule": "cosine"}
+    assert tiny.same(run("salun", {**params, "density": 1.0})[0], run("random_label", params)[0])
+
+
+def test_the_mask_leaves_no_hooks(run):
+    model, _ = run("salun", {})
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+# -- amnesiac -------------------------------------------------------------------------------------
+
+
+def test_amnesiac_labels_are_wrong_and_drawn_once(make, split):
+    method, task = make("amnesiac", {})
+    loader = method._loader(task)
+    labels: dict[int, set[int]] = {int(index): set() for index in split.parts["forget"]}
+    for _ in range(3 * loader.batches_per_epoch):
+        batch = loader.next()
+        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
+            if index in labels:
+                labels[index].add(label)
+            else:
+                assert label == index % 4
+    assert all(len(drawn) == 1 and drawn != {index % 4} for index, drawn in labels.items())
+    assert len(set.union(*labels.values())) > 1
+
+
+# -- teachers -------------------------------------------------------------------------------------
+
+
+def test_distillation_is_not_averaged_over_classes():
+    """``kl_div``'s default reduction divides by the number of classes as well."""
+    stream = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 5, 4, generator=stream)
+    target = teacher.softmax(-1)
+    found = sample_distillation(student, target, torch.zeros(5, dtype=torch.int64))
+    by_hand = (target * (target.log() - student.softmax(-1).log())).sum(-1)
+    assert torch.allclose(found, by_hand, atol=1e-6)
+    wrong = kl_div(log_softmax(student, -1), target, reduction="none").mean()
+    assert torch.isclose(found.mean(), 4 * wrong, atol=1e-6)
+
+
+def test_distillation_skips_positions_that_do_not_count():
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
+    target = torch.eye(4)[:3].expand(2, 3, 4)
+    labels = torch.tensor([[0, 1, -100], [-100, 1, 2]])
+    found = sample_distillation(logits, target, labels)
+    values = -logits.log_softmax(-1).gather(-1, torch.arange(3).view(1, 3, 1).expand(2, 3, 1))
+    expected = torch.stack([values[0, :2].mean(), values[1, 1:].mean()])
+    assert torch.allclose(found, expected)
+
+
+@pytest.mark.parametrize("name", ["scrub", "scrub_r", "bad_teacher"])
+def test_teachers_stay_and_students_move(tiny, make, original, name):
+    """EasyDUB gave the optimizer the teacher's parameters: its student never moved."""
+    method, task = make(name, FAST[name])
+    batch = tiny.Source(noise=NOISE).fetch(torch.arange(64))
+    teachers, reference = [], task.reference
+    task.reference = lambda: teachers.append(reference()) or teachers[-1]
+    before = tiny.forward(original, batch)
+    model = method.unlearn(task)
+    with torch.no_grad():
+        assert len(teachers) == 1 and torch.equal(teachers[0](batch), before)
+        assert not torch.allclose(tiny.forward(model.eval(), batch), before, atol=1e-3)
+
+
+def test_scrub_makes_its_passes_in_order(make, split):
+    method, task = make("scrub", {**FAST["scrub"], "epochs": 3, "max_epochs": 2})
+    forget = set(split.parts["forget"].tolist())
+    method.unlearn(task)
+    found = [
+        "f" if set(indices.tolist()) <= forget else "r"
+        for indices in task.source.log
+        if len(indices) <= 8
+    ]
+    away, close = ["f"] * 3, ["r"] * math.ceil(36 / 8)
+    assert found == (away + close) * 2 + close
+    assert {"loss/forget_kl", "loss/retain_kl"} <= set(task.results[0].last)
+
+
+def test_scrub_needs_epochs():
+    with pytest.raises(ConfigError, match="give epochs"):
+        resolve_config("scrub", None, {"steps": 5}, origin="test")
+
+
+def test_bad_teacher_reads_its_share_of_retain(make, split):
+    method, task = make("bad_teacher", {"retain_share": 0.25})
+    method.unlearn(task)
+    forget, retain = (set(split.parts[part].tolist()) for part in ("forget", "retain"))
+    assert forget <= task.source.fetched and len(task.source.fetched & retain) == 9
+
+
+# -- SCRUB+R --------------------------------------------------------------------------------------
+
+
+def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
+    from common.unlearners import rewind
+
+    _, task = make("scrub_r", {})
+    chosen = rewind.Rewind(task, None, [1, 2, 3, 4])
+    monkeypatch.setattr(rewind, "reference_error", lambda task, shares: 0.3)
+    for error in (0.0, 0.25, 0.35, 0.9):
+        chosen.errors.append(error)
+        chosen.kept.append([torch.full_like(t, error) for t in chosen._tensors()])
+    chosen.errors[2] = 0.35 + 1e-9  # 0.25 and 0.35 differ in their last bits
+    assert chosen.choose() == 1
+    assert all(bool((tensor == 0.25).all()) for tensor in task.model.parameters())
+    chosen.errors[3] = 0.25
+    assert chosen.choose() == 3
+
+
+def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
+    from common.unlearners.rewind import reference_error
+
+    _, task = make("scrub_r", {})
+    batch = task.source.fetch(torch.as_tensor(split.parts["validation"]))
+    wrong = (tiny.forward(task.model.eval(), batch).argmax(-1) != batch.labels).float()
+    shares = torch.tensor([0.0, 0.25, 0.75, 0.0])
+    expected = 0.25 * wrong[batch.labels == 1].mean() + 0.75 * wrong[batch.labels == 2].mean()
+    assert reference_error(task, shares) == pytest.approx(float(expected))
+
+
+def test_held_out_forgotten_classes_count_too(make, split):
+    """Class forgetting keeps them in a part of their own."""
+    from common.unlearners.rewind import class_shares, reference_error
+
+    held = split.parts["validation"]
+    parts = {**split.parts, "validation": held[held % 4 != 1]}
+    parts["validation_forget"] = held[held % 4 == 1]
+    _, whole = make("scrub_r", {})
+    _, parted = make("scrub_r", {}, split=ForgetSplit("tiny", parts, split.source_digest))
+    shares = class_shares(parted)
+    assert shares.tolist() == [0, 1, 0, 0]
+    assert reference_error(parted, shares) == reference_error(whole, shares)
+
+
+@pytest.mark.parametrize("held_out", [None, [48, 50, 52]])
+def test_scrub_r_says_what_it_lacks_before_it_trains(make, split, held_out):
+    parts = {name: ids for name, ids in split.parts.items() if name != "validation"}
+    if held_out:  # none of class 1
+        parts["validation"] = np.array(held_out)
+    method, task = make("scrub_r", {}, split=ForgetSplit("tiny", parts, split.source_digest))
+    with pytest.raises(DataError, match="take scrub"):
+        method.unlearn(task)
+    assert task.results == []
+
+
+def test_only_scrub_r_may_ask_for_validation_data(make):
+    _, task = make("scrub", {})
+    with pytest.raises(AccessError):
+        task.indices("validation")
+
+
+# -- NegGrad+, l1-sparse, SSD ---------------------------------------------------------------------
+
+
+def test_neg_grad_plus_is_gradient_difference_rescaled(tiny, run):
+    """Under SGD without decay: lambda = (1 - a) / a, rate a lr."""
+    common = {"optimizer": "sgd", "steps": 6, "epochs": None}
+    plus, _ = run(
+        "neg_grad_plus",
+        {**common, "lr": 0.05, "a": 0.8, "weight_decay": 0.0, "schedule": "constant"},
+    )
+    difference, _ = run("gd", {**common, "lr": 0.05 * 0.8, "lam": 0.25})
+    for one, two in zip(plus.parameters(), difference.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_the_l1_penalty_covers_everything_and_fades(make, trained):
+    logged = []
+
+    class Sink:
+        def scalars(self, step, values):
+            logged.append(values)
+
+    a = 1e-3
+    method, task = make("l1_sparse", {"a": a, "lr": 1e-9, "epochs": 4}, tracker=Sink())
+    method.unlearn(task)
+    norm = sum(float(value.abs().sum()) for value in trained.values())
+    assert len(logged) == 4 * math.ceil(36 / 8)
+    for place, values in enumerate(logged):
+        epoch = place // math.ceil(36 / 8)
+        assert values["loss/penalty"] == pytest.approx(a * (1 - epoch / 4) * norm, rel=1e-4)
+
+
+def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
+    from common.unlearners.passes import batch_fisher
+
+    method, task = make("ssd", {"alpha": 1.2, "lam": 0.9})
+    forget = batch_fisher(task, "forget", batch_size=8)
+    everything = batch_fisher(task, "forget", "retain", batch_size=8)
+    state = method.unlearn(task).state_dict()
+    dampened = 0
+    for name, before in trained.items():
+        chosen = forget[name] > 1.2 * everything[name]
+        dampened += int(chosen.sum())
+        factor = (0.9 * everything[name] / forget[name]).clamp(max=1)
+        assert torch.equal(state[name][~chosen], before[~chosen])
+        assert torch.allclose(state[name][chosen], (before * factor)[chosen])
+    assert 0 < dampened < sum(value.numel() for value in trained.values())
+
+
+# -- UNSIR ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_classes(split):
+    """Classes 1 and 2 are forgotten."""
+    train = split.train
+    forget = train[np.isin(train % 4, [1, 2])]
+    parts = {**split.parts, "forget": forget, "retain": np.setdiff1d(train, forget)}
+    return ForgetSplit("tiny/two", parts, split.source_digest)
+
+
+def test_noise_carries_the_label_of_its_own_class(make, two_classes, tiny):
+    """UNSIR's notebook labels the noise of every class 0."""
+    from common.unlearners.noise import forgotten_classes, learn_noise
+
+    _, task = make("unsir", {}, split=two_classes)
+    assert forgotten_classes(task) == [1, 2]
+    before = tiny.snapshot(task.model)
+    config = FitConfig(steps=30, lr=0.1)
+    inputs, labels = learn_noise(task, [1, 2], samples=5, config=config, decay=0.0)
+    assert labels.tolist() == [1] * 5 + [2] * 5 and inputs["x"].shape == (10, 6)
+    loss = cross_entropy(task.model.eval()(inputs["x"]), labels)
+    start = torch.cat(
+        [torch.randn(5, 6, generator=task.generator("noise", label)) for label in (1, 2)]
+    )
+    assert loss > cross_entropy(task.model(start), labels) + 1
+    assert tiny.same(before, task.model)
+
+
+def test_unsir_never_reads_what_it_forgets(make, two_classes, tiny):
+    source = tiny.Source(noise=NOISE, forbidden=two_classes.parts["forget"])
+    method, task = make("unsir", VARIANTS["unsir"][1], split=two_classes, source=source)
+    method.unlearn(task)
+    assert [result.steps for result in task.results][:2] == [5, 5]
+
+
+def test_unsir_answers_requests_that_are_no_classes(make, split):
+    train = split.train
+    parts = {**split.parts, "forget": train[:12], "retain": train[12:]}
+    with pytest.raises(DataError, match="whole classes"):
+        method, task = make("unsir", {}, split=ForgetSplit("tiny", parts, split.source_digest))
+        method.unlearn(task)
+
+
+def test_extras_come_in_the_order_asked_for(tiny):
+    from common.unlearners.streams import WithExtras
+
+    source = tiny.Source()
+    extra = torch.arange(12.0).view(2, 6)
+    mixed = WithExtras(source, {"x": extra}, torch.tensor([3, 1]))
+    batch = mixed.fetch(torch.tensor([5, -2, 7, -1]))
+    assert torch.equal(
+        batch.inputs["x"], torch.stack([source.x[5], extra[1], source.x[7], extra[0]])
+    )
+    assert batch.labels.tolist() == [1, 1, 3, 3]
+    assert torch.equal(mixed.fetch(torch.tensor([-1, -2])).inputs["x"], extra)
+
+
+# -- the last blocks ------------------------------------------------------------------------------
+
+NAMES = [
+    "cls_token",
+    "patch_embed.proj.weight",
+    *(f"blocks.{i}.{leaf}" for i in range(12) for leaf in ("norm1.weight", "mlp.fc1.weight")),
+    "norm.weight",
+    "head.weight",
+]
+
+
+def test_the_last_blocks_are_counted_from_the_end():
+    from common.unlearners.cf_k import last_parameters
+
+    last = last_parameters(NAMES, 2, blocks=None, head=("head.*",))
+    assert last == NAMES[-6:] and last[0].startswith("blocks.10.")
+    assert last_parameters(NAMES, 0, blocks="blocks", head=()) == NAMES[-2:]
+    first = last_parameters(["head.weight", *NAMES[:-1]], 1, blocks=None, head=("head.*",))
+    assert first == ["head.weight", *NAMES[-4:-1]], "a head registered first is still the head"
+    with pytest.raises(ConfigError, match="this model has: blocks"):
+        last_parameters(NAMES, 1, blocks="layers", head=())
+    with pytest.raises(ConfigError, match="more than the 12 blocks"):
+        last_parameters(NAMES, 13, blocks=None, head=())
+
+
+@pytest.mark.parametrize(("name", "k"), [("cf_k", 1), ("eu_k", 1), ("cf_k", 0), ("eu_k", 2)])
+def test_all_but_the_last_blocks_stay_bit_for_bit(run, trained, name, k):
+    model, _ = run(name, {"k": k, "lr": 1e-2})
+    moved = {
+        key for key, value in model.state_dict().items() if not torch.equal(value, trained[key])
+    }
+    blocks = {f"blocks.{number}" for number in range(2 - k, 2)}
+    assert {key.rsplit(".", 1)[0] for key in moved} <= {
+        key.rsplit(".", 1)[0]
+        for key in trained
+        if key.startswith(("norm", "head")) or any(key.startswith(b) for b in blocks)
+    }
+    assert {"head.weight", "norm.weight"} <= moved
+    assert any(key.startswith("blocks.1.") for key in moved) == (k > 0)
+
+
+def test_eu_k_starts_its_blocks_anew(run, tiny, trained):
+    fresh = tiny.net(9)
+    params = {"k": 1, "lr": 1e-9, "epochs": 1, "weight_decay": 0.0}
+    model, _ = run("eu_k", params, build=lambda: tiny.net(9))
+    for name, value in model.named_parameters():
+        wanted = fresh.state_dict() if name.startswith(("blocks.1", "norm", "head")) else trained
+        assert torch.allclose(value, wanted[name], atol=1e-6), name
+
+
+# -- boundaries -----------------------------------------------------------------------------------
+
+
+def test_neighbours_are_one_bounded_step_away(make, tiny, split):
+    from common.unlearners.boundaries import ToNeighbours
+
+    _, task = make("boundary_shrink", {})
+    objective = ToNeighbours.of(task, 0.3)
+    batch = task.source.fetch(torch.as_tensor(split.parts["forget"]))
+    seen = []
+
+    def spying(given):
+        seen.append(given.inputs["x"].detach())
+        return tiny.forward(task.model.eval(), given)
+
+    spied = ToNeighbours(spying, objective.bounds, 0.3)
+    labels = spied.neighbours(batch)
+    low, high = objective.bounds["x"]
+    start, moved = seen
+    assert torch.equal(start, batch.inputs["x"]) and float(low) == float(start.min())
+    assert moved.min() >= low and moved.max() <= high
+    assert (moved - start).abs().max() <= 0.3 * (high - low) * (1 + 1e-6)
+    x = start.clone().requires_grad_()
+    cross_entropy(task.model(x), batch.labels).backward()
+    assert torch.equal(moved, (start + 0.3 * (high - low) * x.grad.sign()).clamp(low, high))
+    assert torch.equal(labels, task.model(moved).argmax(-1)) and bool(
+        (labels != batch.labels).any()
+    )
+
+
+def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
+    from common.unlearners.boundaries import input_bounds
+
+    source = tiny.Source(noise=NOISE)
+    source.input_bounds = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}
+    _, task = make("boundary_shrink", {}, source=source)
+    assert input_bounds(task) is source.input_bounds
+
+
+def test_discrete_inputs_are_refused(make, tiny):
+    source = tiny.Source(noise=NOISE)
+    source.x = source.x.long()
+    for name in ("boundary_shrink", "unsir"):
+        method, task = make(name, {}, source=source)
+        with pytest.raises(ConfigError, match="discrete"):
+            method.unlearn(task)
+
+
+def test_the_shadow_class_is_dropped(make, trained):
+    """SalUn's port of Boundary Expand leaves the extra row."""
+    method, task = make("boundary_expand", {"lr": 3e-3})
+    widths = []
+    task.progress = lambda step, total: widths.append(task.model.head.out_features)
+    model = method.unlearn(task)
+    assert set(widths) == {5} and model.head.weight.shape == (4, 8)
+    assert list(model.state_dict()) == list(trained)
+
+
+def test_boundary_expand_needs_one_linear_head(make):
+    method, task = make("boundary_expand", {})
+    task.head = ("stem.*",)
+    with pytest.raises(ConfigError, match="one linear head of 4 logits"):
+        method.unlearn(task)
+
+
+# -- SFR-on ---------------------------------------------------------------------------------------
+
+
+def test_turns_are_taken_batch_by_batch(tiny):
+    from common.unlearners.streams import Interleaved
+
+    source = tiny.Source()
+    short, long = tiny.loader(source, range(8)), tiny.loader(source, range(8, 48))
+    turns = Interleaved([short, long, long], repeat=2)
+    assert turns.batches_per_epoch == 2 * 3 * 2, "5 batches at 4 a round take 2 rounds of 6"
+    order = []
+    for _ in range(12):
+        batch = turns.next()
+        order.append(turns.last_turn)
+        assert (int(batch.indices.max()) < 8) == (turns.last_turn == 0)
+    assert order == [0, 0, 1, 1, 2, 2] * 2
+
+
+def test_ascent_weighs_samples_and_fades(tiny, split):
+    from common.unlearners.alternation import AlternatingAscent
+    from common.unlearners.streams import Interleaved
+
+    source = tiny.Source(noise=NOISE)
+    forget = tiny.loader(source, split.parts["forget"], 12)
+    retain = tiny.loader(source, split.parts["retain"], 12)
+    turns = Interleaved([forget, retain])
+    objective = AlternatingAscent(turns, 8, alpha=2.0, lam=0.5)
+    model = tiny.net(3)
+    for place in range(8):
+        batch = turns.next()
+        terms = objective(lambda batch: tiny.forward(model, batch), {"turns": batch})
+        losses = sample_cross_entropy(tiny.forward(model, batch), batch.labels)
+        assert objective.forgetting == (place % 2 == 0)
+        if objective.forgetting:
+            weights = losses**-0.5 / (losses**-0.5).sum()
+            alpha = 2.0 * 0.5 * (1 + math.cos(math.pi * place / 8))
+            assert torch.isclose(terms.total, -alpha * (weights * losses).sum())
+        else:
+            assert torch.isclose(terms.total, losses.mean())
+
+
+def test_forget_steps_are_masked_and_retain_steps_are_not(run, tiny):
+    """With an empty mask and plain SGD only retain steps count, whatever alpha is."""
+    params = {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "threshold": 1e30}
+    gentle, _ = run("sfron", {**params, "alpha": 1e-6})
+    rough, _ = run("sfron", {**params, "alpha": 100.0})
+    open_mask, _ = run("sfron", {**params, "alpha": 100.0, "threshold": 0.0})
+    assert tiny.same(gentle, rough) and not tiny.same(rough, open_mask)
