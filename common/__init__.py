@@ -140,3 +140,18 @@ METHODS.register(
     "common.unlearners.reweighted:CEU",
     summary="towards the model's own answer without the label",
 )
+METHODS.register(
+    "influence",
+    "common.unlearners.influence:Influence",
+    summary="IU: one influence-function step (WoodFisher)",
+)
+METHODS.register(
+    "fisher",
+    "common.unlearners.fisher:FisherForgetting",
+    summary="noise where the retain set's Fisher information is small",
+)
+METHODS.register(
+    "fast_ntk",
+    "common.unlearners.fast_ntk:FastNTK",
+    summary="closed-form unlearning of the linearised model",
+)

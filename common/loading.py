@@ -8,6 +8,7 @@ the very next batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -255,6 +256,27 @@ def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[B
     ids = torch.as_tensor(np.asarray(indices, dtype=np.int64))
     for start in range(0, len(ids), batch_size):
         yield source.fetch(ids[start : start + batch_size])
+
+
+def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter[int]:
+    """How often each label occurs in an index set; reads every sample of it."""
+    counts: Counter[int] = Counter()
+    for batch in ordered_batches(source, indices, batch_size):
+        counts.update(batch.labels.flatten().tolist())
+    return counts
+
+
+def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
+    """Classes of the forget set that the retain set has no sample of, sorted.
+
+    Stops reading the retain set once it has shown every class of the forget set.
+    """
+    gone = set(label_counts(source, forget))
+    for batch in ordered_batches(source, retain, 256):
+        gone -= set(batch.labels.flatten().tolist())
+        if not gone:
+            break
+    return sorted(gone)
 
 
 Forward = Callable[[Batch], Tensor]
