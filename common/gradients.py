@@ -101,9 +101,9 @@ class SampleGradients:
         return total / len(indices)
 
     def losses(self, batch: Batch, labels: Tensor | None = None) -> Iterator[Tensor]:
-        """(<= chunk, P) gradients of single samples' cross-entropy, at other ``labels`` if given."""
+        """(<= chunk, P) gradients of each sample's cross-entropy, at other ``labels`` if given."""
 
-        def loss(values: Mapping[str, Tensor], inputs: Any, label: Tensor) -> Tensor:
+        def loss(values: dict[str, Tensor], inputs: Any, label: Tensor) -> Tensor:
             logits = functional_call(self._call, values, (inputs,))
             return sample_cross_entropy(logits.unsqueeze(0), label.unsqueeze(0))[0]
 
@@ -112,7 +112,7 @@ class SampleGradients:
     def jacobians(self, batch: Batch, outputs: Tensor) -> Iterator[Tensor]:
         """(<= chunk, K, P) gradients of the logits named in ``outputs`` (N, K)."""
 
-        def chosen(values: Mapping[str, Tensor], inputs: Any, wanted: Tensor) -> Tensor:
+        def chosen(values: dict[str, Tensor], inputs: Any, wanted: Tensor) -> Tensor:
             return functional_call(self._call, values, (inputs,)).gather(0, wanted)
 
         return self._chunks(vmap(jacrev(chosen), in_dims=(None, 0, 0)), batch, outputs, 2)

@@ -32,7 +32,7 @@ class FisherForgetting(UnlearningMethod):
     info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
 
     class Config(Strict):
-        alpha: Positive = 1e-6
+        alpha: Positive = 3e-7
         cap: Positive = 1e3
         head_factor: Positive = 10.0
         fisher: Literal["expected", "empirical"] = "expected"

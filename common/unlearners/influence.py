@@ -44,7 +44,7 @@ class Influence(UnlearningMethod):
     }
 
     class Config(Strict):
-        alpha: Positive = 5.0
+        alpha: Positive = 40.0
         damping: Positive = 1.0
         samples: Count = 128
         inverse: Literal["exact", "lineage"] = "exact"
