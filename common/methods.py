@@ -42,6 +42,7 @@ class MethodInfo:
             Asking for anything else raises.
         scenarios: Scenarios it applies to; empty means all.
         changes_model: False for Original.
+        modality: The benchmarks that it understands, such as ``vision``; empty means all.
     """
 
     version: int
@@ -49,6 +50,7 @@ class MethodInfo:
     access: frozenset[str]
     scenarios: frozenset[str] = frozenset()
     changes_model: bool = True
+    modality: str = ""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ class ImageSource:
         """Channels of the images."""
         return self._images.shape[1]
 
+    @property
+    def black(self) -> Tensor:
+        """(C, 1, 1) what a pixel of value 0 is in a normalised input."""
+        return -self._mean / self._std
+
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""
         chosen = indices.to(self.device)
