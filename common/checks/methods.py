@@ -101,11 +101,11 @@ def _check_presets(name: str, cls: type[UnlearningMethod]) -> CheckResult:
 
 
 def _short_config(name: str, cls: type[UnlearningMethod], params: Mapping[str, Any]) -> Strict:
-    defaults, short = cls.Config(), {}
+    defaults, short = cls.Config(), dict(cls.quick)
     if getattr(defaults, "steps", None):
-        short = {"steps": _SHORT_STEPS}
+        short["steps"] = _SHORT_STEPS
     elif getattr(defaults, "epochs", None):
-        short = {"epochs": _SHORT_EPOCHS}
+        short["epochs"] = _SHORT_EPOCHS
     if {"steps", "epochs"} & params.keys():
         short = {}
     with contextlib.suppress(ConfigError):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.config import Strict
 from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
 from common.schemas import Count, Positive
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from common.gradients import SampleGradients
@@ -30,6 +32,8 @@ class FisherForgetting(UnlearningMethod):
     """
 
     info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
+
+    quick: ClassVar[Mapping[str, Any]] = {"samples": 16}
 
     class Config(Strict):
         alpha: Positive = 3e-7
@@ -76,7 +80,7 @@ class FisherForgetting(UnlearningMethod):
             with torch.no_grad():
                 shares = task.forward(task.model, batch).softmax(-1)
             for label in range(task.num_classes):
-                weights = iter(shares[:, label].split(config.chunk))
+                weights = iter(shares[:, label].split(gradients.chunk))
                 for part in gradients.losses(batch, torch.full_like(batch.labels, label)):
                     total += next(weights) @ part.square()
         return total / len(chosen)

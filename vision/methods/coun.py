@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from common.config import Strict
+from common.config import Strict, validate
 from common.methods import MethodInfo, UnlearningMethod, UnlearnTask, resolve_config
 from common.registry import METHODS
 from common.schemas import Count, FitConfig, NonNegative, Positive
@@ -58,7 +58,8 @@ class WithContrast(UnlearningMethod):
 
     Formula: minimise ``base's objective + weight NT-Xent`` on two views of retain images.
     Source: CoUn, 2025 (arXiv 2509.16391), which reports gains for other methods.  ``base`` names
-    the method, ``params`` are its own; it keeps its declared access, plus retain.
+    the method, ``params`` are its own; it keeps its declared access, plus retain.  ``resolved`` and
+    ``base_version`` are filled in.
     A row of a suite: ``salun+cl: {method: with_contrast, params: {base: salun}}``.
     """
 
@@ -68,10 +69,12 @@ class WithContrast(UnlearningMethod):
         frozenset({"forget", "retain", "initial"}),
         modality="vision",
     )
+    quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
 
     class Config(Strict):
         base: str = "finetune"
         params: dict[str, Any] = {}
+        resolved: dict[str, Any] = {}
         base_version: Count | None = None
         weight: NonNegative = 0.5
         temperature: Positive = 0.1
@@ -80,13 +83,15 @@ class WithContrast(UnlearningMethod):
 
         @model_validator(mode="after")
         def _complete(self) -> WithContrast.Config:
-            """The base's full config and version, so that both are hashed and recorded."""
+            """Fills in the base's full config and version, so that both are hashed and recorded.
+
+            Whatever was there is overwritten: a config is often merged into another one's dump.
+            """
             if self.base == "with_contrast":
                 raise ValueError("base: with_contrast cannot wrap itself")
-            version = METHODS[self.base].info.version
             whole = resolve_config(self.base, None, self.params, origin=f"params of {self.base}")
-            object.__setattr__(self, "params", whole.model_dump(mode="json"))
-            object.__setattr__(self, "base_version", version)
+            object.__setattr__(self, "resolved", whole.model_dump(mode="json"))
+            object.__setattr__(self, "base_version", METHODS[self.base].info.version)
             return self
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
@@ -94,8 +99,7 @@ class WithContrast(UnlearningMethod):
         config: Any = self.config
         base = METHODS[config.base]
         inner = Contrasting.around(task, config, access=base.info.access | {"retain"})
-        options = resolve_config(config.base, None, config.params, origin=config.base)
-        return base(options).unlearn(inner)
+        return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
 
 
 @dataclass

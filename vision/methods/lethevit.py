@@ -28,8 +28,8 @@ class LetheViT(UnlearningMethod):
     s- = cos(f(x), o(x)).  Phase 2, ``epochs`` over D_r: CE.
     Attention: the class token's row in o's last block, mean over heads; with mean pooling, the mean
     row.  ``block``, the loss on logits, tau and lr are our reading of abstract and reviews, not the
-    paper's text: sweep tau {0.07, 0.1, 0.5, 1} and lr 1e-6 to 1e-3.  2 + 8 epochs and 5 % of the
-    patches are the paper's.
+    paper's text: sweep tau {0.07, 0.1, 0.5, 1} and both rates 1e-6 to 1e-3.  2 + 8 epochs and 5 %
+    of the patches are the paper's.
     Source: LetheViT, 2025 (arXiv 2508.01569).  Ablations: ``mask: random``; preset ``phase_1``.
     """
 
@@ -44,11 +44,13 @@ class LetheViT(UnlearningMethod):
         "random_mask": {"mask": "random"},
     }
 
+    quick: ClassVar[Mapping[str, Any]] = {"contrast_epochs": 1}
+
     class Config(FitConfig):
         epochs: Annotated[int, Field(ge=1)] | None = 8
         lr: Positive = 1e-4
         contrast_epochs: Count = 2
-        contrast_lr: Positive = 1e-4
+        contrast_lr: Positive = 1e-3
         temperature: Positive = 0.5
         masked: Annotated[float, Field(gt=0, lt=1)] = 0.05
         mask: Literal["attention", "random"] = "attention"
