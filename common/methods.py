@@ -229,7 +229,7 @@ class UnlearningMethod(ABC):
     """A baseline: one class, one file or less.
 
     Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides;
-    ``quick`` overrides make a run short where ``steps`` or ``epochs`` alone do not (for the checks).
+    ``quick`` overrides make the checks' runs short where ``steps`` or ``epochs`` alone do not.
     """
 
     info: ClassVar[MethodInfo]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from common.checks.tiny_task import CLASSES, PER_CLASS, Forbidding, TinyProblem, tensors_digest
 from common.loading import Batch
+from common.schemas import FitConfig
 from common.seeding import generator
 from vision.data import ImageSource, PreparedImages
 from vision.models import TARGETS, build_model, component_of
@@ -25,7 +26,8 @@ _MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)
 def _prepared() -> PreparedImages:
     stream = generator(0, "checks", "images")
     labels = np.arange(CLASSES * PER_CLASS) % CLASSES
-    centres = torch.rand(CLASSES, 1, 4, 4, generator=stream)
+    centres = 0.4 * torch.rand(CLASSES, 1, 4, 4, generator=stream)
+    centres += 0.2 * torch.arange(CLASSES).view(-1, 1, 1, 1)  # darker and brighter classes
     bright = torch.nn.functional.interpolate(centres[labels], SIDE, mode="nearest")
     noise = 0.2 * torch.randn(bright.shape, generator=stream)
     images = (255 * (bright + noise).clamp(0, 1)).to(torch.uint8)
@@ -37,11 +39,11 @@ def _prepared() -> PreparedImages:
 
 
 class GuardedImages(Forbidding, ImageSource):
-    """Grey images, augmented by crop and flip, that can be forbidden."""
+    """Grey images, augmented by crops, that can be forbidden."""
 
     def __init__(self, forbidden: Mapping[int, str] | None = None):
         Forbidding.__init__(self, forbidden)
-        config = DataConfig(augment=True, flip=True, crop_padding=1)
+        config = DataConfig(augment=True, flip=False, crop_padding=1)
         ImageSource.__init__(self, _prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
@@ -53,6 +55,7 @@ class GuardedImages(Forbidding, ImageSource):
 class TinyImages(TinyProblem):
     """Images and a vision transformer with a class token and 16 patches."""
 
+    recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
 
     def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedImages:
