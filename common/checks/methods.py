@@ -25,7 +25,7 @@ from common.errors import AccessError, ConfigError
 from common.methods import MethodInfo, UnlearningMethod, resolve_config
 from common.registry import METHODS, PROBLEMS
 
-DECLARABLE = frozenset({"forget", "retain", "initial"})
+DECLARABLE = frozenset({"forget", "retain", "initial", "validation", "validation_forget"})
 _SHORT_STEPS, _SHORT_EPOCHS, _MIN_DOC_WORDS = 4, 1, 5
 
 
@@ -171,7 +171,7 @@ class _MethodRuns:
         self, *, seed: int = 1, salt: int = 1, layout: str | None = None, poisoned: bool = True
     ) -> _Trial:
         """One run; ``salt`` sets the global random streams, which must not matter."""
-        access = self.info.access if poisoned else DECLARABLE | {"validation", "test"}
+        access = self.info.access if poisoned else DECLARABLE | {"test"}
         model: nn.Module = copy.deepcopy(self.original)
         task = self.problem.task(model, layout or self.layouts[0], seed, access, poisoned=poisoned)
         error: Exception | None = None

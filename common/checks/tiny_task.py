@@ -227,8 +227,8 @@ class TinyProblem(ABC):
         parts = {
             "forget": forget,
             "retain": np.setdiff1d(train, forget),
-            "validation": held_out[::2],
-            "test": held_out[1::2],
+            "validation": held_out[: len(held_out) // 2],
+            "test": held_out[len(held_out) // 2 :],
         }
         return ForgetSplit(f"checks/{scenario}", parts, self.source().digest)
 
