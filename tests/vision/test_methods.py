@@ -134,6 +134,44 @@ def test_directions(problem, results):
         assert rise["forget"] > max(0.01, rise["retain"]), (name, rise)
 
 
+@pytest.mark.parametrize(
+    ("variant", "steps", "left"),
+    [("lethevit", 7, 4 + 3), ("coun", 3, 3), ("gd_sine+cl", 3, 2), ("novo", 40, 20)],
+)
+def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, variant, steps, left):
+    """Order, views, masks and hidden classes are redrawn as they would have been."""
+
+    class Killed(Exception):
+        pass
+
+    name, preset, params = VARIANTS[variant]
+    config = resolve_config(name, preset, params, origin="test")
+    done = []
+
+    def kill(step, total):
+        done.append(step)
+        if len(done) == steps:
+            raise Killed
+
+    def again(progress):
+        task = task_of(name)
+        task.checkpoint, task.progress = tmp_path / "checkpoint.safetensors", progress
+        task.recipe = task.recipe.model_copy(update={"checkpoint_every": 2})
+        return METHODS[name](config).unlearn(task)
+
+    if name == "with_contrast":
+        inner = {**params["params"], "checkpoint_every": 2}
+        config = resolve_config(name, preset, {**params, "params": inner}, origin="test")
+    elif name != "novo":
+        config = config.model_copy(update={"checkpoint_every": 2})
+    with pytest.raises(Killed):
+        again(kill)
+    assert list(tmp_path.glob("*.safetensors"))
+    seen = []
+    model = again(lambda step, total: seen.append(step))
+    assert len(seen) == left and tiny.same(model, results[variant][0])
+
+
 # -- attention and masks --------------------------------------------------------------------------
 
 

@@ -83,21 +83,25 @@ class MaskedContrast:
         import copy
 
         self.config = config
+        # a model, not task.reference(): its attention is needed too
         self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()
-        self.original = task.reference()
+        self.forward = task.forward
         source: Any = task.source
         self.black: Tensor = source.black
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
         """softplus((s- - s+) / tau), which is the formula of :class:`LetheViT`."""
+        import torch
         import torch.nn.functional as F
 
         from common.objectives import Terms
 
         batch = batches["forget"]
         logits = forward(batch)
-        positive = F.cosine_similarity(logits, self.original(self.masked(batch)))
-        negative = F.cosine_similarity(logits, self.original(batch))
+        with torch.no_grad():
+            near = self.forward(self.teacher, self.masked(batch))
+            far = self.forward(self.teacher, batch)
+        positive, negative = (F.cosine_similarity(logits, other) for other in (near, far))
         loss = F.softplus((negative - positive) / self.config.temperature).mean()
         return Terms(loss, {"contrast": loss})
 
