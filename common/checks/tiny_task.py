@@ -303,3 +303,15 @@ def problem_of(modality: str) -> TinyProblem:
 def original() -> nn.Module:
     """Original on vectors; shared, so copy it before use."""
     return problem_of("").original
+
+
+def make_task(
+    model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
+) -> WatchedTask:
+    """:meth:`TinyProblem.task` on vectors."""
+    return problem_of("").task(model, scenario, seed, access, poisoned=poisoned)
+
+
+def outputs(model: nn.Module) -> Tensor:
+    """:meth:`TinyProblem.outputs` on vectors."""
+    return problem_of("").outputs(model)
