@@ -150,6 +150,8 @@ def plan(
     ]
     console.print(f"[bold]{resolved.name}[/bold]: {len(stages)} stages", highlight=False)
     console.print(rich_table(None, ["kind", "planned", "done"], rows))
+    for label, reason in planned.inapplicable.items():
+        console.print(f"{label}: not applicable ({reason}); it is not run", highlight=False)
     if planned.waiting:
         console.print(
             f"After tuning: {len(planned.waiting)} rows x "

@@ -30,6 +30,8 @@ def show_method(console: Console, name: str) -> None:
     console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
     console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
     console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
+    if info.modality:
+        console.print(f"[bold]only[/bold]    {info.modality} benchmarks")
     if info.scenarios:
         console.print(f"[bold]only[/bold]    {', '.join(sorted(info.scenarios))} forgetting")
     defaults = yaml.safe_dump(canonical(cls.Config()), sort_keys=False)

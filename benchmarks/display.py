@@ -133,6 +133,8 @@ def print_board(console: Any, board: Leaderboard) -> None:
             console.print(line, highlight=False, markup=False)
     for line in render.divergence_lines(board):
         console.print(f"  diverged: {line}", style="yellow", highlight=False, markup=False)
+    for line in render.inapplicable_lines(board):
+        console.print(f"  {line}", style="dim", highlight=False, markup=False)
     for line in render.comparison_lines(board):
         console.print(f"  {line}", highlight=False, markup=False)
     if not board.complete:

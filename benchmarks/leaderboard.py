@@ -71,6 +71,7 @@ class BoardRow:
         cost: Cost entries -> mean over seeds.
         trials: Tuning trials spent on the row.
         chosen: Parameters that tuning chose.
+        inapplicable: Why the method says nothing about this benchmark; empty where it does.
     """
 
     label: str
@@ -86,6 +87,7 @@ class BoardRow:
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
+    inapplicable: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,9 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         by_seed = found.get((row.label, 0), {})
         if by_seed:
             rows.append(_row(row.label, row.method, by_seed, reference, floors, rule))
+        elif row.label in plan.inapplicable:
+            why = plan.inapplicable[row.label]
+            rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
     trials = _trials(plan, store)

@@ -75,12 +75,14 @@ class Plan:
         results: Every evaluated model, in table order.
         chosen: Row -> the trial that was chosen (index).
         waiting: Rows whose final stages are not known before their trials are done.
+        inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
     """
 
     suite: ResolvedSuite
     results: list[Result] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
+    inapplicable: dict[str, str] = field(default_factory=dict)
 
     def stages(self) -> Iterator[Stage]:
         """Every stage once, parents before children."""
@@ -123,12 +125,22 @@ class Planner:
         for row in self.suite.rows:
             if row.method in REFERENCES:
                 continue
+            reason = self._inapplicable(row)
+            if reason is not None:
+                plan.inapplicable[row.label] = reason
+                continue
             config: Strict | None = row.config
             if row.trials:
                 config = self._tuned(plan, row)
             if config is not None:
                 self._add_final(plan, row, config)
         return plan
+
+    def _inapplicable(self, row: ResolvedRow) -> str | None:
+        return METHODS[row.method].info.inapplicable(
+            scenario=self._benchmark.scenario_of(self.suite.protocol),
+            modality=self._benchmark.modality,
+        )
 
     def _tuned(self, plan: Plan, row: ResolvedRow) -> Strict | None:
         seeds = self.suite.spec.tune.seeds if self.suite.spec.tune else ()

@@ -72,6 +72,8 @@ def plain(summary: Summary, digits: int = 2) -> str:
 
 def status_cell(row: BoardRow, planned: int) -> str:
     """n, and how many of them diverged."""
+    if row.inapplicable:
+        return "n/a"
     text = f"{len(row.seeds)}" if len(row.seeds) == planned else f"{len(row.seeds)}/{planned}"
     return text + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
 
@@ -230,6 +232,15 @@ def divergence_lines(board: Leaderboard) -> list[str]:
     ]
 
 
+def inapplicable_lines(board: Leaderboard) -> list[str]:
+    """Which rows say nothing about this benchmark, and why."""
+    return [
+        f"{row.label}: not applicable ({row.inapplicable})"
+        for row in board.rows
+        if row.inapplicable
+    ]
+
+
 def comparison_lines(board: Leaderboard) -> list[str]:
     """Paired differences in words."""
     lines = []
@@ -311,6 +322,9 @@ def to_markdown(board: Leaderboard) -> str:
     lost = divergence_lines(board)
     if lost:
         parts.append("Diverged:\n\n" + "\n".join(f"- {line}" for line in lost))
+    outside = inapplicable_lines(board)
+    if outside:
+        parts.append("\n".join(f"- {line}" for line in outside))
     parts += [
         "## Signed gaps to Retrain, with 95 % t-intervals",
         markdown_table(*gap_table(board)),
@@ -407,6 +421,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
             "method": row.method,
             "seeds": row.seeds,
             "diverged": {str(s): d for s, d in row.diverged.items()},
+            "inapplicable": row.inapplicable or None,
             "separability": row.separability,
             "metrics": pack(row.metrics),
             "gaps": pack(row.gaps),

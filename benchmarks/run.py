@@ -201,11 +201,11 @@ class _Work:
         from common.adapters import adapted_layers, save_adapter, trainable_share
 
         cls = METHODS[self.stage.spec["method"]]
-        if cls.info.scenarios and self.benchmark.scenario not in cls.info.scenarios:
-            raise DataError(
-                f"method '{self.stage.spec['method']}' does not apply to "
-                f"{self.benchmark.scenario} forgetting; remove the row"
-            )
+        reason = cls.info.inapplicable(
+            scenario=self.benchmark.scenario, modality=self.benchmark.modality
+        )
+        if reason is not None:
+            raise DataError(f"method '{self.stage.spec['method']}' is {reason}; remove the row")
         split = self._load_split()
         self._gate(split)
         _, start = self._parent("original")

@@ -210,3 +210,18 @@ METHODS.register(
     "common.unlearners.sfron:SFRon",
     summary="SFR-on: masked, self-weighted ascent between retain steps",
 )
+METHODS.register(
+    "influence",
+    "common.unlearners.influence:Influence",
+    summary="IU: one influence-function step (WoodFisher)",
+)
+METHODS.register(
+    "fisher",
+    "common.unlearners.fisher:FisherForgetting",
+    summary="noise where the retain set's Fisher information is small",
+)
+METHODS.register(
+    "fast_ntk",
+    "common.unlearners.fast_ntk:FastNTK",
+    summary="closed-form unlearning of the linearised model",
+)

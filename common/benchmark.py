@@ -61,6 +61,7 @@ class Benchmark(ABC):
     metrics: ClassVar[tuple[MetricSpec, ...]]
     gap: ClassVar[GapRule]
     Config: ClassVar[type[Strict]]
+    modality: ClassVar[str] = ""
 
     def __init__(self, config: Any, runtime: Runtime):
         self.config = config
@@ -73,6 +74,14 @@ class Benchmark(ABC):
 
         Kinds: ``split``, ``train`` (Original and Retrain), ``evaluate``.
         """
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """Name of the scenario as far as the config alone tells it, else empty.
+
+        Planning asks, so that a method which is not for this scenario is not run at all.
+        """
+        return ""
 
     @property
     @abstractmethod

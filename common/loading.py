@@ -8,6 +8,7 @@ the very next batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -281,6 +282,27 @@ def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> 
     if any(labels.ndim != 1 for labels in found):
         raise DataError("this needs one class label per sample; these are sequences")
     return torch.cat(found).cpu().numpy().astype(np.int64)
+
+
+def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter[int]:
+    """How often each label occurs in an index set; reads every sample of it."""
+    counts: Counter[int] = Counter()
+    for batch in ordered_batches(source, indices, batch_size):
+        counts.update(batch.labels.flatten().tolist())
+    return counts
+
+
+def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
+    """Classes of the forget set that the retain set has no sample of, sorted.
+
+    Stops reading the retain set once it has shown every class of the forget set.
+    """
+    gone = set(label_counts(source, forget))
+    for batch in ordered_batches(source, retain, 256):
+        gone -= set(batch.labels.flatten().tolist())
+        if not gone:
+            break
+    return sorted(gone)
 
 
 Forward = Callable[[Batch], Tensor]

@@ -43,6 +43,7 @@ class MethodInfo:
             Asking for anything else raises.
         scenarios: Scenarios it applies to; empty means all.
         changes_model: False for Original.
+        modality: The benchmarks that it understands, such as ``vision``; empty means all.
     """
 
     version: int
@@ -50,6 +51,18 @@ class MethodInfo:
     access: frozenset[str]
     scenarios: frozenset[str] = frozenset()
     changes_model: bool = True
+    modality: str = ""
+
+    def inapplicable(self, *, scenario: str, modality: str) -> str | None:
+        """Why the method says nothing about a benchmark, in words; None where it applies.
+
+        A scenario or a modality that is not known (empty) rules nothing out.
+        """
+        if self.modality and modality and self.modality != modality:
+            return f"for {self.modality} benchmarks only"
+        if self.scenarios and scenario and scenario not in self.scenarios:
+            return f"for {', '.join(sorted(self.scenarios))} forgetting only"
+        return None
 
 
 @dataclass(frozen=True)
@@ -216,12 +229,14 @@ class UnlearnTask:
 class UnlearningMethod(ABC):
     """A baseline: one class, one file or less.
 
-    Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides.
+    Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides;
+    ``quick`` overrides make the checks' runs short where ``steps`` or ``epochs`` alone do not.
     """
 
     info: ClassVar[MethodInfo]
     Config: ClassVar[type[Strict]] = Strict
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    quick: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Strict):
         self.config: Any = config

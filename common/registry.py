@@ -1,6 +1,7 @@
 """Names -> things, lazily.  Registering imports nothing; looking up imports one module.
 
-``METHODS`` and ``BENCHMARKS`` are the two registries.  The packages ``vision`` and ``language``
+``METHODS`` and ``BENCHMARKS`` are the two registries, ``PROBLEMS`` holds what the contract checks
+run a modality's methods on.  The packages ``vision`` and ``language``
 register their entries in their ``__init__``; third parties use the entry-point group
 ``stable_forgetting.plugins`` or a file given with ``--plugin``.
 """
@@ -163,3 +164,4 @@ def _one_line(error: Exception) -> str:
 
 METHODS: Registry[Any] = Registry("method", "common.methods:UnlearningMethod")
 BENCHMARKS: Registry[Any] = Registry("benchmark", "common.benchmark:Benchmark")
+PROBLEMS: Registry[Any] = Registry("tiny problem", "common.checks.tiny_task:TinyProblem")

@@ -81,6 +81,7 @@ class LanguageBenchmark(Benchmark):
     gap: ClassVar[GapRule] = GAP
     Config = LanguageConfig
     config: LanguageConfig
+    modality = "language"
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:

@@ -3,10 +3,31 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.registry import BENCHMARKS
+from common.registry import BENCHMARKS, METHODS, PROBLEMS
 
 BENCHMARKS.register(
     "vision",
     "vision.protocols:VisionBenchmark",
     summary="image classification: random, class, confusing or memorised forgetting",
+)
+PROBLEMS.register("vision", "vision.checks:TinyImages")
+METHODS.register(
+    "lethevit",
+    "vision.methods.lethevit:LetheViT",
+    summary="contrast with attention-masked forget images, then FT",
+)
+METHODS.register(
+    "coun",
+    "vision.methods.coun:CoUn",
+    summary="CE and NT-Xent on retain images; never reads forget",
+)
+METHODS.register(
+    "with_contrast",
+    "vision.methods.coun:WithContrast",
+    summary="+CL: another method with CoUn's contrastive term",
+)
+METHODS.register(
+    "novo",
+    "vision.methods.novo:Novo",
+    summary="own model with class keys; deletes a class's key",
 )

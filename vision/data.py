@@ -121,6 +121,11 @@ class ImageSource:
             return None
         return {"x": (-self._mean / self._std, (1 - self._mean) / self._std)}
 
+    @property
+    def black(self) -> Tensor:
+        """(C, 1, 1) what a pixel of value 0 is in a normalised input."""
+        return -self._mean / self._std
+
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""
         chosen = indices.to(self.device)

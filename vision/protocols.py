@@ -78,6 +78,7 @@ class VisionBenchmark(Benchmark):
     gap: ClassVar[GapRule] = GAP
     Config = VisionConfig
     config: VisionConfig
+    modality = "vision"
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -98,10 +99,15 @@ class VisionBenchmark(Benchmark):
         self.device = torch.device(pick_device(runtime.device))
         self._input_spec = input_spec
 
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """Kind of the scenario."""
+        return config.scenario.kind
+
     @property
     def scenario(self) -> str:
         """Kind of the scenario."""
-        return self.config.scenario.kind
+        return self.scenario_of(self.config)
 
     @cached_property
     def source(self) -> ImageSource:

@@ -154,11 +154,10 @@ def _check_access(request: ApplyRequest, folders: Sequence[Folder]) -> None:
     if "retain" in info.access and request.retain is None:
         raise ConfigError(f"method '{name}' reads retain data; give a retain folder")
     scenario = scenario_of(folders)
-    if info.scenarios and scenario is not None and scenario not in info.scenarios:
-        raise ConfigError(
-            f"method '{name}' is for {', '.join(sorted(info.scenarios))} forgetting; these folders "
-            f"ask for {scenario} forgetting"
-        )
+    reason = info.inapplicable(scenario=scenario or "", modality="vision")
+    if reason is not None:
+        asked = f"; these folders ask for {scenario} forgetting" if scenario else ""
+        raise ConfigError(f"method '{name}' is {reason}{asked}")
 
 
 def scenario_of(folders: Sequence[Folder]) -> str | None:

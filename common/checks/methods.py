@@ -16,20 +16,14 @@ from common.checks.results import CheckResult, salted, told
 from common.checks.tiny_task import (
     CLASSES,
     PER_CLASS,
-    RECIPE,
-    TARGETS,
-    VectorSource,
+    Forbidding,
     WatchedTask,
-    fresh_net,
-    make_split,
-    make_task,
-    original,
-    outputs,
+    problem_of,
 )
 from common.config import Strict, validate
 from common.errors import AccessError, ConfigError
 from common.methods import MethodInfo, UnlearningMethod, resolve_config
-from common.registry import METHODS
+from common.registry import METHODS, PROBLEMS
 
 DECLARABLE = frozenset({"forget", "retain", "initial", "validation", "validation_forget"})
 _SHORT_STEPS, _SHORT_EPOCHS, _MIN_DOC_WORDS = 4, 1, 5
@@ -69,6 +63,8 @@ def _check_info(cls: type[UnlearningMethod]) -> CheckResult:
         problem = f"info.access may name {sorted(DECLARABLE)} only, not {sorted(info.access)}"
     elif not all(isinstance(scenario, str) and scenario for scenario in info.scenarios):
         problem = "info.scenarios must hold names"
+    elif info.modality and info.modality not in PROBLEMS:
+        problem = f"info.modality '{info.modality}' is none of {PROBLEMS.names()}"
     return CheckResult("info", not problem, problem)
 
 
@@ -105,11 +101,11 @@ def _check_presets(name: str, cls: type[UnlearningMethod]) -> CheckResult:
 
 
 def _short_config(name: str, cls: type[UnlearningMethod], params: Mapping[str, Any]) -> Strict:
-    defaults, short = cls.Config(), {}
+    defaults, short = cls.Config(), dict(cls.quick)
     if getattr(defaults, "steps", None):
-        short = {"steps": _SHORT_STEPS}
+        short["steps"] = _SHORT_STEPS
     elif getattr(defaults, "epochs", None):
-        short = {"epochs": _SHORT_EPOCHS}
+        short["epochs"] = _SHORT_EPOCHS
     if {"steps", "epochs"} & params.keys():
         short = {}
     with contextlib.suppress(ConfigError):
@@ -146,7 +142,8 @@ class _MethodRuns:
         self.layouts = [] if wanted == {"class"} else ["random"]
         if not wanted or "class" in wanted:
             self.layouts.append("class")
-        self.original = original()
+        self.problem = problem_of(self.info.modality)
+        self.original = self.problem.original
         self.before = {k: v.clone() for k, v in self.original.state_dict().items()}
 
     def check(self) -> list[CheckResult]:
@@ -176,7 +173,7 @@ class _MethodRuns:
         """One run; ``salt`` sets the global random streams, which must not matter."""
         access = self.info.access if poisoned else DECLARABLE | {"test"}
         model: nn.Module = copy.deepcopy(self.original)
-        task = make_task(model, layout or self.layouts[0], seed, access, poisoned=poisoned)
+        task = self.problem.task(model, layout or self.layouts[0], seed, access, poisoned=poisoned)
         error: Exception | None = None
         merged: dict[str, Tensor] = {}
         with salted(salt) as moved:
@@ -192,7 +189,7 @@ class _MethodRuns:
 
     def _reads(self, trial: _Trial) -> CheckResult:
         source = trial.task.source
-        assert isinstance(source, VectorSource)
+        assert isinstance(source, Forbidding)
         problem = ""
         if source.violations:
             problem = f"read samples of {source.violations[0]!r}, not in info.access"
@@ -206,7 +203,7 @@ class _MethodRuns:
 
     def _width(self, trial: _Trial) -> CheckResult:
         try:
-            shape = tuple(outputs(trial.model).shape)
+            shape = tuple(self.problem.outputs(trial.model).shape)
         except Exception as error:
             return CheckResult("output width", False, told(error))
         wanted = (CLASSES * PER_CLASS, CLASSES)
@@ -216,7 +213,7 @@ class _MethodRuns:
         bad = [name for name, value in trial.merged.items() if not value.isfinite().all()]
         problem = f"'{bad[0]}' is not finite" if bad else ""
         with contextlib.suppress(Exception):  # a wrong shape is another check's finding
-            if not problem and not outputs(trial.model).isfinite().all():
+            if not problem and not self.problem.outputs(trial.model).isfinite().all():
                 problem = "logits are not finite"
         return CheckResult("finite", not problem, problem)
 
@@ -229,9 +226,14 @@ class _MethodRuns:
         elif bad := [k for k, v in wanted.items() if _kind(found[k]) != _kind(v)]:
             problem = f"'{bad[0]}' is {_kind(found[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
-            fresh = fresh_net()
+            fresh = self.problem.net()
             fresh.load_state_dict(found)
-            if not torch.allclose(outputs(fresh), outputs(trial.model), atol=1e-4, equal_nan=True):
+            if not torch.allclose(
+                self.problem.outputs(fresh),
+                self.problem.outputs(trial.model),
+                atol=1e-4,
+                equal_nan=True,
+            ):
                 problem = "what it computes is not in its weights: they alone are stored"
         return CheckResult("architecture", not problem, problem)
 
@@ -271,15 +273,15 @@ class _MethodRuns:
 
     def _inputs(self, trial: _Trial) -> CheckResult:
         task = trial.task
-        pristine = VectorSource()
+        pristine = self.problem.source()
         problem = ""
         if task.source.digest != pristine.digest:
             problem = "the data source was changed"
-        elif task.split.digest != make_split(task.split.name.split("/")[1], pristine).digest:
+        elif task.split.digest != self.problem.split(task.split.name.split("/")[1]).digest:
             problem = "the index sets were changed"
         elif not all(_same(v, self.before[k]) for k, v in self.original.state_dict().items()):
             problem = "Original's own weights were changed"
-        elif task.recipe != RECIPE or task.targets != TARGETS:
+        elif task.recipe != self.problem.recipe or task.targets != self.problem.targets:
             problem = "the recipe or the targets were changed"
         return CheckResult("inputs untouched", not problem, problem)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 
 from common.adapters import adapted_layers
 from common.errors import AccessError
-from common.loading import Batch
+from common.loading import Batch, Source
 from common.methods import UnlearnTask, train_reference
+from common.registry import PROBLEMS
 from common.schemas import FitConfig
 from common.seeding import generator
 from common.splits import ForgetSplit, class_forget, random_forget
@@ -86,8 +88,8 @@ class TinyNet(nn.Module):
         return self.head(self.norm(tokens.mean(dim=1)))
 
 
-class VectorSource:
-    """Labelled vectors in memory that can refuse to give some of them out.
+class Forbidding:
+    """Refuses to give out some samples of the source that it is mixed into.
 
     Args:
         forbidden: Index -> name of its part; fetching one raises :class:`AccessError` and is noted
@@ -95,13 +97,33 @@ class VectorSource:
     """
 
     def __init__(self, forbidden: Mapping[int, str] | None = None):
+        self._forbidden = dict(forbidden or {})
+        self.violations: list[str] = []
+
+    def refuse(self, indices: Tensor) -> None:
+        """Raises if one of ``indices`` is forbidden."""
+        touched = {self._forbidden[i] for i in indices.tolist() if i in self._forbidden}
+        if touched:
+            self.violations += sorted(touched)
+            raise AccessError(f"read samples of {sorted(touched)} without declaring them")
+
+
+class GuardedSource(Source, Protocol):
+    """A source that notes what it refused."""
+
+    violations: list[str]
+
+
+class VectorSource(Forbidding):
+    """Labelled vectors in memory; ``forbidden`` as in :class:`Forbidding`."""
+
+    def __init__(self, forbidden: Mapping[int, str] | None = None):
+        super().__init__(forbidden)
         stream = generator(0, "checks", "data")
         centres = torch.randn(CLASSES, TOKENS * WIDTH, generator=stream)
         self._labels = torch.arange(CLASSES * PER_CLASS) % CLASSES
         spread = torch.randn(len(self._labels), TOKENS * WIDTH, generator=stream)
         self._values = centres[self._labels] + spread
-        self._forbidden = dict(forbidden or {})
-        self.violations: list[str] = []
 
     @property
     def digest(self) -> str:
@@ -123,10 +145,7 @@ class VectorSource:
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The vectors at ``indices``; with a generator, a little noise from it is added."""
-        touched = {self._forbidden[i] for i in indices.tolist() if i in self._forbidden}
-        if touched:
-            self.violations += sorted(touched)
-            raise AccessError(f"read samples of {sorted(touched)} without declaring them")
+        self.refuse(indices)
         values = self._values[indices]
         if augment is not None:
             values = values + 0.05 * torch.randn(values.shape, generator=augment)
@@ -141,42 +160,6 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
         state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         state.update(array.view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
-
-
-def _component_of(name: str) -> str:
-    parts = name.split(".")
-    components = {"mlp": "mlp", "attn": "attention", "head": "head"}
-    return next((components[part] for part in parts if part in components), "other")
-
-
-def _forward(model: nn.Module, batch: Batch) -> Tensor:
-    return model(batch.inputs["x"])
-
-
-def fresh_net(seed: int = 0) -> TinyNet:
-    """An untrained network; the global random stream is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return TinyNet()
-
-
-def make_split(scenario: str, source: VectorSource) -> ForgetSplit:
-    """Forgets one class (``class``) or a quarter of the training vectors (anything else)."""
-    labels = source._labels.numpy()
-    everything = np.arange(len(labels))
-    train = everything[: 2 * len(labels) // 3]
-    held_out = everything[len(train) :]
-    if scenario == "class":
-        forget = class_forget(train, labels, [1])
-    else:
-        forget = random_forget(train.tolist(), 0.25, 0)
-    parts = {
-        "forget": forget,
-        "retain": np.setdiff1d(train, forget),
-        "validation": held_out[: len(held_out) // 2],
-        "test": held_out[len(held_out) // 2 :],
-    }
-    return ForgetSplit(f"checks/{scenario}", parts, source.digest)
 
 
 @dataclass
@@ -201,54 +184,134 @@ class WatchedTask(UnlearnTask):
         return super().fit(model, *args, **kwargs)
 
 
-def make_task(
-    model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
-) -> WatchedTask:
-    """A task around ``model``.
+class TinyProblem(ABC):
+    """What the checks run methods on: four classes, a guarded source, a network, a recipe.
 
-    Args:
-        model: What the method may change.
-        scenario: ``class`` or ``random``.
-        seed: Of the run.
-        access: Parts that the method may ask for.
-        poisoned: The source raises when any other part is fetched.
+    A modality whose methods need more than tensors (pixels, an attention map) registers a problem
+    of its own in ``common.registry.PROBLEMS`` under its name, and its methods name it in
+    ``MethodInfo.modality``.
     """
-    split = make_split(scenario, VectorSource())
-    forbidden = {
-        index: part
-        for part, indices in split.parts.items()
-        if poisoned and part not in access
-        for index in indices.tolist()
-    }
-    return WatchedTask(
-        model=model,
-        source=VectorSource(forbidden),
-        split=split,
-        access=access,
-        forward=_forward,
-        recipe=RECIPE,
-        num_classes=CLASSES,
-        targets=TARGETS,
-        head=("head.*",),
-        component_of=_component_of,
-        build=fresh_net,
-        seed=seed,
-    )
+
+    recipe: ClassVar[FitConfig] = RECIPE
+    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
+    head: ClassVar[tuple[str, ...]] = ("head.*",)
+
+    @abstractmethod
+    def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedSource:
+        """The samples; those of ``forbidden`` (index -> part) are not given out."""
+
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """An untrained network of fixed bits; torch's global stream is left alone."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, CLASSES) logits."""
+        return model(batch.inputs["x"])
+
+    def component_of(self, name: str) -> str:
+        """mlp, attention, head or other."""
+        parts = name.split(".")
+        components = {"mlp": "mlp", "attn": "attention", "head": "head"}
+        return next((components[part] for part in parts if part in components), "other")
+
+    def split(self, scenario: str) -> ForgetSplit:
+        """Forgets one class (``class``) or a quarter of the training samples (anything else)."""
+        labels = np.arange(CLASSES * PER_CLASS) % CLASSES
+        everything = np.arange(len(labels))
+        train = everything[: 2 * len(labels) // 3]
+        held_out = everything[len(train) :]
+        if scenario == "class":
+            forget = class_forget(train, labels, [1])
+        else:
+            forget = random_forget(train.tolist(), 0.25, 0)
+        parts = {
+            "forget": forget,
+            "retain": np.setdiff1d(train, forget),
+            "validation": held_out[: len(held_out) // 2],
+            "test": held_out[len(held_out) // 2 :],
+        }
+        return ForgetSplit(f"checks/{scenario}", parts, self.source().digest)
+
+    def task(
+        self, model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
+    ) -> WatchedTask:
+        """A task around ``model``.
+
+        Args:
+            model: What the method may change.
+            scenario: ``class`` or ``random``.
+            seed: Of the run.
+            access: Parts that the method may ask for.
+            poisoned: The source raises when any other part is fetched.
+        """
+        split = self.split(scenario)
+        forbidden = {
+            index: part
+            for part, indices in split.parts.items()
+            if poisoned and part not in access
+            for index in indices.tolist()
+        }
+        return WatchedTask(
+            model=model,
+            source=self.source(forbidden),
+            split=split,
+            access=access,
+            forward=self.forward,
+            recipe=self.recipe,
+            num_classes=CLASSES,
+            targets=self.targets,
+            head=self.head,
+            component_of=self.component_of,
+            build=self.net,
+            seed=seed,
+        )
+
+    @functools.cached_property
+    def original(self) -> nn.Module:
+        """The network trained on forget and retain; shared, so copy it before use."""
+        access = frozenset({"forget", "retain", "initial"})
+        task = self.task(nn.Identity(), "random", 0, access, poisoned=False)
+        return train_reference(task, ["forget", "retain"]).eval()
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """Logits on every sample, in eval mode."""
+        model.eval()
+        with torch.no_grad():
+            return self.forward(model, self.source().fetch(torch.arange(CLASSES * PER_CLASS)))
+
+
+class TinyVectors(TinyProblem):
+    """The problem of methods that know no modality: vectors and a small residual network."""
+
+    def source(self, forbidden: Mapping[int, str] | None = None) -> VectorSource:
+        """Labelled vectors."""
+        return VectorSource(forbidden)
+
+    def net(self) -> TinyNet:
+        """A network with dropout, whose layers are named as in a transformer."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return TinyNet()
 
 
 @functools.cache
-def original() -> TinyNet:
-    """The network trained on forget and retain; shared, so copy it before use."""
-    access = frozenset({"forget", "retain", "initial"})
-    task = make_task(nn.Identity(), "random", 0, access, poisoned=False)
-    model = train_reference(task, ["forget", "retain"])
-    assert isinstance(model, TinyNet)
-    return model.eval()
+def problem_of(modality: str) -> TinyProblem:
+    """The problem of a modality (empty: none), with its trained Original, once per process."""
+    return PROBLEMS[modality]() if modality else TinyVectors()
+
+
+def original() -> nn.Module:
+    """Original on vectors; shared, so copy it before use."""
+    return problem_of("").original
+
+
+def make_task(
+    model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
+) -> WatchedTask:
+    """:meth:`TinyProblem.task` on vectors."""
+    return problem_of("").task(model, scenario, seed, access, poisoned=poisoned)
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Logits on every vector, in eval mode."""
-    source = VectorSource()
-    model.eval()
-    with torch.no_grad():
-        return _forward(model, source.fetch(torch.arange(CLASSES * PER_CLASS)))
+    """:meth:`TinyProblem.outputs` on vectors."""
+    return problem_of("").outputs(model)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import render
 from benchmarks.leaderboard import FLOOR, make_leaderboard
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
@@ -224,3 +225,21 @@ def test_metrics_against_retrain_are_derived_from_both_models_scores(hand_made, 
     assert row(board, FLOOR).metrics["mia_auc"].mean != 0
     assert {path: path.read_bytes() for path in before} == before
     assert all("mia_auc" in record.metrics for _, record in board.records)
+
+
+def test_a_method_for_another_scenario_is_not_applicable_and_is_not_run(board_of):
+    """NOVO forgets classes: for random forgetting there is no number, and nothing fails."""
+    random = {"protocol": {"scenario": {"kind": "random", "fraction": 0.1}}}
+    methods = {"original": None, "retrain": None, "novo": None}
+    table = {label: TABLE[label] for label in ("original", "retrain", "retrain*")}
+    board = board_of(table, methods=methods, **random)
+    novo = row(board, "novo")
+    assert novo.inapplicable == "for class forgetting only" and not novo.seeds
+    assert board.complete and board.rows[-1] is novo
+    assert render.main_rows(board)[-1][:3] == ["novo", "n/a", "–"]
+    told = "novo: not applicable (for class forgetting only)"
+    assert render.inapplicable_lines(board) == [told] and told in render.to_markdown(board)
+    assert render.to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"
+    assert "novo" not in render.to_csv(board)
+    class_board = board_of(table, methods=methods)
+    assert class_board.missing == 2 and all(not r.inapplicable for r in class_board.rows)

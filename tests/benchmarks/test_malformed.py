@@ -243,10 +243,6 @@ PLUGINS = {
         METHOD.replace("return task.model", "return task.indices('retain') and task.model"),
         "asked for 'retain'",
     ),
-    "wrong scenario": (
-        METHOD.replace('({"forget"}))', '({"forget"}), scenarios=frozenset({"random"}))'),
-        "does not apply to class forgetting",
-    ),
 }  # fmt: skip
 
 

@@ -1,0 +1,403 @@
+"""LetheViT, CoUn, +CL and NOVO on the tiny images: their formulas, their faults to avoid, and
+golden losses of every method of this package and of the closed-form ones.
+
+The golden losses guard ``MethodInfo.version``; where a change of numbers is meant, raise it and run
+
+    SF_REGENERATE=1 python -m pytest tests/vision/test_methods.py -k golden
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import benchmarks  # noqa: F401 - registers every method
+from common.checks import check_method
+from common.checks.tiny_task import CLASSES, problem_of
+from common.errors import AccessError, ConfigError
+from common.loading import Loader
+from common.methods import resolve_config
+from common.objectives import sample_cross_entropy
+from common.registry import METHODS
+from common.seeding import generator
+from vision.attention import patch_attention, patch_mask
+from vision.contrast import HeadInputs, nt_xent
+from vision.keys import KeyedViT
+from vision.methods.lethevit import MaskedContrast
+from vision.methods.novo import ProxyForgetting
+from vision.models import build_model
+from vision.schemas import ModelConfig
+from vision.views import TwoViews
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
+VISION = ["lethevit", "coun", "with_contrast", "novo"]
+CLOSED = ["influence", "fisher", "fast_ntk"]
+SHORT = {"epochs": 1, "batch_size": 16}
+VARIANTS = {
+    "lethevit": ("lethevit", None, SHORT),
+    "lethevit-random_mask": ("lethevit", "random_mask", SHORT),
+    "lethevit-phase_1": ("lethevit", "phase_1", SHORT),
+    "coun": ("coun", None, SHORT),
+    "finetune": ("finetune", None, {"steps": 4}),
+    "finetune+cl": ("with_contrast", None, {"params": {"steps": 4}}),
+    "gd": ("gd", None, {"steps": 4}),
+    "gd+cl": ("with_contrast", None, {"base": "gd", "params": {"steps": 4}}),
+    "gd_sine+cl": ("with_contrast", None, {"base": "gd_sine", "params": {"steps": 4}}),
+    "novo": ("novo", None, {}),
+    "influence": ("influence", None, {"samples": 16, "alpha": 5.0}),
+    "influence-lineage": ("influence", "lineage", {"samples": 16, "alpha": 5.0}),
+    "fisher": ("fisher", None, {"samples": 16}),
+    "fisher-empirical": ("fisher", None, {"samples": 16, "fisher": "empirical"}),
+    "fast_ntk": ("fast_ntk", None, {"samples": 48}),
+    "fast_ntk-block": ("fast_ntk", None, {"samples": 24, "parameters": ["blocks.1.mlp.*"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_of("vision")
+
+
+@pytest.fixture(scope="module")
+def task_of(problem):
+    def build(name, scenario="class", *, poisoned=True, seed=1):
+        access = METHODS[name].info.access
+        model = copy.deepcopy(problem.original)
+        return problem.task(model, scenario, seed, access, poisoned=poisoned)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def results(task_of):
+    """Each variant once: (unlearned model, task); the tests only look."""
+    found = {}
+    for variant, (name, preset, params) in VARIANTS.items():
+        task = task_of(name)
+        config = resolve_config(name, preset, params, origin="test")
+        found[variant] = METHODS[name](config).unlearn(task), task
+    return found
+
+
+def losses(problem, model):
+    split, source = problem.split("class"), problem.source()
+    values = {}
+    for part in ("forget", "retain", "test"):
+        batch = source.fetch(torch.as_tensor(split.parts[part]))
+        with torch.no_grad():
+            loss = sample_cross_entropy(problem.forward(model.eval(), batch), batch.labels)
+        values[part] = round(float(loss.double().mean()), 7)
+    return values
+
+
+# -- contract and golden --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*VISION, *CLOSED])
+def test_contract(name):
+    failed = [result for result in check_method(name) if not result.ok]
+    assert not failed, failed
+
+
+def test_golden_losses(problem, results):
+    found = {name: losses(problem, model) for name, (model, _) in results.items()}
+    if os.environ.get("SF_REGENERATE"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
+    for name, values in golden.items():
+        assert found[name] == pytest.approx(values, abs=1e-4), name
+
+
+def test_golden_losses_can_tell_methods_apart():
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    for one, two in itertools.combinations(golden, 2):
+        gaps = [abs(golden[one][part] - golden[two][part]) for part in ("forget", "retain", "test")]
+        assert max(gaps) > 3e-4, (one, two)
+
+
+def test_directions(problem, results):
+    """On a class request every method raises the forget loss more than the retain loss."""
+    before = losses(problem, problem.original)
+    for name in ("lethevit", "novo", "influence", "fisher", "fast_ntk"):
+        after = losses(problem, results[name][0])
+        rise = {part: after[part] - before[part] for part in ("forget", "retain")}
+        assert rise["forget"] > max(0.01, rise["retain"]), (name, rise)
+
+
+@pytest.mark.parametrize(
+    ("variant", "steps", "left"),
+    [("lethevit", 7, 4 + 3), ("coun", 3, 3), ("gd_sine+cl", 3, 2), ("novo", 40, 20)],
+)
+def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, variant, steps, left):
+    """Order, views, masks and hidden classes are redrawn as they would have been."""
+
+    class Killed(Exception):
+        pass
+
+    name, preset, params = VARIANTS[variant]
+    config = resolve_config(name, preset, params, origin="test")
+    done = []
+
+    def kill(step, total):
+        done.append(step)
+        if len(done) == steps:
+            raise Killed
+
+    def again(progress):
+        task = task_of(name)
+        task.checkpoint, task.progress = tmp_path / "checkpoint.safetensors", progress
+        task.recipe = task.recipe.model_copy(update={"checkpoint_every": 2})
+        return METHODS[name](config).unlearn(task)
+
+    if name == "with_contrast":
+        inner = {**params["params"], "checkpoint_every": 2}
+        config = resolve_config(name, preset, {**params, "params": inner}, origin="test")
+    elif name != "novo":
+        config = config.model_copy(update={"checkpoint_every": 2})
+    with pytest.raises(Killed):
+        again(kill)
+    assert list(tmp_path.glob("*.safetensors"))
+    seen = []
+    model = again(lambda step, total: seen.append(step))
+    assert len(seen) == left and tiny.same(model, results[variant][0])
+
+
+# -- attention and masks --------------------------------------------------------------------------
+
+
+def vit(pool="token", stem="patch"):
+    config = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, pool=pool, stem=stem)
+    return build_model(config, num_classes=4, in_chans=1, generator_seed=3).eval()
+
+
+def attention_by_hand(model, x):
+    """softmax(q k^T / sqrt(d)) of the last block, from its own weights."""
+    tokens = model._pos_embed(model.patch_embed(x))
+    tokens = model.blocks[0](model.norm_pre(tokens))
+    attention = model.blocks[1].attn
+    qkv = attention.qkv(model.blocks[1].norm1(tokens))
+    n, t, _ = qkv.shape
+    q, k, _ = qkv.view(n, t, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT / math.sqrt(8)).softmax(-1).mean(1)
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+def test_attention_is_the_class_tokens_row(stem):
+    model, x = vit(stem=stem), torch.randn(3, 1, 16, 16)
+    found = patch_attention(model, x)
+    assert found.shape == (3, 16)
+    torch.testing.assert_close(found, attention_by_hand(model, x)[:, 0, 1:])
+    assert model.blocks[1].attn.fused_attn and not model.blocks[1].attn.attn_drop._forward_pre_hooks
+
+
+def test_attention_of_a_mean_pooled_model_is_the_mean_row():
+    model, x = vit(pool="avg"), torch.randn(3, 1, 16, 16)
+    assert model.cls_token is None
+    torch.testing.assert_close(patch_attention(model, x), attention_by_hand(model, x).mean(1))
+
+
+def test_models_without_such_attention_are_refused():
+    with pytest.raises(ConfigError, match="choose a ViT"):
+        patch_attention(nn.Linear(4, 4), torch.randn(2, 4))
+    with pytest.raises(ConfigError, match="another block"):
+        patch_attention(vit(), torch.randn(2, 1, 16, 16), block=7)
+
+
+def test_masks_follow_the_patches_row_by_row():
+    chosen = torch.zeros(1, 16, dtype=torch.bool)
+    chosen[0, 6] = True  # second row, third column of a 4 x 4 grid
+    mask = patch_mask(chosen, 16)
+    assert mask.shape == (1, 1, 16, 16) and mask.sum() == 16
+    assert mask[0, 0, 4:8, 8:12].all()
+
+
+# -- LetheViT -------------------------------------------------------------------------------------
+
+
+def test_lethevit_blackens_the_most_attended_pixels(problem, task_of):
+    task = task_of("lethevit")
+    config = METHODS["lethevit"].Config(masked=0.15)  # 3 of 16 patches
+    contrast = MaskedContrast(task, config)
+    batch = task.source.fetch(torch.as_tensor(task.indices("forget")[:5]))
+    x, masked = batch.inputs["x"], contrast.masked(batch).inputs["x"]
+    black = (0 - 0.3) / 0.35
+    changed = masked != x
+    assert torch.allclose(masked[changed], torch.tensor(black))
+    top = patch_attention(problem.original, x).topk(3, dim=1).indices
+    for row in range(5):
+        patches = changed[row, 0].view(4, 4, 4, 4).permute(0, 2, 1, 3).reshape(16, 16).any(1)
+        assert set(patches.nonzero().flatten().tolist()) <= set(top[row].tolist())
+        dark = masked[row, 0].view(4, 4, 4, 4).permute(0, 2, 1, 3).reshape(16, 16)
+        assert torch.allclose(dark[top[row]], torch.tensor(black))
+
+
+def test_lethevits_loss_is_its_formula(problem, task_of):
+    task = task_of("lethevit")
+    config = METHODS["lethevit"].Config(temperature=0.3)
+    contrast = MaskedContrast(task, config)
+    batch = task.source.fetch(torch.as_tensor(task.indices("forget")))
+    student = problem.net().eval()
+    found = contrast(lambda b: student(b.inputs["x"]), {"forget": batch}).total
+    z = student(batch.inputs["x"])
+    with torch.no_grad():
+        near = problem.original(contrast.masked(batch).inputs["x"])
+        far = problem.original(batch.inputs["x"])
+    plus = torch.exp(F.cosine_similarity(z, near) / 0.3)
+    minus = torch.exp(F.cosine_similarity(z, far) / 0.3)
+    torch.testing.assert_close(found, -torch.log(plus / (plus + minus)).mean())
+
+
+def test_lethevits_teacher_stays_and_phase_1_never_reads_retain(results):
+    steps = [result.steps for result in results["lethevit"][1].results]
+    assert steps == [4, 5]  # two epochs over 24 images, one over 72, in batches of 16
+    assert [r.steps for r in results["lethevit-phase_1"][1].results] == [4]
+
+
+# -- CoUn -----------------------------------------------------------------------------------------
+
+
+def test_nt_xent_by_hand():
+    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, -1.0]])
+    tau = 0.5
+    # cosines: (0,2) = 1, (1,3) = -1, all others 0
+    close = -1 / tau + math.log(2 * math.exp(0) + math.exp(1 / tau))
+    far = 1 / tau + math.log(2 * math.exp(0) + math.exp(-1 / tau))
+    assert float(nt_xent(features, tau)) == pytest.approx((2 * close + 2 * far) / 4, rel=1e-6)
+
+
+def test_coun_never_reads_forget_data(task_of):
+    """Its task neither gives out the indices, nor does the poisoned source see a fetch of them."""
+    assert METHODS["coun"].info.access == {"retain"}
+    task = task_of("coun")
+    METHODS["coun"](METHODS["coun"].Config(**SHORT)).unlearn(task)
+    assert task.source.violations == []
+    with pytest.raises(AccessError):
+        task.indices("forget")
+    with pytest.raises(AccessError):
+        task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
+
+
+def test_the_two_views_differ_and_resume(problem):
+    """A third-party rewrite of CoUn contrasts a view with itself."""
+    source = TwoViews(problem.source(), shift=1, noise=0.1)
+    loader = Loader(source, problem.split("class").parts["retain"], 8, generator(0, "views"))
+    state = loader.state()
+    batch = loader.next()
+    first, second = batch.inputs["x"].chunk(2)
+    assert len(batch) == 16 and torch.equal(*batch.labels.chunk(2))
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    loader.load_state(state)
+    assert torch.equal(loader.next().inputs["x"], batch.inputs["x"])
+    plain = Loader(
+        source, problem.split("class").parts["retain"], 8, loader.generator, augment=False
+    )
+    with pytest.raises(ConfigError, match="two views are equal"):
+        plain.next()
+
+
+def test_contrast_uses_the_input_of_the_head(problem):
+    model, watcher = problem.net(), HeadInputs()
+    x = problem.source().fetch(torch.arange(6)).inputs["x"]
+    with watcher.watching(model, ("head.*",)):
+        model(x)
+        wanted = model.forward_head(model.forward_features(x), pre_logits=True)
+        assert torch.equal(watcher.latest, wanted)
+    assert watcher.latest is None and not model.head._forward_pre_hooks
+    with pytest.raises(ConfigError, match="0 layers match"), watcher.watching(model, ("none",)):
+        pass
+
+
+def test_the_add_on_without_weight_is_the_method_itself(task_of, results, tiny):
+    """No dropout here: the second forward changes nothing unless its loss counts."""
+    params = {"base": "gd", "params": {"steps": 4}, "weight": 0.0}
+    config = resolve_config("with_contrast", None, params, origin="test")
+    alone = METHODS["with_contrast"](config).unlearn(task_of("with_contrast"))
+    assert tiny.same(alone, results["gd"][0])
+    assert not tiny.same(alone, results["gd+cl"][0])
+
+
+def test_the_add_on_records_the_base_it_runs(monkeypatch):
+    """Merging into the default's dump must not keep the default base's settings."""
+    config = resolve_config("with_contrast", None, {"base": "gd_sine"}, origin="test")
+    assert config.resolved == METHODS["gd_sine"].Config().model_dump(mode="json")
+    assert config.base_version == METHODS["gd_sine"].info.version
+    with pytest.raises(ConfigError, match=r"params of gd"):
+        resolve_config("with_contrast", None, {"base": "gd", "params": {"lrr": 1}}, origin="t")
+
+
+def test_the_add_on_keeps_the_bases_access(task_of):
+    task = task_of("with_contrast", poisoned=False)
+
+    class Curious(METHODS["finetune"]):
+        def unlearn(self, task):
+            task.indices("forget")
+            return super().unlearn(task)
+
+    config = resolve_config("with_contrast", None, {}, origin="test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.baselines.Finetune", Curious)
+        with pytest.raises(AccessError, match="asked for 'forget'"):
+            METHODS["with_contrast"](config).unlearn(task)
+
+
+# -- NOVO -----------------------------------------------------------------------------------------
+
+
+def test_deleted_keys_fold_into_the_plain_network(problem):
+    keyed = KeyedViT(problem.net(), CLASSES)
+    keyed.draw(0.5, generator(0, "keys"))
+    x = problem.source().fetch(torch.arange(8)).inputs["x"]
+    keyed.eval().show(torch.tensor([True, False, True, True]))
+    under_keys = keyed(x)
+    plain = problem.net()
+    plain.load_state_dict(keyed.folded([1]))
+    torch.testing.assert_close(plain.eval()(x), under_keys)
+    keyed.show(torch.ones(CLASSES, dtype=torch.bool))
+    assert not torch.allclose(keyed(x), under_keys, atol=1e-3)
+
+
+def test_novos_loss_is_its_formula(problem):
+    keyed = KeyedViT(problem.net(), CLASSES)
+    batch = problem.source().fetch(torch.arange(12))
+    logits = torch.randn(12, CLASSES, generator=torch.Generator().manual_seed(0))
+    objective = ProxyForgetting(keyed, beta=0.7, hide=0.5)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        terms = objective(lambda _: logits, {"train": batch})
+        torch.manual_seed(5)
+        shown = torch.rand(CLASSES) >= 0.5
+    assert 0 < shown.sum() < CLASSES and torch.equal(keyed.shown.bool(), shown)
+    known = shown[batch.labels]
+    cross_entropy = F.cross_entropy(logits[known], batch.labels[known])
+    uniform = torch.full((int((~known).sum()), CLASSES), 1 / CLASSES)
+    kl = F.kl_div(logits[~known].log_softmax(-1), uniform, reduction="batchmean")
+    torch.testing.assert_close(terms.total, cross_entropy + 0.7 * kl)
+
+
+def test_novo_refuses_what_has_no_class(task_of):
+    method = METHODS["novo"](METHODS["novo"].Config())
+    with pytest.raises(ConfigError, match="whole classes only"):
+        method.unlearn(task_of("novo", "random"))
+    assert METHODS["novo"].info.inapplicable(scenario="random", modality="vision")
+    assert METHODS["novo"].info.inapplicable(scenario="class", modality="vision") is None
+    assert METHODS["novo"].info.inapplicable(scenario="class", modality="language")
+
+
+def test_novo_ignores_originals_weights(task_of, results, tiny):
+    """It trains a model of its own, as its docstring says."""
+    task = task_of("novo")
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.add_(1.0)
+    again = METHODS["novo"](METHODS["novo"].Config()).unlearn(task)
+    assert tiny.same(again, results["novo"][0])

@@ -1,0 +1,145 @@
+"""CoUn: contrastive learning on retain data, alone or added to another method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from common.config import Strict, validate
+from common.methods import MethodInfo, UnlearningMethod, UnlearnTask, resolve_config
+from common.registry import METHODS
+from common.schemas import Count, FitConfig, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from common.engine import FitResult
+    from common.loading import Loader
+    from common.objectives import Objective
+
+Shift = Annotated[int, Field(ge=0)]
+
+
+class CoUn(UnlearningMethod):
+    """CoUn: supervised and contrastive learning on retain data; the forget set is never read.
+
+    Formula, for two different augmentations x1, x2 of each retain image and h the normalised input
+    of the classifier: minimise ``CE(f(x1), y) + weight mean_i l_i`` over the 2N views,
+    ``l_i = -s_{i,pos}/tau + logsumexp_{k != i} s_{ik}/tau``, s = h h^T (NT-Xent).
+    Source: CoUn, 2025 (arXiv 2509.16391), from its abstract: weight, tau, lr, epochs, augmentation
+    and the absence of a projection head are ours.  Sweep weight {0.1, 0.5, 1, 2} and tau {0.07,
+    0.1, 0.2, 0.5}.  The views must differ: equal ones raise.
+    """
+
+    info = MethodInfo(1, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
+
+    class Config(FitConfig):
+        epochs: Annotated[int, Field(ge=1)] | None = 5
+        lr: Positive = 3e-4
+        weight: NonNegative = 0.5
+        temperature: Positive = 0.1
+        shift: Shift = 1
+        noise: NonNegative = 0.1
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes on two views."""
+        config: Any = self.config
+        engine = FitConfig(**{name: getattr(config, name) for name in FitConfig.model_fields})
+        Contrasting.around(task, config).fit(task.model, None, {}, engine)
+        return task.model
+
+
+class WithContrast(UnlearningMethod):
+    """+CL: any method with CoUn's contrastive term added to each of its training steps.
+
+    Formula: minimise ``base's objective + weight NT-Xent`` on two views of retain images.
+    Source: CoUn, 2025 (arXiv 2509.16391), which reports gains for other methods.  ``base`` names
+    the method, ``params`` are its own; it keeps its declared access, plus retain.  ``resolved`` and
+    ``base_version`` are filled in.
+    A row of a suite: ``salun+cl: {method: with_contrast, params: {base: salun}}``.
+    """
+
+    info = MethodInfo(
+        1,
+        "CoUn, 2025 (arXiv 2509.16391)",
+        frozenset({"forget", "retain", "initial"}),
+        modality="vision",
+    )
+    quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
+
+    class Config(Strict):
+        base: str = "finetune"
+        params: dict[str, Any] = {}
+        resolved: dict[str, Any] = {}
+        base_version: Count | None = None
+        weight: NonNegative = 0.5
+        temperature: Positive = 0.1
+        shift: Shift = 1
+        noise: NonNegative = 0.1
+
+        @model_validator(mode="after")
+        def _complete(self) -> WithContrast.Config:
+            """Fills in the base's full config and version, so that both are hashed and recorded.
+
+            Whatever was there is overwritten: a config is often merged into another one's dump.
+            """
+            if self.base == "with_contrast":
+                raise ValueError("base: with_contrast cannot wrap itself")
+            whole = resolve_config(self.base, None, self.params, origin=f"params of {self.base}")
+            object.__setattr__(self, "resolved", whole.model_dump(mode="json"))
+            object.__setattr__(self, "base_version", METHODS[self.base].info.version)
+            return self
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Runs the base on a task whose every fit has the term added."""
+        config: Any = self.config
+        base = METHODS[config.base]
+        inner = Contrasting.around(task, config, access=base.info.access | {"retain"})
+        return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
+
+
+@dataclass
+class Contrasting(UnlearnTask):
+    """A task that adds the contrastive term to whatever is fitted.
+
+    Attributes:
+        contrast: Its weight, temperature, shift and noise.
+    """
+
+    contrast: Any = None
+
+    @classmethod
+    def around(cls, task: UnlearnTask, contrast: Any, **changes: Any) -> Contrasting:
+        """The same task (and list of results), contrasting."""
+        same = {field.name: getattr(task, field.name) for field in fields(UnlearnTask)}
+        return cls(**{**same, **changes}, contrast=contrast)
+
+    def fit(
+        self,
+        model: nn.Module,
+        objective: Objective | None,
+        loaders: Mapping[str, Loader],
+        config: FitConfig,
+        **options: Any,
+    ) -> FitResult:
+        """Fits with the term added; epochs count passes over the first given loader, if any."""
+        from common.loading import Loader
+        from vision.contrast import VIEWS, Contrasted, HeadInputs
+        from vision.views import TwoViews
+
+        contrast, features = self.contrast, HeadInputs()
+        views = Loader(
+            TwoViews(self.source, shift=contrast.shift, noise=contrast.noise),
+            self.indices("retain"),
+            max(1, config.batch_size // config.accumulation),
+            self.generator("views", len(self.results)),
+        )
+        joint = Contrasted(
+            objective, features, weight=contrast.weight, temperature=contrast.temperature
+        )
+        with features.watching(model, self.head):
+            return super().fit(model, joint, {**loaders, VIEWS: views}, config, **options)

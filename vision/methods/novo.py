@@ -1,0 +1,101 @@
+"""NOVO: a classifier trained with one key per class, which forgets a class with its key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from common.config import Strict
+from common.errors import ConfigError
+from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
+from common.schemas import NonNegative, Positive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from common.loading import Batch, Forward
+    from common.objectives import Terms
+    from vision.keys import KeyedViT
+
+
+class Novo(UnlearningMethod):
+    """NOVO: train an unlearning-ready ViT with class keys, then delete the forgotten classes' keys.
+
+    Not a repair of Original: the method trains its own model (from Original's start, with its
+    recipe, on all data), and deleting keys takes no step.  Each step hides every class with
+    probability ``hide``, at random; only the keys of the others are given to the network:
+    minimise ``CE`` on images of the shown classes ``+ beta KL(uniform || softmax f)`` on those of
+    hidden ones.  Whole classes only.
+    Source: NOVO, 2025 (arXiv 2507.03281), from its abstract.  hide, beta and where keys enter are
+    ours: the sum of the shown keys, over sqrt(C), is added to the position embedding of every
+    token, so that keys fold into the weights and the architecture stays the same.  Sweep hide {0.1,
+    0.2, 0.5}, beta {0.5, 1, 2}.
+    """
+
+    info = MethodInfo(
+        1,
+        "NOVO, 2025 (arXiv 2507.03281)",
+        frozenset({"forget", "retain", "initial"}),
+        scenarios=frozenset({"class"}),
+        modality="vision",
+    )
+
+    class Config(Strict):
+        beta: NonNegative = 1.0
+        hide: Annotated[float, Field(gt=0, lt=1)] = 0.2
+        key_std: Positive = 0.5
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the ready model, deletes keys, folds the rest into the weights."""
+        from common.loading import Loader, forgotten_classes
+        from vision.keys import KeyedViT
+
+        config: Any = self.config
+        forget, retain = task.indices("forget"), task.indices("retain")
+        gone = forgotten_classes(task.source, forget, retain)
+        if not gone:
+            raise ConfigError("novo forgets whole classes only; remove the row")
+        keyed = KeyedViT(task.fresh_model(), task.num_classes)
+        keyed.draw(config.key_std, task.generator("keys"))
+        micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
+        loader = Loader(
+            task.source, task.indices("forget", "retain"), micro, task.generator("train")
+        )
+        objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
+        task.fit(keyed, objective, {"train": loader}, task.recipe)
+        task.model.load_state_dict(keyed.folded(gone))
+        return task.model
+
+
+class ProxyForgetting:
+    """Learn the classes whose keys are shown, know nothing of the others.
+
+    The draw comes from torch's stream, which the engine seeds and checkpoints.
+    """
+
+    parts = ("train",)
+
+    def __init__(self, keyed: KeyedViT, *, beta: float, hide: float):
+        self.keyed, self.beta, self.hide = keyed, beta, hide
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Cross-entropy on shown classes and KL to uniform on hidden ones."""
+        import math
+
+        import torch
+
+        from common.objectives import Terms
+
+        batch = batches["train"]
+        shown = torch.rand(self.keyed.num_classes) >= self.hide
+        self.keyed.show(shown)
+        log_p = forward(batch).float().log_softmax(-1)
+        known = shown.to(batch.labels.device)[batch.labels]
+        own = -log_p.gather(1, batch.labels.unsqueeze(1)).squeeze(1)
+        uniform = -log_p.mean(1) - math.log(log_p.shape[1])
+        kept = torch.where(known, own, 0).sum() / known.sum().clamp_min(1)
+        hidden = torch.where(known, 0, uniform).sum() / (~known).sum().clamp_min(1)
+        return Terms(kept + self.beta * hidden, {"shown_loss": kept, "hidden_kl": hidden})
