@@ -18,6 +18,7 @@ from common.metrics import GapRule
 from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
 from language.evaluation import TofuEvaluation
+from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 from language.metrics.tofu import GAP_METRICS, METRICS, tofu_compare, tofu_metrics
 from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
@@ -77,7 +78,7 @@ class LanguageBenchmark(Benchmark):
     """Fictitious authors under forgetting requests (see the module docstring)."""
 
     version = 1
-    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
     gap: ClassVar[GapRule] = GAP
     Config = LanguageConfig
     config: LanguageConfig
@@ -262,4 +263,7 @@ class LanguageBenchmark(Benchmark):
         for part in scores.values():
             part.check_finite()
         evaluation = self.config.evaluation
-        return tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)
+        metrics = tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)
+        if self.config.scenario.kind == "requests":
+            metrics |= sequential_metrics(scores)
+        return metrics
