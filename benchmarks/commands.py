@@ -204,26 +204,27 @@ def apply(
     register_all(plugin)
     from benchmarks.apply import ApplyRequest
     from benchmarks.apply import apply as run_apply
+    from benchmarks.display import StepBar
 
-    result = run_apply(
-        ApplyRequest(
-            model=model,
-            forget=forget,
-            method=method,
-            out=out,
-            retain=retain,
-            test=test,
-            preset=preset,
-            params=tuple(set_ or ()),
-            seed=seed,
-            arch=arch,
-            num_classes=num_classes,
-            template=template,
-            max_length=max_length,
-            device=device,
-            threads=threads,
-        )
+    request = ApplyRequest(
+        model=model,
+        forget=forget,
+        method=method,
+        out=out,
+        retain=retain,
+        test=test,
+        preset=preset,
+        params=tuple(set_ or ()),
+        seed=seed,
+        arch=arch,
+        num_classes=num_classes,
+        template=template,
+        max_length=max_length,
+        device=device,
+        threads=threads,
     )
+    with StepBar(console, method) as progress:
+        result = run_apply(request, progress=progress)
     console.print(result.message, highlight=False, markup=False)
     console.print(result.audit["reading"], highlight=False, markup=False)
     if result.status != "ok":

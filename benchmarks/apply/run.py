@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.apply.audit import AUDIT, reading, weight_change
 from benchmarks.apply.request import AppliedResult, ApplyRequest
 from benchmarks.apply.subject import Subject
-from benchmarks.run import cost_of, dynamics_of, reset_peak
+from benchmarks.run import Progress, cost_of, dynamics_of, reset_peak
 from common.benchmark import pick_device
 from common.config import Strict, apply_overrides
 from common.errors import CheckpointError, ConfigError, Diverged
@@ -37,8 +37,14 @@ SCHEMA = 1
 ADAPTER = "adapter"
 
 
-def apply(request: ApplyRequest) -> AppliedResult:
+def apply(request: ApplyRequest, *, progress: Progress | None = None) -> AppliedResult:
     """Unlearns ``forget`` and writes model, adapter and audit into ``out``, or nothing.
+
+    Memory: the given model and the one that is changed are held together.
+
+    Args:
+        request: What to do.
+        progress: Called with (steps done, steps in all) during training.
 
     Raises:
         UserError: Something in the request can be mended; nothing was written.
@@ -51,7 +57,7 @@ def apply(request: ApplyRequest) -> AppliedResult:
     device = _device(request.device)
     make_deterministic(request.threads)
     subject.load(device, config)
-    return _Application(request, config, subject, device).run()
+    return _Application(request, config, subject, device, progress).run()
 
 
 def _subject(request: ApplyRequest) -> Subject:
@@ -125,10 +131,16 @@ class _Application:
     """One request being carried out."""
 
     def __init__(
-        self, request: ApplyRequest, config: Strict, subject: Subject, device: torch.device
+        self,
+        request: ApplyRequest,
+        config: Strict,
+        subject: Subject,
+        device: torch.device,
+        progress: Progress | None,
     ):
         self.request, self.config = request, config
         self.subject, self.device = subject, device
+        self.progress = progress
 
     def run(self) -> AppliedResult:
         audit = self._identity()
@@ -181,6 +193,7 @@ class _Application:
             component_of=subject.component_of,
             build=_no_fresh_model,
             seed=self.request.seed,
+            progress=self.progress,
         )
 
     def _before(self) -> dict[str, Any]:

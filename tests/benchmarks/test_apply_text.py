@@ -283,6 +283,12 @@ def test_the_weight_change_is_that_of_the_files(world, request_):
     assert audit["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
 
 
+def test_progress_is_told(request_):
+    seen = []
+    apply(request_, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6, 6) and len(seen) == 6
+
+
 def test_ascent_needs_neither_retain_nor_test(world, request_):
     request = dataclasses.replace(
         request_, method="ascent", retain=None, test=None, params=("steps=3", "batch_size=4")
@@ -548,15 +554,17 @@ def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):
 
 def test_the_command(world, tmp_path, cli):
     """One line and exit 2 for a fault, the reading for a success, exit 1 for a divergence."""
-    command = ["apply", "--model", str(world / "llama"), "--forget", str(world / "forget.jsonl")]
-    command += ["--method", "gd_sine", "--device", "cpu", "--set", "steps=1", "--out"]
-    bad = cli(*command, str(tmp_path / "out"))
+
+    def run(out, method, *more):
+        given = ("--model", str(world / "llama"), "--forget", str(world / "forget.jsonl"))
+        return cli("apply", *given, "--method", method, "--out", str(tmp_path / out), *more)
+
+    bad = run("bad", "gd_sine")
     assert bad.code == 2 and len(bad.err.strip().splitlines()) == 1
-    command = ["--retain", str(world / "retain.jsonl"), "--template", "llama2_chat", *command]
-    good = cli("apply", *command[:4], *command[5:], str(tmp_path / "out"))
+    retain = ("--retain", str(world / "retain.jsonl"))
+    good = run("good", "gd_sine", *retain, "--set", "steps=1", "--template", "llama2_chat")
     assert good.code == 0 and good.err == "" and "certificate" in good.out
-    assert json.loads((tmp_path / "out" / "audit.json").read_text())["template"] == "llama2_chat"
-    more = ("--set", "lr=1e9", "--set", "steps=9")
-    lost = cli("apply", *more, *command[:4], *command[5:], str(tmp_path / "lost"))
-    assert lost.code == 1 and "no model was written" in lost.out
-    assert names_in(tmp_path / "lost") == ["audit.json"]
+    assert json.loads((tmp_path / "good" / "audit.json").read_text())["template"] == "llama2_chat"
+    lost = run("lost", "ascent", "--set", "steps=9", "--set", "lr=1e30", "--device", "cpu")
+    assert lost.code == 1 and "no model was written" in " ".join(lost.out.split())
+    assert names_in(tmp_path) == ["good", "lost"] and names_in(tmp_path / "lost") == ["audit.json"]
