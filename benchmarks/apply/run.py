@@ -147,14 +147,13 @@ class _Application:
         audit["before"] = self._before()
         task = self._task()
         reset_peak()
-        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as warnings:
+        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as audit["warnings"]:
             try:
                 merged, adapters = self._unlearned(task, audit, Path(scratch))
                 self._check_merged(merged)
                 audit["after"] = self.subject.measured(merged)
             except Diverged as error:
                 return self._diverged(audit, task, error)
-            audit["warnings"] = warnings
             audit["dynamics"] = dynamics_of(task)
             audit["weight_change"] = weight_change(self.subject.original, merged, adapters)
             return self._write(audit, merged, Path(scratch))

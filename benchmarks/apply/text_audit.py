@@ -82,7 +82,9 @@ def _summary(scores: Scores, said: Scores | None) -> dict[str, Any]:
         "exact_memorization": 100 * float(extra["exact_memorization"].mean()),
         "extraction_strength": 100 * float(extra["extraction_strength"].mean()),
         "answered": 0 if said is None else len(said),
-        "rouge_l_recall": said and 100 * float(said.extra["rouge_l_recall"].mean()),
+        "rouge_l_recall": None
+        if said is None
+        else 100 * float(said.extra["rouge_l_recall"].mean()),
     }
 
 

@@ -361,6 +361,7 @@ def test_divergence_leaves_an_audit_and_no_model(request_):
     assert result.status == "diverged" and names_in(request.out) == ["audit.json"]
     audit = json.loads((request.out / "audit.json").read_text())
     assert audit["after"] is None and "no unlearned model" in audit["reading"]
+    assert audit["before"]["forget"]["exact_memorization"] > 90 and "output" not in audit
 
 
 def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
