@@ -41,6 +41,7 @@ class ImageSubject(Subject):
     held in memory as uint8 at the model's input size (150 kB each at 224 px).
     """
 
+    modality: ClassVar[str] = "vision"
     unit: ClassVar[str] = "images"
     yardstick: ClassVar[str] = "accuracy"
 

@@ -53,7 +53,7 @@ def apply(request: ApplyRequest, *, progress: Progress | None = None) -> Applied
     _check_out(request.out)
     _check_access(request)
     subject = _subject(request)
-    _check_scenario(request.method, subject)
+    _check_applicable(request.method, subject)
     device = _device(request.device)
     make_deterministic(request.threads)
     subject.load(device, config)
@@ -96,13 +96,12 @@ def _check_access(request: ApplyRequest) -> None:
         raise ConfigError(f"method '{name}' reads retain data; give --retain")
 
 
-def _check_scenario(method: str, subject: Subject) -> None:
-    wanted, found = METHODS[method].info.scenarios, subject.scenario
-    if wanted and found is not None and found not in wanted:
-        raise ConfigError(
-            f"method '{method}' is for {', '.join(sorted(wanted))} forgetting; these {subject.unit}"
-            f" ask for {found} forgetting"
-        )
+def _check_applicable(method: str, subject: Subject) -> None:
+    scenario = subject.scenario
+    reason = METHODS[method].info.inapplicable(scenario=scenario or "", modality=subject.modality)
+    if reason is not None:
+        asked = f"; these {subject.unit} ask for {scenario} forgetting" if scenario else ""
+        raise ConfigError(f"method '{method}' is {reason}{asked}")
 
 
 def _device(name: str) -> torch.device:

@@ -23,6 +23,7 @@ class Subject(ABC):
     raised by one of the two, before anything is trained.
 
     Attributes:
+        modality: Of the benchmarks that run the same methods.
         unit: What one sample is called, in the plural.
         yardstick: The number that people read as "it has forgotten".
         original: The given model, in eval mode; after :meth:`load`.
@@ -30,6 +31,7 @@ class Subject(ABC):
         parts: Role -> indices into the source; after :meth:`load`.
     """
 
+    modality: ClassVar[str]
     unit: ClassVar[str]
     yardstick: ClassVar[str]
     original: nn.Module

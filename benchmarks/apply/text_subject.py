@@ -43,6 +43,7 @@ class TextSubject(Subject):
     not be forgotten.
     """
 
+    modality: ClassVar[str] = "language"
     unit: ClassVar[str] = "rows"
     yardstick: ClassVar[str] = "probability"
 

@@ -409,6 +409,7 @@ def says(request, error, *words):
         ({"retain": None}, ["gd_sine", "--retain"]),
         ({"method": "retrain", "params": ()}, ["from the start"]),
         ({"method": "random_label", "params": ()}, ["random labels", "another method"]),
+        ({"method": "coun", "params": ()}, ["coun", "for vision benchmarks only"]),
         ({"method": "idk", "params": ()}, ["no refusals", "plain texts"]),
         ({"params": ("adapter.targets=['*c_fd']",)}, ["c_fd", "matches no layer"]),
         ({"params": ("adapter.targets=['lm_*']",)}, ["lm_head", "input embeddings"]),
