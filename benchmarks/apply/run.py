@@ -97,11 +97,12 @@ def _check_access(request: ApplyRequest) -> None:
 
 
 def _check_applicable(method: str, subject: Subject) -> None:
-    scenario = subject.scenario
-    reason = METHODS[method].info.inapplicable(scenario=scenario or "", modality=subject.modality)
+    info, scenario = METHODS[method].info, subject.scenario or ""
+    reason = info.inapplicable(scenario=scenario, modality=subject.modality)
     if reason is not None:
-        asked = f"; these {subject.unit} ask for {scenario} forgetting" if scenario else ""
-        raise ConfigError(f"method '{method}' is {reason}{asked}")
+        fits = info.modality in ("", subject.modality)
+        asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
+        raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
 
 
 def _device(name: str) -> torch.device:

@@ -59,8 +59,8 @@ class TextSubject(Subject):
 
     @property
     def scenario(self) -> str | None:
-        """``rows``: what is forgotten are single rows of text."""
-        return "rows"
+        """``row``: what is forgotten are single rows of text."""
+        return "row"
 
     def load(self, device: torch.device, config: Strict) -> None:
         """Loads tokenizer and model, and encodes every row."""
