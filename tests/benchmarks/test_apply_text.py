@@ -427,6 +427,12 @@ def test_bad_requests(request_, changes, words):
     says(dataclasses.replace(request_, **changes), ConfigError, *words)
 
 
+def test_methods_that_a_text_does_not_fit(world, request_):
+    says(dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one label")
+    llama = dataclasses.replace(request_, model=world / "llama", method="influence", params=())
+    says(llama, ConfigError, "gradients by sample", "another method")
+
+
 def test_text_options_are_not_for_images(request_, tmp_path):
     says(
         dataclasses.replace(request_, forget=tmp_path, template="llama2_chat"), ConfigError, "texts"
