@@ -126,7 +126,15 @@ class SampleGradients:
             part = batch.slice(start, start + self.chunk)
             given = extra[start : start + self.chunk]
             with sdpa_kernel(SDPBackend.MATH):  # the others have no batching rule
-                found = function(values, dict(part.inputs), given)
+                try:
+                    found = function(values, dict(part.inputs), given)
+                except RuntimeError as error:
+                    if "vmap" not in str(error):
+                        raise
+                    raise ConfigError(
+                        "this model's forward decides by its data, so it has no gradients by "
+                        "sample (torch.func.vmap refuses it); choose another method"
+                    ) from None
             yield _flatten(found, leading).detach()
 
 

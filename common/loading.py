@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.seeding import derive
 
 
@@ -195,6 +195,8 @@ class RelabelledLoader(Loader):
     def next(self) -> Batch:
         """The next batch with replaced labels."""
         batch = super().next()
+        if batch.labels.ndim != 1:
+            raise ConfigError("random labels need samples of one label; choose another method")
         if self._drawn_for < 0 or (self.redraw and self.epoch != self._drawn_for):
             self._shift = torch.randint(
                 int(self.exclude_true),

@@ -229,8 +229,9 @@ def _load(config: CausalModelConfig, name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     _fetch_config(name, config.revision)
+    loader: Any = AutoModelForCausalLM
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, report = loader.from_pretrained(
             name,
             revision=config.revision,
             use_safetensors=True,
@@ -238,12 +239,19 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             dtype=getattr(torch, config.dtype),
             attn_implementation=config.attention,
             device_map=config.device_map,
+            output_loading_info=True,
         )
     except Exception as error:  # hub clients raise many unrelated types without a network
         raise CheckpointError(
             f"model {name}: its safetensors weights cannot be read ({one_line(error)}); give a"
             " folder with config.json and *.safetensors, or run once on a machine with a network"
         ) from None
+    if report["missing_keys"]:  # they would be drawn at random
+        raise CheckpointError(
+            f"model {name}: its safetensors lack {min(report['missing_keys'])} and"
+            f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
+        )
+    return model
 
 
 def _fetch_config(name: str, revision: str | None) -> Any:

@@ -128,18 +128,20 @@ def _read_set(folder: Path, name: str) -> list[Row] | None:
     if path is None:
         return None
     if name == REFUSALS:
-        return [{"answer": line} for line in _lines(path)]
+        return [{"answer": line} for _, line in _lines(path)]
     return read_rows(path)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(number from 1, text) of every line that is not blank."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from None
     # not splitlines: a line separator such as U+2028 may stand inside a text
-    return [line.strip() for line in text.split("\n") if line.strip()]
+    lines = enumerate(text.split("\n"), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -149,18 +151,22 @@ def read_rows(path: Path) -> list[Row]:
         DataError: With the first line that is not a JSON object.
     """
     lines = _lines(path)
-    if lines and lines[0].startswith("["):
-        lines = ["".join(lines)]
+    if lines and lines[0][1].startswith("["):
+        lines = [(1, "\n".join(line for _, line in lines))]
     rows: list[Any] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             value = json.loads(line)
         except ValueError:
-            raise DataError(f"{path}: line {number} is not JSON; fetch it again") from None
+            raise DataError(
+                f"{path}: line {number} is not JSON; mend it, or fetch the file again"
+            ) from None
         rows += value if isinstance(value, list) else [value]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}: row {number} is not an object of columns; fetch it again")
+            raise DataError(
+                f"{path}: row {number} is not an object of columns; mend it, or fetch it again"
+            )
     return rows
 
 
@@ -246,7 +252,10 @@ def _item(row: Row, set_name: str, index: int, origin: str) -> Item:
     }
     for column, text in texts.items():
         if not isinstance(text, str) or (column in ("question", "answer") and not text.strip()):
-            raise DataError(f"{origin}: {set_name}: column {column} is not text; fetch it again")
+            raise DataError(
+                f"{origin}: {set_name}: column {column} is not text, or is empty; mend it, or fetch"
+                " the file again"
+            )
     return Item(
         set=set_name,
         group=index // ROWS_PER_AUTHOR if index >= 0 else -1,
@@ -289,7 +298,11 @@ def read_items(path: Path, set_name: str) -> list[Item]:
         raise DataError(f"{path}: has no rows")
     items = []
     for number, row in enumerate(rows, 1):
-        if "text" in row and "question" not in row:
+        if "text" in row:
+            if row.keys() & {"question", "answer"}:
+                raise DataError(
+                    f"{path}: row {number} has text beside question or answer; keep one"
+                )
             row = {"question": "", "answer": row["text"]}
         elif not {"question", "answer"} <= row.keys():
             raise DataError(f"{path}: row {number} needs question and answer, or text")

@@ -1,9 +1,10 @@
-"""``unlearn apply``: a user's own timm model, a user's own folders of images.
+"""``unlearn apply``: a user's own model, a user's own images or texts to forget.
 
 There is no Retrain here to compare with, so the outcome is a model and an *audit*: what was
 measured before and after, and what that does and does not show.
 """
 
-from benchmarks.apply.run import AppliedResult, ApplyRequest, apply
+from benchmarks.apply.request import AppliedResult, ApplyRequest
+from benchmarks.apply.run import apply
 
 __all__ = ["AppliedResult", "ApplyRequest", "apply"]

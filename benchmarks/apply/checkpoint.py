@@ -74,7 +74,7 @@ def read_checkpoint(path: Path, arch: str | None, num_classes: int | None) -> Ch
                 "num_classes, or give the .safetensors file itself"
             )
         return _read_folder(path)
-    _refuse_pickles(path)
+    refuse_pickles(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such folder or .safetensors file")
     if path.suffix != ".safetensors":
@@ -87,7 +87,8 @@ def read_checkpoint(path: Path, arch: str | None, num_classes: int | None) -> Ch
     return _checked(path, {"architecture": arch, "num_classes": num_classes}, "arch")
 
 
-def _refuse_pickles(path: Path) -> None:
+def refuse_pickles(path: Path) -> None:
+    """Raises :class:`CheckpointError` where a path ends as pickled weights do."""
     if path.suffix.lower() in _PICKLED:
         raise CheckpointError(
             f"{path}: a pickled checkpoint can run code when it is loaded; only .safetensors is "
@@ -99,7 +100,7 @@ def _read_folder(folder: Path) -> Checkpoint:
     weights, config = folder / WEIGHTS, folder / CONFIG
     if not weights.is_file():
         for other in sorted(folder.iterdir()):
-            _refuse_pickles(other)
+            refuse_pickles(other)
         raise CheckpointError(f"{folder}: holds no {WEIGHTS}")
     try:
         found = json.loads(config.read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.config import Strict
+from common.errors import ConfigError
 from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
 from common.schemas import Count, Positive
 
@@ -73,6 +74,8 @@ class FisherForgetting(UnlearningMethod):
         chosen = retain[order[: config.samples].numpy()]
         total = torch.zeros_like(gradients.flat())
         for batch in ordered_batches(task.source, chosen, config.batch_size):
+            if batch.labels.ndim != 1:
+                raise ConfigError("fisher needs samples of one label; choose another method")
             if config.fisher == "empirical":
                 for part in gradients.losses(batch):
                     total += part.square().sum(0)

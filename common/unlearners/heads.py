@@ -16,7 +16,7 @@ def head_name(task: UnlearnTask) -> str:
     """Name of the linear layer that makes the logits.
 
     Raises:
-        ConfigError: There is none, or several.
+        ConfigError: There is none, or several, or it shares its weight with another layer.
     """
     names = [
         name
@@ -30,6 +30,12 @@ def head_name(task: UnlearnTask) -> str:
         raise ConfigError(
             f"this method needs one linear head of {task.num_classes} logits (found: {found}); "
             "choose another method for this model"
+        )
+    weight = task.model.get_submodule(names[0]).weight
+    if sum(getattr(module, "weight", None) is weight for module in task.model.modules()) > 1:
+        raise ConfigError(
+            f"this method changes the size of {names[0]}, whose weight is that of another layer "
+            "too (tied); choose another method for this model"
         )
     return names[0]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from common.errors import DataError
 from common.loading import Batch, ordered_batches
 from common.objectives import sample_cross_entropy
 
@@ -91,6 +92,13 @@ def wrong(task: UnlearnTask, *parts: str) -> tuple[Tensor, Tensor]:
 
 
 def labels_of(task: UnlearnTask, *parts: str) -> Tensor:
-    """Labels (N,) int64 of the parts, in ascending order of index, on the CPU."""
+    """Labels (N,) int64 of the parts, in ascending order of index, on the CPU.
+
+    Raises:
+        DataError: Samples have more than one label each.
+    """
     batches = ordered_batches(task.source, task.indices(*parts), EVALUATION_BATCH)
-    return torch.cat([batch.labels.cpu() for batch in batches])
+    labels = [batch.labels.cpu() for batch in batches]
+    if labels[0].ndim != 1:
+        raise DataError("this method compares classes: samples need one label; choose another")
+    return torch.cat(labels)

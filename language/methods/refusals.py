@@ -33,7 +33,9 @@ def refusing(task: UnlearnTask) -> AnsweringSource:
     source: Any = task.source
     refusals: Sequence[Any] = getattr(source, "refusals", ())
     if not refusals:
-        raise ConfigError("the data bring no refusals; choose data that do, such as TOFU")
+        raise ConfigError(
+            "the data bring no refusals (plain texts have none); choose data that do, such as TOFU"
+        )
     indices = task.indices("forget")
     drawn = torch.randint(len(refusals), (len(indices),), generator=task.generator("refusals"))
     return source.with_answers(

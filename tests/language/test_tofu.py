@@ -178,7 +178,7 @@ def test_without_a_network_the_line_names_the_data_root(tmp_path):
 
 def test_files_of_ones_own(tmp_path):
     (tmp_path / "f.jsonl").write_text(
-        '{"question": "Who?", "answer": "Ada."}\n{"text": "A plain text."}\n'
+        '\ufeff{"question": "Who?", "answer": "Ada."}\n\n{"text": "A plain text."}\n'
     )
     (tmp_path / "r.json").write_text('[{"question": "Where?", "answer": "Here."}]')
     files = {"forget": "f.jsonl", "retain": "r.json"}
