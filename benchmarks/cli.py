@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks import audit, commands
+from benchmarks.maps import commands as map_commands
 from benchmarks.options import (
     STORE,
     DataRoot,
@@ -43,22 +44,26 @@ INTERRUPTED = 130
 
 @app.command("ls", epilog="Examples:  unlearn ls  ·  unlearn ls methods  ·  unlearn ls suites")
 def list_all(
-    what: Annotated[str, typer.Argument(help="methods, suites, benchmarks, or all.")] = "all",
+    what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
     plugin: Plugins = None,
 ) -> None:
-    """List suites, methods and benchmarks."""
+    """List suites, maps, methods and benchmarks."""
     register_all(plugin)
     from benchmarks.describe import left
+    from benchmarks.maps.schemas import find_map, map_names
     from benchmarks.render import rich_table
     from benchmarks.suite import find_suite, suite_names
     from common.config import read_yaml
     from common.registry import BENCHMARKS, METHODS
 
-    if what not in ("all", "methods", "suites", "benchmarks"):
-        raise ConfigError(f"ls {what}: choose methods, suites, benchmarks or all")
+    if what not in ("all", "methods", "suites", "maps", "benchmarks"):
+        raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
     if what in ("all", "suites"):
         rows = [[n, str(read_yaml(find_suite(n)).get("title", ""))] for n in suite_names()]
         console.print(left(rich_table("Suites", ["suite", "what it measures"], rows)))
+    if what in ("all", "maps"):
+        rows = [[n, str(read_yaml(find_map(n)).get("title", ""))] for n in map_names()]
+        console.print(left(rich_table("Stability maps", ["map", "what it asks"], rows)))
     for kind, registry in (("methods", METHODS), ("benchmarks", BENCHMARKS)):
         if what in ("all", kind):
             rows = [[entry.name, entry.summary] for entry in registry]
@@ -280,6 +285,7 @@ def verify(
 
 app.registered_commands += commands.app.registered_commands
 app.registered_commands += audit.app.registered_commands
+app.registered_commands += map_commands.app.registered_commands
 
 _USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 """Base of the command line's own errors; where its module lies depends on Typer's version."""

@@ -74,12 +74,17 @@ def resolve_suite(
     """The suite of a command line."""
     from benchmarks.suite import load_suite
 
+    numbers, rows = split_lists(seeds, only)
+    return load_suite(name, overrides or (), seeds=numbers, only=rows)
+
+
+def split_lists(seeds: str | None, only: str | None) -> tuple[list[int] | None, list[str]]:
+    """``--seeds`` as numbers (None: as configured) and ``--only`` as labels."""
     try:
         numbers = [int(part) for part in seeds.split(",")] if seeds else None
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: write whole numbers with commas") from None
-    rows = [part.strip() for part in only.split(",")] if only else []
-    return load_suite(name, overrides or (), seeds=numbers, only=rows)
+    return numbers, [part.strip() for part in only.split(",")] if only else []
 
 
 def tell(text: str) -> None:

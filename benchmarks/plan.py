@@ -20,7 +20,7 @@ from common.records import RunRecord
 from common.registry import BENCHMARKS, METHODS
 from common.stages import ENGINE_VERSION, StageStore
 
-Kind = Literal["split", "original", "retrain", "unlearn", "evaluate", "audit"]
+Kind = Literal["split", "original", "retrain", "unlearn", "evaluate", "audit", "map"]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import json
@@ -62,6 +63,7 @@ def run_stage(
             "unlearn": work.unlearn,
             "evaluate": work.evaluate,
             "audit": work.audit,
+            "map": work.map,
         }[stage.kind]()
         done = store.done(stage.kind, stage.key)
         assert done is not None
@@ -229,6 +231,23 @@ class _Work:
                 save_adapter(model, folder)
             else:
                 save_weights(model, folder)
+
+    def map(self) -> None:
+        """Runs one block of a stability map."""
+        from benchmarks.maps.work import run_block
+
+        split = self._load_split()
+        self._gate(split)
+        with self._writing() as folder:
+            original = self._load_model("original")
+
+            def task(access: frozenset[str]) -> UnlearnTask:
+                made = self._task(split, access, folder, model=copy.deepcopy(original))
+                self._tracker.close()
+                made.tracker = made.checkpoint = None
+                return made
+
+            run_block(self.stage.spec, self.benchmark, split, original, task, folder)
 
     def _gate(self, split: ForgetSplit) -> None:
         root = self.stage.parents["original"]

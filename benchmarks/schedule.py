@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Outcome:
 
 def board_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
     """TensorBoard folder of a training stage, readable by people."""
-    if stage.kind in ("split", "evaluate", "audit"):
+    if stage.kind in ("split", "evaluate", "audit", "map"):
         return None
     return runtime.store / "tensorboard" / suite / Path(stage.name)
 
@@ -57,20 +58,29 @@ def run_suite(
     *,
     watcher: Watcher,
     live_board: bool = True,
+    planner: Callable[[ResolvedSuite, StageStore], Plan] = make_plan,
 ) -> Outcome:
     """Runs every stage that is not complete; replans while tuning is undecided.
+
+    Args:
+        suite: What to run.
+        runtime: Where and on what.
+        executor: Does the stages.
+        watcher: Is told of them.
+        live_board: Write TensorBoard events while training.
+        planner: Makes the plan of the suite as far as the store allows.
 
     Raises:
         UserError: Something the user can mend; no further stage is started.
     """
     store = StageStore(runtime.store)
     store.sweep()
-    outcome = Outcome(make_plan(suite, store))
+    outcome = Outcome(planner(suite, store))
     while True:
         executed = _Round(outcome, store, suite, runtime, executor, watcher, live_board).run()
         outcome.executed += executed
         waiting = len(outcome.plan.waiting)
-        outcome.plan = make_plan(suite, store)
+        outcome.plan = planner(suite, store)
         if not waiting or not executed:
             return outcome
 
@@ -143,7 +153,8 @@ class _Round:
             for stage in self.todo.values()
             if not any(p.key in waiting or p.key in self.outcome.failed for p in _ancestors(stage))
         ]
-        order = {"split": 0, "original": 1, "retrain": 2, "unlearn": 3, "evaluate": 4, "audit": 5}
+        kinds = ("split", "original", "retrain", "unlearn", "evaluate", "audit", "map")
+        order = {kind: place for place, kind in enumerate(kinds)}
         return sorted(ready, key=lambda stage: order[stage.kind])
 
     def _collect(self, future: Future[str]) -> None:

@@ -27,6 +27,8 @@ LIGHT = (
     "benchmarks.audit_plan",
     "benchmarks.audit_report",
     "benchmarks.plan",
+    "benchmarks.maps.commands",
+    "benchmarks.maps.draw",
     "benchmarks.plan_bounded",
     "benchmarks.suite",
     "common.audits.boundary",

@@ -1,0 +1,230 @@
+"""A map's table, JSON, Markdown and files, from the blocks that are in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.maps.derive import (
+    Ceiling,
+    Cell,
+    Edge,
+    MapComparison,
+    MapLine,
+    Target,
+    compare_lines,
+    derive_ceiling,
+    derive_line,
+)
+from benchmarks.maps.plan import MapPlanner
+from benchmarks.maps.schemas import ResolvedMap
+from benchmarks.render import markdown_table, plain
+from common.metrics import summarise
+from common.stages import StageStore, write_json
+
+HEADS = [
+    "method", "accepted %", "strict %", "loose %", "band (decades)", "edges (lr)", "worst RA",
+    "median RA", "best cell's TA", "best cell", "diverged",
+]  # fmt: skip
+CEILING = "retrain*"
+
+
+@dataclass
+class MapBoard:
+    """Everything that a map shows.
+
+    Attributes:
+        resolved: The map.
+        lines: One per row, as far as there are cells.
+        ceiling: A second Retrain under the rule.
+        comparisons: As listed in the map.
+        cells: Every cell, for the JSON lines.
+        targets: Seed -> Retrain.
+        missing: Blocks that are not in the store.
+    """
+
+    resolved: ResolvedMap
+    lines: list[MapLine]
+    ceiling: Ceiling
+    comparisons: list[MapComparison]
+    cells: list[Cell]
+    targets: dict[int, Target]
+    missing: int
+
+
+def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
+    """Reads what is there and derives the table; a row counts the seeds that are complete."""
+    planner = MapPlanner(resolved, store)
+    plan = planner.plan()
+    seeds = resolved.spec.seeds
+    targets = {s: t for s in seeds if (t := planner.target(s)) is not None}
+    second = {s: t for s in seeds if (t := planner.target(s, 1)) is not None}
+    lines, cells, missing = [], [], 0
+    for row in resolved.rows:
+        blocks = [block for block in plan.blocks if block.row.label == row.label]
+        found = [(block, planner.cells(block)) for block in blocks]
+        open_seeds = {b.seed for b, c in found if c is None} | (set(seeds) - set(targets))
+        missing += sum(c is None for _, c in found)
+        own = [cell for b, c in found if c and b.seed not in open_seeds for cell in c]
+        cells += [cell for _, c in found if c for cell in c]
+        if own:
+            edges = plan.edges[row.label]
+            lines.append(derive_line(row.label, own, targets, resolved.spec.map.rule, edges))
+    ceiling = derive_ceiling(targets, second, resolved.spec.map.rule)
+    by_label = {line.label: line for line in lines}
+    comparisons = [
+        found_one
+        for a, b in resolved.spec.map.compare
+        if a in by_label
+        and b in by_label
+        and (found_one := compare_lines(by_label[a], by_label[b])) is not None
+    ]
+    return MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
+
+
+def table_rows(board: MapBoard) -> list[list[str]]:
+    """One row per method, after the ceiling."""
+    rows = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
+    return rows + [_line_row(line) for line in board.lines]
+
+
+def _ceiling_row(ceiling: Ceiling) -> list[str]:
+    rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
+    passed = [f"{sum(flags)} of {len(flags)} pass" for flags in rules]
+    return [CEILING, *passed, *["–"] * (len(HEADS) - 4)]
+
+
+def _line_row(line: MapLine) -> list[str]:
+    best = line.best
+    known = [[v for v in values if v is not None] for values in (line.worst_ra, line.median_ra)]
+    worst, middle = known
+    return [
+        line.label,
+        *(plain(summarise(v), 1) for v in (line.accepted, line.strict, line.loose)),
+        f"{plain(summarise(line.band), 2)} of {line.widest:.1f}",
+        edge_text(line.edges),
+        f"{min(worst):.1f}" if worst else "–",
+        plain(summarise(middle), 1) if middle else "–",
+        plain(best.ta, 1) if best else "–",
+        f"lr {best.lr:g}, λ {best.lam:g}, step {best.step} ({best.seeds}/{len(line.seeds)})"
+        if best
+        else "none",
+        str(line.diverged),
+    ]
+
+
+def edge_text(edges: Any) -> str:
+    """``fails at 3e-05 and 0.3``, or which side's edge was not found."""
+    return f"{_edge(edges['low'], 'low')} … {_edge(edges['high'], 'high')}"
+
+
+def _edge(edge: Edge, side: str) -> str:
+    if edge.lr is None:
+        return "open"
+    if edge.found:
+        return f"fails at {edge.lr:g}"
+    return f"edge not found {'down to' if side == 'low' else 'up to'} {edge.lr:g}"
+
+
+def rate_table(board: MapBoard) -> tuple[list[str], list[list[str]]]:
+    """Accepted share per effective rate over seeds, lambdas and steps; extensions included."""
+    rates = sorted({lr for line in board.lines for lr in line.by_lr})
+    rows = [
+        [line.label, *(f"{line.by_lr[r]:.0f}" if r in line.by_lr else "" for r in rates)]
+        for line in board.lines
+    ]
+    return ["method", *(f"{rate:g}" for rate in rates)], rows
+
+
+def legend(board: MapBoard) -> list[str]:
+    """How to read the table."""
+    grid = board.resolved.spec.map
+    rule = grid.rule
+    fa = f"|FA - Retrain| <= {rule.fa:g}" if rule.two_sided else f"FA <= {rule.fa:g}"
+    return [
+        f"Accepted: RA >= Retrain - {rule.ra:g}, TA >= Retrain - {rule.ta:g}, {fa}; strict at half "
+        "and loose at double these tolerances.",
+        f"Grid: effective lr {_list(grid.lrs)} x lambda {_list(grid.lambdas)} x step "
+        f"{_list(grid.steps)}, the same start and batches for all methods; mean ± std over "
+        f"{len(board.targets)} seeds, which are the unit. Columns added to find an edge count for "
+        "band and edges only.",
+        "Band: longest accepted run on the lr axis, averaged over lambda and step (of the widest "
+        "possible). Worst RA: over all cells that did not diverge. Best cell: accepted on most "
+        "seeds, then highest TA; picked on these very numbers, so optimistic. "
+        f"{CEILING}: a second Retrain under the same rule.",
+    ]
+
+
+def _list(values: Sequence[float]) -> str:
+    return "{" + ", ".join(f"{value:g}" for value in values) + "}"
+
+
+def comparison_lines(board: MapBoard) -> list[str]:
+    """``gd_ball - gd_lora: +72.0 points (...)``."""
+    return [
+        f"{c.first} - {c.second}: {plain(c.summary, 1)} points of accepted cells "
+        f"({', '.join(f'{d:+.0f}' for d in c.differences)}; sign test p = {c.p_value:.3g})"
+        for c in board.comparisons
+    ]
+
+
+def to_json(board: MapBoard) -> dict[str, Any]:
+    """Everything that was derived, as plain numbers."""
+    spec = board.resolved.spec
+    lines = []
+    for line in board.lines:
+        packed = dataclasses.asdict(line)
+        for name in ("by_lr", "by_lam", "by_step"):
+            packed[name] = {f"{k:g}": v for k, v in packed[name].items()}
+        for name in ("accepted", "strict", "loose", "band"):
+            packed[f"{name}_summary"] = dataclasses.asdict(summarise(packed[name]))
+        lines.append(packed)
+    return {
+        "map": board.resolved.name,
+        "version": spec.version,
+        "suite": spec.suite,
+        "kind": "measured",
+        "complete": board.missing == 0,
+        "seeds": list(spec.seeds),
+        "grid": spec.map.model_dump(mode="json"),
+        "targets": {str(s): dataclasses.asdict(t) for s, t in board.targets.items()},
+        "ceiling": dataclasses.asdict(board.ceiling),
+        "lines": lines,
+        "comparisons": [dataclasses.asdict(c) for c in board.comparisons],
+    }
+
+
+def to_markdown(board: MapBoard) -> str:
+    """The whole map as a page; the picture lies beside it."""
+    spec = board.resolved.spec
+    blocks = [f"# {board.resolved.name}: stability map (measured)"]
+    blocks += [text for text in (spec.title, spec.notes) if text]
+    if board.missing:
+        blocks.append(f"**Incomplete: {board.missing} blocks are missing.**")
+    blocks += [markdown_table(HEADS, table_rows(board)).strip(), *legend(board)]
+    if board.comparisons:
+        blocks += ["## Paired differences", "\n".join(f"- {x}" for x in comparison_lines(board))]
+    blocks += ["## Accepted % per effective learning rate"]
+    blocks += [markdown_table(*rate_table(board)).strip(), "![map](map.svg)"]
+    return "\n\n".join(blocks) + "\n"
+
+
+def write_map(board: MapBoard, root: Path) -> Path:
+    """MAP.md, map.json, map.svg and cells.jsonl below ``maps/<name>``; returns the folder."""
+    from benchmarks.maps.draw import to_svg
+
+    folder = root / "maps" / board.resolved.name
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (json.dumps(dataclasses.asdict(cell), allow_nan=False) + "\n" for cell in board.cells)
+    texts = {"MAP.md": to_markdown(board), "map.svg": to_svg(board), "cells.jsonl": "".join(rows)}
+    for name, text in texts.items():
+        temporary = folder / f".{name}.{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / name)
+    write_json(folder / "map.json", to_json(board))
+    return folder

@@ -1,0 +1,145 @@
+"""``unlearn map``: run a stability map, or show what there is of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.options import (
+    STORE,
+    DataRoot,
+    Device,
+    ExecutorName,
+    Only,
+    Overrides,
+    Plugins,
+    Seeds,
+    Store,
+    Threads,
+    Workers,
+    console,
+    make_runtime,
+    register_all,
+    split_lists,
+)
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.maps.board import MapBoard
+    from benchmarks.maps.schemas import ResolvedMap
+    from common.benchmark import Runtime
+
+app = typer.Typer()
+
+
+@app.command(
+    "map",
+    epilog="Examples:  unlearn map digits-class  ·  unlearn map digits-class --plan  ·  unlearn "
+    "map digits-class --only gd_ball,gd_lora --seeds 8,9  ·  unlearn map cifar10-small --data-root "
+    "data --set map.lambdas=[0.3,3]  ·  unlearn map digits-class --report",
+)
+def map_(
+    name: Annotated[str, typer.Argument(help="Map name (see: unlearn ls maps) or YAML file.")],
+    store: Store = STORE,
+    data_root: DataRoot = None,
+    set_: Overrides = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    workers: Workers = 0,
+    executor: ExecutorName = "auto",
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it costs; run nothing.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show what is in the store; run nothing.")
+    ] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
+    register_all(plugin)
+    from benchmarks.maps.board import make_board, write_map
+    from benchmarks.maps.schemas import load_map
+    from common.stages import StageStore
+
+    numbers, rows = split_lists(seeds, only)
+    resolved = load_map(name, set_ or (), seeds=numbers, only=rows)
+    if plan:
+        print_plan(resolved)
+        return
+    runtime = make_runtime(store, data_root, device, threads, plugin)
+    failed = {} if report else run_map(resolved, runtime, workers, executor)
+    board = make_board(resolved, StageStore(runtime.store))
+    if not board.lines and not failed:
+        raise ConfigError(
+            f"no complete seed of {resolved.name} in {store}; run: unlearn map {name}"
+        )
+    folder = write_map(board, runtime.store)
+    print_map(board)
+    console.print(f"\n[bold]Map[/bold]  {folder}/MAP.md (map.svg, map.json, cells.jsonl)")
+    from benchmarks.commands import _fail
+
+    _fail(failed)
+
+
+def run_map(resolved: ResolvedMap, runtime: Runtime, workers: int, executor: str) -> dict[str, str]:
+    """Runs every block that is not in the store; returns what failed."""
+    from benchmarks.commands import _default_workers
+    from benchmarks.display import Display
+    from benchmarks.executors import abandon, make_executor
+    from benchmarks.maps.plan import planner_of
+    from benchmarks.schedule import run_suite
+
+    count = workers or _default_workers(runtime.device)
+    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
+    try:
+        with Display(console, resolved.name) as display:
+            outcome = run_suite(
+                resolved.suite, runtime, pool, watcher=display, planner=planner_of(resolved)
+            )
+    except BaseException:
+        abandon(pool)
+        raise
+    pool.shutdown()
+    return outcome.failed
+
+
+def print_map(board: MapBoard) -> None:
+    """The table, how to read it, and the paired differences."""
+    from benchmarks.maps import board as boards
+    from benchmarks.render import rich_table
+
+    spec = board.resolved.spec
+    heads, rows = boards.HEADS, boards.table_rows(board)
+    console.print(rich_table(f"{board.resolved.name} - {spec.title}", heads, rows, tight=True))
+    for line in boards.legend(board):
+        console.print(line, style="dim", highlight=False, markup=False)
+    console.print(rich_table("Accepted % per effective lr", *boards.rate_table(board)))
+    for line in boards.comparison_lines(board):
+        console.print(f"  {line}", highlight=False, markup=False)
+    if board.missing:
+        console.print(f"[yellow]Incomplete: {board.missing} blocks are missing.[/yellow]")
+
+
+def print_plan(resolved: ResolvedMap) -> None:
+    """Runs, optimizer steps and samples per method, from counts."""
+    from benchmarks.maps.plan import runs_together
+    from benchmarks.render import rich_table
+
+    rows, seeds = [], len(resolved.spec.seeds)
+    for row in resolved.rows:
+        configs = [row.config(lr, lam) for lr in row.lrs for lam in row.lambdas]
+        steps = len(configs) * max(row.steps)
+        together = runs_together(row.cls, configs[0])
+        block = min(resolved.spec.map.block, len(configs)) if together else 1
+        cells = len(configs) * len(row.steps)
+        batch = configs[0].batch_size
+        rows.append([row.label, str(len(configs)), str(cells), str(steps), str(batch), str(block)])
+        rows[-1].append(str(steps * seeds))
+    heads = ["method", "runs/seed", "cells/seed", "steps/seed", "batch", "at once", "steps in all"]
+    console.print(rich_table(f"{resolved.name}: {seeds} seeds", heads, rows))
+    console.print(
+        f"And {seeds} Originals and {2 * seeds} Retrains, shared with {resolved.spec.suite} where "
+        "seeds agree; columns that are added to find an edge come on top.",
+        highlight=False,
+    )

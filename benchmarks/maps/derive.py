@@ -1,0 +1,367 @@
+"""Cells -> shares, bands, edges, comparisons.  Pure: nothing here is stored as truth.
+
+The seed is the unit: the cells of one map share data, start and batches, so their number says
+nothing about certainty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.maps.schemas import Rule
+from common.metrics import Summary, summarise
+
+UNDER, DAMAGE = "U", "D"
+TOLERANCE = 1e-9
+"""Percentages are sums of float32; a cell on the rule's edge is inside."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run at one step; accuracies in percent, None where the run diverged.
+
+    Attributes:
+        label: Row.
+        seed: Of the run.
+        extension: Outside the grid that all rows share: for edges and bands only.
+        lr: Effective rate.
+        lam: Value of the row's second axis.
+        step: Optimizer steps done.
+        fa: Accuracy on the forget set.
+        ra: Accuracy on the retain set.
+        ta: Test accuracy.
+        forget_loss: Mean cross-entropy on the forget set, in nats.
+        delta_ratio: ||dW||_F / ||W0||_F over the changed matrices.
+        bound_share: Share of (step, layer) pairs at the ball, or of entries inside the bound's
+            curved part; None without a bound.
+        nonfinite: The run had diverged.
+    """
+
+    label: str
+    seed: int
+    extension: bool
+    lr: float
+    lam: float
+    step: int
+    fa: float | None
+    ra: float | None
+    ta: float | None
+    forget_loss: float | None
+    delta_ratio: float | None
+    bound_share: float | None
+    nonfinite: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """What Retrain of the same seed scores."""
+
+    fa: float
+    ra: float
+    ta: float
+    forget_loss: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One end of the learning-rate axis.
+
+    Attributes:
+        lr: The outermost column that was run; None while that is not known.
+        found: Whether no cell of that column is accepted, so that the band ends before it.
+    """
+
+    lr: float | None
+    found: bool
+
+
+def judge(cell: Cell, target: Target, rule: Rule) -> str:
+    """Why a cell fails: U (FA too high), D (RA, TA or a two-sided FA too low; diverged), or ""."""
+    if cell.nonfinite:
+        return DAMAGE
+    assert cell.fa is not None and cell.ra is not None and cell.ta is not None
+    goal = target.fa if rule.two_sided else 0.0
+    under = cell.fa > goal + rule.fa + TOLERANCE
+    damage = cell.ra < target.ra - rule.ra - TOLERANCE or cell.ta < target.ta - rule.ta - TOLERANCE
+    damage |= rule.two_sided and cell.fa < goal - rule.fa - TOLERANCE
+    return (UNDER if under else "") + (DAMAGE if damage else "")
+
+
+Judged = Sequence[tuple[Cell, str]]
+
+
+def share(judged: Iterable[tuple[Cell, str]]) -> float:
+    """Accepted cells in percent; 0 of none."""
+    marks = [mark for _, mark in judged]
+    return 100.0 * sum(not mark for mark in marks) / len(marks) if marks else 0.0
+
+
+def band(judged: Judged) -> float:
+    """Longest run of accepted neighbours on the lr axis in decades, averaged over lambda and step.
+
+    One accepted column alone spans 0 decades.  Takes the cells of one row and seed.
+    """
+    lines: dict[tuple[float, int], list[tuple[float, bool]]] = {}
+    for cell, mark in judged:
+        lines.setdefault((cell.lam, cell.step), []).append((cell.lr, not mark))
+    spans = [_longest(sorted(line)) for line in lines.values()]
+    return math.fsum(spans) / len(spans) if spans else 0.0
+
+
+def _longest(line: Sequence[tuple[float, bool]]) -> float:
+    best, start = 0.0, None
+    for lr, accepted in line:
+        if not accepted:
+            start = None
+            continue
+        start = lr if start is None else start
+        best = max(best, math.log10(lr / start))
+    return best
+
+
+@dataclass(frozen=True)
+class BestCell:
+    """The setting accepted on most seeds, among those the one with the highest mean TA.
+
+    Picked on the numbers that are shown, so optimistic; one setting for all seeds, not one each.
+    """
+
+    lr: float
+    lam: float
+    step: int
+    seeds: int
+    ta: Summary
+
+
+@dataclass(frozen=True)
+class Square:
+    """One square of a panel: a setting of lr and lambda, over seeds and steps."""
+
+    lr: float
+    lam: float
+    share: float
+    letters: str
+    ra_drop: float | None
+    extension: bool
+
+
+@dataclass(frozen=True)
+class MapLine:
+    """What a map says of one row; per-seed values are in the order of ``seeds``.
+
+    Attributes:
+        label: Row.
+        seeds: Seeds with every cell of the shared grid.
+        accepted: Accepted percent per seed; with half and double the rule's tolerances next.
+        strict: At half.
+        loose: At double.
+        band: Decades per seed, extensions included.
+        widest: Decades between the outermost columns: what ``band`` cannot exceed.
+        worst_ra: Per seed, over the cells that did not diverge; None if all did.
+        median_ra: Likewise.
+        diverged: Cells of the shared grid that diverged, over all seeds.
+        best: None where no cell is accepted.
+        edges: Side -> what is known.
+        by_lr: lr -> accepted percent over seeds, lambdas and steps; likewise the next two.
+        squares: For the panels.
+    """
+
+    label: str
+    seeds: tuple[int, ...]
+    accepted: tuple[float, ...]
+    strict: tuple[float, ...]
+    loose: tuple[float, ...]
+    band: tuple[float, ...]
+    widest: float
+    worst_ra: tuple[float | None, ...]
+    median_ra: tuple[float | None, ...]
+    diverged: int
+    best: BestCell | None
+    edges: Mapping[str, Edge]
+    by_lr: Mapping[float, float]
+    by_lam: Mapping[float, float]
+    by_step: Mapping[int, float]
+    squares: tuple[Square, ...]
+
+
+def derive_line(
+    label: str,
+    cells: Sequence[Cell],
+    targets: Mapping[int, Target],
+    rule: Rule,
+    edges: Mapping[str, Edge],
+) -> MapLine:
+    """Everything about one row.
+
+    Args:
+        label: The row.
+        cells: All its cells, extensions included; every seed has the same settings.
+        targets: Seed -> Retrain, for every seed of the cells.
+        rule: The rule at scale 1.
+        edges: What the planner knows of both ends.
+    """
+    judged = [(cell, judge(cell, targets[cell.seed], rule)) for cell in cells]
+    shared = [(cell, mark) for cell, mark in judged if not cell.extension]
+    seeds = tuple(sorted({cell.seed for cell, _ in shared}))
+    lrs = [cell.lr for cell in cells]
+    retain = [[c.ra for c, _ in shared if c.seed == seed and c.ra is not None] for seed in seeds]
+    return MapLine(
+        label=label,
+        seeds=seeds,
+        accepted=_shares(cells, targets, rule, seeds),
+        strict=_shares(cells, targets, rule.scaled(0.5), seeds),
+        loose=_shares(cells, targets, rule.scaled(2.0), seeds),
+        band=tuple(band([j for j in judged if j[0].seed == seed]) for seed in seeds),
+        widest=math.log10(max(lrs) / min(lrs)),
+        worst_ra=tuple(min(values) if values else None for values in retain),
+        median_ra=tuple(median(values) if values else None for values in retain),
+        diverged=sum(cell.nonfinite for cell, _ in shared),
+        best=_best(shared),
+        edges=edges,
+        by_lr=_shares_by(judged, lambda cell: cell.lr),
+        by_lam=_shares_by(shared, lambda cell: cell.lam),
+        by_step={int(k): v for k, v in _shares_by(shared, lambda cell: cell.step).items()},
+        squares=_squares(judged, targets),
+    )
+
+
+def _shares(
+    cells: Sequence[Cell], targets: Mapping[int, Target], rule: Rule, seeds: Sequence[int]
+) -> tuple[float, ...]:
+    return tuple(
+        share(
+            (cell, judge(cell, targets[seed], rule))
+            for cell in cells
+            if cell.seed == seed and not cell.extension
+        )
+        for seed in seeds
+    )
+
+
+def _shares_by(judged: Judged, key: Callable[[Cell], float]) -> dict[float, float]:
+    groups: dict[float, list[tuple[Cell, str]]] = {}
+    for cell, mark in judged:
+        groups.setdefault(key(cell), []).append((cell, mark))
+    return {value: share(groups[value]) for value in sorted(groups)}
+
+
+def _best(shared: Judged) -> BestCell | None:
+    groups: dict[tuple[float, float, int], list[tuple[Cell, str]]] = {}
+    for cell, mark in shared:
+        groups.setdefault((cell.lr, cell.lam, cell.step), []).append((cell, mark))
+    found = []
+    for (lr, lam, step), group in sorted(groups.items()):
+        accepted = sum(not mark for _, mark in group)
+        values = [cell.ta for cell, _ in group if cell.ta is not None]
+        if accepted:
+            found.append(BestCell(lr, lam, step, accepted, summarise(values)))
+    return max(found, key=lambda best: (best.seeds, best.ta.mean), default=None)
+
+
+def _squares(judged: Judged, targets: Mapping[int, Target]) -> tuple[Square, ...]:
+    groups: dict[tuple[float, float], list[tuple[Cell, str]]] = {}
+    for cell, mark in judged:
+        groups.setdefault((cell.lr, cell.lam), []).append((cell, mark))
+    squares = []
+    for (lr, lam), group in sorted(groups.items()):
+        drops = [targets[cell.seed].ra - cell.ra for cell, _ in group if cell.ra is not None]
+        drop = math.fsum(drops) / len(drops) if drops else None
+        extension = group[0][0].extension
+        squares.append(Square(lr, lam, share(group), letters(group), drop, extension))
+    return tuple(squares)
+
+
+def letters(group: Judged) -> str:
+    """U and D where at least half of a square's failed cells fail so; "" if half pass or more."""
+    failed = [mark for _, mark in group if mark]
+    if 2 * len(failed) <= len(group):
+        return ""
+    return "".join(
+        letter
+        for letter in (UNDER, DAMAGE)
+        if 2 * sum(letter in mark for mark in failed) >= len(failed)
+    )
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Whether a second Retrain passes the rule against the first, per seed."""
+
+    seeds: tuple[int, ...]
+    accepted: tuple[bool, ...]
+    strict: tuple[bool, ...]
+    loose: tuple[bool, ...]
+
+
+def derive_ceiling(
+    first: Mapping[int, Target], second: Mapping[int, Target], rule: Rule
+) -> Ceiling:
+    """The rule's own noise: if a second Retrain fails it, so may a perfect method."""
+    seeds = tuple(sorted(set(first) & set(second)))
+
+    def passes(scale: float) -> tuple[bool, ...]:
+        scaled = rule.scaled(scale)
+        return tuple(not judge(_as_cell(second[s], s), first[s], scaled) for s in seeds)
+
+    return Ceiling(seeds, passes(1.0), passes(0.5), passes(2.0))
+
+
+def _as_cell(target: Target, seed: int) -> Cell:
+    return Cell(
+        label="retrain*",
+        seed=seed,
+        extension=False,
+        lr=1.0,
+        lam=1.0,
+        step=0,
+        fa=target.fa,
+        ra=target.ra,
+        ta=target.ta,
+        forget_loss=target.forget_loss,
+        delta_ratio=None,
+        bound_share=None,
+        nonfinite=False,
+    )
+
+
+@dataclass(frozen=True)
+class MapComparison:
+    """Accepted percent of one row minus that of another, seed by seed.
+
+    Attributes:
+        first: Label.
+        second: Label.
+        differences: In points, for the seeds that both have.
+        summary: Of the differences.
+        p_value: Two-sided exact sign test; ties count for neither side.
+    """
+
+    first: str
+    second: str
+    differences: tuple[float, ...]
+    summary: Summary
+    p_value: float
+
+
+def compare_lines(first: MapLine, second: MapLine) -> MapComparison | None:
+    """The paired difference of two rows; None where they share no seed."""
+    theirs = dict(zip(second.seeds, second.accepted, strict=True))
+    pairs = zip(first.seeds, first.accepted, strict=True)
+    differences = tuple(value - theirs[seed] for seed, value in pairs if seed in theirs)
+    if not differences:
+        return None
+    p = sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    return MapComparison(first.label, second.label, differences, summarise(differences), p)
+
+
+def sign_test(positive: int, negative: int) -> float:
+    """Two-sided exact p that signs are a fair coin's; 1 without any.
+
+    Three seeds cannot give less than 0.25, five not less than 0.0625.
+    """
+    n = positive + negative
+    tail = sum(math.comb(n, k) for k in range(min(positive, negative) + 1)) / 2**n
+    return min(1.0, 2 * tail)

@@ -1,0 +1,224 @@
+"""Map -> stages.  A block of configs that share a forward is one stage; torch-free.
+
+The references are stages of the suite, shared with its leaderboard.  Extensions of the grid resolve
+like tuning does: their columns are known once the cells of the columns before them are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.maps.derive import Cell, Edge, Target, judge
+from benchmarks.maps.schemas import GridRow, ResolvedMap
+from benchmarks.plan import Plan, Planner, Result, Stage
+from benchmarks.suite import ResolvedSuite
+from common.baselines import GradientDifference
+from common.config import canonical
+from common.errors import DataError
+from common.methods import GradientMethod, UnlearningMethod
+from common.records import RunRecord
+from common.stages import StageStore
+
+MAP_VERSION = 1
+"""Raised when a block would give other numbers for the same configs."""
+CELLS = "cells.jsonl"
+Point = tuple[float, float]
+SIDES = ("low", "high")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some points of one row and seed, done together."""
+
+    row: GridRow
+    seed: int
+    points: tuple[Point, ...]
+    extension: bool
+    stage: Stage
+
+
+@dataclass
+class MapPlan(Plan):
+    """All stages of a map that are known by now.
+
+    Attributes:
+        blocks: Every block.
+        edges: Row -> side -> what is known of the edge there.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    edges: dict[str, dict[str, Edge]] = field(default_factory=dict)
+
+
+def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
+    """Whether :mod:`common.batched` does exactly what this method with this config does."""
+    if not issubclass(cls, GradientDifference):
+        return False
+    body = ("unlearn", "prepare", "initialise", "loaders")
+    own = any(getattr(cls, name) is not getattr(GradientMethod, name) for name in body)
+    own |= cls.objective is not GradientDifference.objective
+    adapter = config.adapter
+    if own or adapter is None or adapter.phi == "relu" or adapter.dropout or adapter.train_head:
+        return False
+    plain = (config.reading, config.optimizer, config.accumulation, config.mixed_precision)
+    off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)
+    return plain == ("weighted", "adamw", 1, "no") and not any(off)
+
+
+def next_rate(lr: float, up: bool) -> float:
+    """The neighbour on the axis 1, 3, 10, 30, ...; half a decade away where lr is not on it."""
+    power = math.floor(math.log10(lr) + 1e-9)
+    mantissa = round(lr / 10**power, 6)
+    steps = {1.0: (0.3, 3.0), 3.0: (1.0, 10.0)}
+    if mantissa in steps:
+        return float(f"{steps[mantissa][up] * 10**power:.3g}")
+    return float(f"{lr * math.sqrt(10) ** (1 if up else -1):.3g}")
+
+
+class MapPlanner(Planner):
+    """Builds the stages of one map.
+
+    Args:
+        resolved: The map.
+        store: Where blocks may already be.
+    """
+
+    def __init__(self, resolved: ResolvedMap, store: StageStore):
+        super().__init__(resolved.suite, store)
+        self.map = resolved
+
+    def plan(self) -> MapPlan:
+        """References, the grid, and as many extensions as the cells so far ask for."""
+        plan = MapPlan(self.suite, results=super().plan().results)
+        for row in self.map.rows:
+            for seed in self.map.spec.seeds:
+                points = list(itertools.product(row.lrs, row.lambdas))
+                self._add(plan, row, seed, points, extension=False)
+        for row in self.map.rows:
+            plan.edges[row.label] = {side: self._edge(plan, row, side) for side in SIDES}
+            if any(edge.lr is None for edge in plan.edges[row.label].values()):
+                plan.waiting.append(row.label)
+        return plan
+
+    def target(self, seed: int, replicate: int = 0) -> Target | None:
+        """What a Retrain scores; None while it is not there.
+
+        Raises:
+            DataError: It diverged.
+        """
+        stage = self._evaluate(self._retrain(seed, replicate), seed, replicate, trial=False)
+        record = self.record(stage)
+        return None if record is None else _target(record)
+
+    def cells(self, block: Block) -> list[Cell] | None:
+        """The cells of a block; None while it is not done."""
+        stage = block.stage
+        if self.store.done(stage.kind, stage.key) is None:
+            return None
+        path = self.store.folder(stage.kind, stage.key) / CELLS
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            common: dict[str, Any] = {
+                "label": block.row.label,
+                "seed": block.seed,
+                "extension": block.extension,
+            }
+            return [Cell(**common, **row) for row in rows]
+        except (OSError, ValueError, TypeError):
+            raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
+
+    def _add(
+        self, plan: MapPlan, row: GridRow, seed: int, points: Sequence[Point], *, extension: bool
+    ) -> None:
+        for chosen in _chunks(points, self.map.spec.map.block):
+            stage = self._block(row, seed, chosen)
+            plan.blocks.append(Block(row, seed, chosen, extension, stage))
+            plan.results.append(Result(row.label, seed, 0, len(plan.blocks), stage))
+
+    def _block(self, row: GridRow, seed: int, points: tuple[Point, ...]) -> Stage:
+        configs = [row.config(lr, lam) for lr, lam in points]
+        together = runs_together(row.cls, configs[0]) and _differ_in_rate_and_weight_only(configs)
+        params = [canonical(config) for config in configs]
+        identity = {
+            **self._config_identity("evaluate"),
+            "map_version": MAP_VERSION,
+            "method": row.method,
+            "method_version": row.cls.info.version,
+            "points": params,
+            "steps": row.steps,
+            "seed": seed,
+        }
+        first, last = points[0][0], points[-1][0]
+        name = f"{row.label}/seed-{seed}/lr-{first:g}" + (f"..{last:g}" if last != first else "")
+        return self._stage(
+            "map",
+            name,
+            identity,
+            {"split": self._split(seed), "original": self._original(seed)},
+            seed=seed,
+            method=row.method,
+            points=points,
+            params=params,
+            steps=row.steps,
+            together=together,
+        )
+
+    def _edge(self, plan: MapPlan, row: GridRow, side: str) -> Edge:
+        """Adds columns until one has no accepted cell, or as many as are allowed."""
+        up = side == "high"
+        lr = max(row.lrs) if up else min(row.lrs)
+        limit = getattr(self.map.spec.map.extend, side)
+        for added in range(limit + 1):
+            accepted = self._accepted_at(plan, row, lr)
+            if accepted is None:
+                return Edge(None, False)
+            if accepted == 0 or added == limit:
+                return Edge(lr, accepted == 0)
+            lr = next_rate(lr, up)
+            for seed in self.map.spec.seeds:
+                points = [(lr, lam) for lam in row.lambdas]
+                self._add(plan, row, seed, points, extension=True)
+        raise AssertionError("unreachable")
+
+    def _accepted_at(self, plan: MapPlan, row: GridRow, lr: float) -> int | None:
+        """Accepted cells of a column over all seeds; None while something is missing."""
+        count = 0
+        for block in plan.blocks:
+            if block.row.label != row.label or all(point[0] != lr for point in block.points):
+                continue
+            cells, target = self.cells(block), self.target(block.seed)
+            if cells is None or target is None:
+                return None
+            rule = self.map.spec.map.rule
+            count += sum(cell.lr == lr and not judge(cell, target, rule) for cell in cells)
+        return count
+
+
+def _differ_in_rate_and_weight_only(configs: Sequence[Any]) -> bool:
+    shared = [config.model_copy(update={"lr": 1.0, "lam": 1.0}) for config in configs]
+    return all(config == shared[0] for config in shared)
+
+
+def _chunks(points: Sequence[Point], size: int) -> Iterator[tuple[Point, ...]]:
+    for start in range(0, len(points), size):
+        yield tuple(points[start : start + size])
+
+
+def _target(record: RunRecord) -> Target:
+    values = [record.metrics.get(name) for name in ("fa", "ra", "ta", "forget_loss")]
+    known = [value for value in values if value is not None]
+    if record.status != "ok" or len(known) != len(values):
+        raise DataError(
+            f"Retrain of seed {record.seed} diverged, so nothing can be judged; leave that seed out"
+        )
+    return Target(*known)
+
+
+def planner_of(resolved: ResolvedMap) -> Callable[[ResolvedSuite, StageStore], Plan]:
+    """What :func:`benchmarks.schedule.run_suite` plans with."""
+    return lambda suite, store: MapPlanner(resolved, store).plan()

@@ -1,0 +1,316 @@
+"""A stability map as one YAML file: which suite's protocol, which methods, which grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from benchmarks.suite import REFERENCES, SUITES, Name, ResolvedSuite, load_suite
+from common.config import Strict, apply_overrides, did_you_mean, digest, merge, read_yaml, validate
+from common.errors import ConfigError
+from common.methods import UnlearningMethod, resolve_config
+from common.registry import BENCHMARKS, METHODS
+from common.schemas import NonNegative, Positive
+
+MAPS = SUITES / "maps"
+NEEDED = ("fa", "ra", "ta", "forget_loss")
+"""Metrics of the benchmark that the rule and the cells are made of."""
+LRS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+LAMBDAS = (0.1, 1.0, 10.0)
+
+
+class Rule(Strict):
+    """When a cell is acceptable, in percentage points.
+
+    Formula: RA >= Retrain - ``ra`` and TA >= Retrain - ``ta`` and FA <= ``fa``, or, two-sided,
+    |FA - Retrain| <= ``fa``.
+
+    Attributes:
+        ra: Tolerated loss of retain accuracy.
+        ta: Tolerated loss of test accuracy.
+        fa: Tolerated forget accuracy.
+        two_sided: For random forgetting, where Retrain's own FA is far from 0.
+    """
+
+    ra: NonNegative = 1.0
+    ta: NonNegative = 2.0
+    fa: NonNegative = 5.0
+    two_sided: bool = False
+
+    def scaled(self, factor: float) -> Rule:
+        """The strict (0.5) or the loose (2) rule."""
+        sizes = {"ra": self.ra * factor, "ta": self.ta * factor, "fa": self.fa * factor}
+        return self.model_copy(update=sizes)
+
+
+class Extend(Strict):
+    """How many rates may be added below and above the grid until that side fails.
+
+    Attributes:
+        low: Columns below the smallest rate.
+        high: Columns above the largest.
+    """
+
+    low: Annotated[int, Field(ge=0, le=8)] = 2
+    high: Annotated[int, Field(ge=0, le=8)] = 2
+
+
+class MapRow(Strict):
+    """One method of the map.
+
+    Attributes:
+        method: Registered name; the row's own label when absent.
+        preset: Named overrides of the method.
+        params: Overrides of the method's config.
+        axis: The parameter (dots for nesting) that lambda sets; null where there is none.
+        lrs: Rates of this row where the grid's mean nothing, as for methods without an adapter.
+        lambdas: Values of ``axis`` for this row.
+    """
+
+    method: str | None = None
+    preset: str | None = None
+    params: dict[str, Any] = {}
+    axis: str | None = "lam"
+    lrs: tuple[Positive, ...] | None = None
+    lambdas: tuple[NonNegative, ...] | None = None
+
+
+class MapConfig(Strict):
+    """The grid and the rule.
+
+    Attributes:
+        methods: Label -> row.
+        lrs: Effective rates: what an adapter of slope 1 would take, so that the first step in
+            weight space is the same for all (``lr_scaling: slope`` divides by the slope).
+        lambdas: Weights of the forget term.
+        steps: Read-outs of one run, after this many optimizer steps.
+        rule: When a cell is acceptable; half and double are always shown too.
+        extend: Rates added until each side fails; they count for edges and bands only.
+        block: Runs that share one forward, at most; a block is one stage.
+        defaults: Params for every row whose config has them.
+        compare: Pairs of labels whose paired difference is shown.
+    """
+
+    methods: dict[Name, MapRow | None]
+    lrs: Annotated[tuple[Positive, ...], Field(min_length=2)] = LRS
+    lambdas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = LAMBDAS
+    steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (100, 300)
+    rule: Rule = Rule()
+    extend: Extend = Extend()
+    block: Annotated[int, Field(ge=1, le=256)] = 8
+    defaults: dict[str, Any] = {}
+    compare: tuple[tuple[str, str], ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MapConfig:
+        if not self.methods:
+            raise ValueError("methods is empty; name at least one")
+        rows = [(label, row) for label, row in self.methods.items() if row]
+        axes = [("lrs", self.lrs), ("lambdas", self.lambdas), ("steps", self.steps)]
+        axes += [(f"methods.{k}.lrs", row.lrs) for k, row in rows if row.lrs is not None]
+        axes += [
+            (f"methods.{k}.lambdas", row.lambdas) for k, row in rows if row.lambdas is not None
+        ]
+        for name, values in axes:
+            if not values or list(values) != sorted(set(values)):
+                raise ValueError(f"{name} must increase, without repeats")
+        for label in itertools.chain(*self.compare):
+            if label not in self.methods:
+                raise ValueError(f"compare names '{label}', which is not a row")
+        return self
+
+
+class MapFile(Strict):
+    """One map.
+
+    Attributes:
+        name: Its name.
+        version: Raised when its numbers change meaning.
+        title: One line for people.
+        notes: What a reader must know.
+        suite: Whose benchmark and protocol are used (a built-in suite or a path).
+        protocol: Overrides of that protocol.
+        seeds: The units of every mean; choose methods' constants on others.
+        map: Grid and rule.
+    """
+
+    name: Name
+    version: Annotated[int, Field(ge=1)] = 1
+    title: str = ""
+    notes: str = ""
+    suite: str
+    protocol: dict[str, Any] = {}
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    map: MapConfig
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> MapFile:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("seeds holds a seed twice")
+        return self
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """A row with its axes resolved."""
+
+    label: str
+    method: str
+    row: MapRow
+    lrs: tuple[float, ...]
+    lambdas: tuple[float, ...]
+    defaults: Mapping[str, Any]
+    steps: tuple[int, ...]
+    origin: str
+
+    @property
+    def cls(self) -> type[UnlearningMethod]:
+        """The method's class."""
+        return METHODS[self.method]
+
+    def config(self, lr: float, lam: float) -> Any:
+        """The method's full config at one point of the grid."""
+        point: dict[str, Any] = {"lr": lr, "steps": max(self.steps)}
+        if self.row.axis is not None:
+            value: Any = lam
+            for part in reversed(self.row.axis.split(".")):
+                value = {part: value}
+            point = merge(point, value)
+        known = self.cls.Config.model_fields
+        defaults = {key: value for key, value in self.defaults.items() if key in known}
+        params = merge(merge(defaults, self.row.params), point)
+        return resolve_config(self.method, self.row.preset, params, origin=self.origin)
+
+
+@dataclass(frozen=True)
+class ResolvedMap:
+    """A validated map: its spec, the suite of its references, its rows."""
+
+    spec: MapFile
+    suite: ResolvedSuite
+    rows: tuple[GridRow, ...]
+
+    @property
+    def name(self) -> str:
+        """The map's name."""
+        return self.spec.name
+
+    def points(self) -> Iterator[tuple[GridRow, float, float]]:
+        """(row, lr, lambda) of the grid that every seed runs, without extensions."""
+        for row in self.rows:
+            for lr, lam in itertools.product(row.lrs, row.lambdas):
+                yield row, lr, lam
+
+
+def map_names() -> list[str]:
+    """Built-in maps."""
+    return sorted(path.stem for path in MAPS.glob("*.yaml"))
+
+
+def find_map(name: str) -> Path:
+    """A built-in map's file, or a path given as such."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    path = MAPS / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"unknown map '{name}'{did_you_mean(name, map_names())}")
+    return path
+
+
+def load_map(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+) -> ResolvedMap:
+    """Reads, overrides and validates a map.
+
+    Args:
+        name: Built-in name or path of a YAML file.
+        overrides: ``key.sub=value`` strings.
+        seeds: Replace the map's seeds.
+        only: Keep only these rows.
+    """
+    path = find_map(name)
+    data = apply_overrides(read_yaml(path), overrides)
+    if seeds:
+        data["seeds"] = list(seeds)
+    spec = validate(MapFile, data, str(path))
+    spec = _kept(spec, only, str(path))
+    if overrides or seeds or only:
+        varied = {"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)}
+        spec = spec.model_copy(update={"name": f"{spec.name}+{digest(varied)[:6]}"})
+    rows = tuple(_grid_row(spec, k, row or MapRow(), path) for k, row in spec.map.methods.items())
+    _check_defaults(spec, rows, path)
+    return ResolvedMap(spec, _references(spec, path), rows)
+
+
+def _kept(spec: MapFile, only: Sequence[str], origin: str) -> MapFile:
+    if not only:
+        return spec
+    rows = spec.map.methods
+    for label in only:
+        if label not in rows:
+            raise ConfigError(f"{origin}: no row '{label}'{did_you_mean(label, list(rows))}")
+    kept = {label: row for label, row in rows.items() if label in only}
+    compare = tuple(pair for pair in spec.map.compare if set(pair) <= set(kept))
+    grid = spec.map.model_copy(update={"methods": kept, "compare": compare})
+    return spec.model_copy(update={"map": grid})
+
+
+def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
+    method, grid = row.method or label, spec.map
+    origin = f"{path}: map.methods.{label}"
+    try:
+        cls = METHODS[method]
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    for field in ("lr", "steps", "evaluate_every"):
+        if field not in cls.Config.model_fields:
+            raise ConfigError(
+                f"{origin}: method '{method}' has no '{field}', so it has no map; remove the row"
+            )
+    lambdas = (row.lambdas or grid.lambdas) if row.axis else (1.0,)
+    resolved = GridRow(
+        label, method, row, row.lrs or grid.lrs, lambdas, grid.defaults, grid.steps, origin
+    )
+    for lr, lam in itertools.product(resolved.lrs, resolved.lambdas):
+        resolved.config(lr, lam)
+    return resolved
+
+
+def _check_defaults(spec: MapFile, rows: Sequence[GridRow], path: Path) -> None:
+    known = {name for row in rows for name in row.cls.Config.model_fields}
+    for key in spec.map.defaults:
+        if key not in known:
+            hint = did_you_mean(key, sorted(known))
+            raise ConfigError(f"{path}: map.defaults: no row has '{key}'{hint}")
+
+
+def _references(spec: MapFile, path: Path) -> ResolvedSuite:
+    """The suite's Original and two Retrains, on the map's seeds and protocol."""
+    name = spec.suite
+    if name.endswith((".yaml", ".yml")):
+        name = str(path.parent / name)
+    suite = load_suite(name)
+    if suite.spec.after:
+        raise ConfigError(f"{path}: suite '{spec.suite}' follows another request; map a first one")
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    measured = [metric.name for metric in benchmark.metrics]
+    for metric in NEEDED:
+        if metric not in measured:
+            raise ConfigError(
+                f"{path}: suite '{spec.suite}': its benchmark measures no '{metric}', which the "
+                "acceptance rule needs; choose a vision suite"
+            )
+    protocol = merge(suite.spec.protocol, spec.protocol)
+    typed = validate(benchmark.Config, protocol, f"{path}: protocol")
+    changed = {"suite": spec.name, "seeds": spec.seeds, "retrains": 2, "protocol": protocol}
+    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
+    return replace(suite, spec=suite.spec.model_copy(update=changed), protocol=typed, rows=rows)

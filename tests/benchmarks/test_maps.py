@@ -1,0 +1,341 @@
+"""Stability maps: what is derived from cells, what is planned, and one tiny map end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+import yaml
+
+from benchmarks.maps.board import make_board, table_rows
+from benchmarks.maps.derive import (
+    Cell,
+    Edge,
+    Target,
+    band,
+    compare_lines,
+    derive_ceiling,
+    derive_line,
+    judge,
+    letters,
+    sign_test,
+)
+from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
+from benchmarks.maps.schemas import Rule, load_map, map_names
+from common.methods import resolve_config
+from common.registry import METHODS
+from common.stages import StageStore
+
+TARGET = Target(fa=0.0, ra=100.0, ta=98.0, forget_loss=6.0)
+EDGES = {"low": Edge(1e-3, True), "high": Edge(1e-1, False)}
+
+
+def cell(lr=1e-2, lam=1.0, fa=0.0, ra=100.0, ta=98.0, seed=1, step=100, **over):
+    fields = {"forget_loss": 6.0, "delta_ratio": 0.1, "bound_share": None, "nonfinite": False}
+    fields |= {"extension": False, **over}
+    return Cell("m", seed=seed, lr=lr, lam=lam, step=step, fa=fa, ra=ra, ta=ta, **fields)
+
+
+def dead(**over):
+    nothing = dict.fromkeys(("fa", "ra", "ta", "forget_loss", "delta_ratio"))
+    return dataclasses.replace(cell(**over), **nothing, nonfinite=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "mark"),
+    [
+        ({}, ""),
+        ({"fa": 5.0, "ra": 99.0, "ta": 96.0}, ""),
+        ({"fa": 5.1}, "U"),
+        ({"ra": 98.9}, "D"),
+        ({"ta": 95.9}, "D"),
+        ({"fa": 80.0, "ta": 10.0}, "UD"),
+    ],
+)
+def test_the_rule_at_its_edges(values, mark):
+    assert judge(cell(**values), TARGET, Rule()) == mark
+
+
+@pytest.mark.parametrize(("fa", "mark"), [(85.0, ""), (75.0, ""), (85.1, "U"), (74.9, "D")])
+def test_the_two_sided_rule(fa, mark):
+    target = dataclasses.replace(TARGET, fa=80.0)
+    assert judge(cell(fa=fa), target, Rule(two_sided=True)) == mark
+
+
+def test_strict_and_loose_halve_and_double():
+    nearly = cell(fa=4.0, ra=99.4, ta=97.0)
+    assert [bool(judge(nearly, TARGET, Rule().scaled(f))) for f in (0.5, 1, 2)] == [1, 0, 0]
+    assert judge(cell(ra=98.0), TARGET, Rule()) and not judge(
+        cell(ra=98.0), TARGET, Rule().scaled(2)
+    )
+
+
+def grid():
+    """One seed, two lambdas, rates 1e-3, 1e-2, 1e-1: lambda 1 passes at the last two, 10 at one."""
+    return [
+        cell(1e-3, 1.0, fa=60.0),
+        cell(1e-2, 1.0, ta=97.5),
+        cell(1e-1, 1.0),
+        cell(1e-3, 10.0, fa=4.0, ta=97.0),
+        cell(1e-2, 10.0, ra=40.0, ta=50.0),
+        dead(lr=1e-1, lam=10.0),
+    ]
+
+
+def line(cells=None, label="m", edges=EDGES):
+    cells = grid() if cells is None else cells
+    return derive_line(label, cells, {c.seed: TARGET for c in cells}, Rule(), edges)
+
+
+def test_a_line_worked_by_hand():
+    got = line()
+    assert got.accepted == (50.0,) and got.diverged == 1
+    assert got.strict == (pytest.approx(100 / 3),)  # 4 % FA is beyond half of 5
+    assert got.band == (pytest.approx(0.5),)  # (1 decade + 0) / 2 lambdas
+    assert got.widest == pytest.approx(2.0)
+    assert got.worst_ra == (40.0,) and got.median_ra == (100.0,)  # the diverged cell has none
+    assert (got.best.lr, got.best.lam, got.best.ta.mean) == (1e-1, 1.0, 98.0)
+    assert got.by_lr == {1e-3: 50.0, 1e-2: 50.0, 1e-1: 50.0}
+    assert got.by_lam[1.0] == pytest.approx(200 / 3)
+    assert [(s.lr, s.lam, s.share, s.letters) for s in got.squares] == [
+        (1e-3, 1.0, 0.0, "U"),
+        (1e-3, 10.0, 100.0, ""),
+        (1e-2, 1.0, 100.0, ""),
+        (1e-2, 10.0, 0.0, "D"),
+        (1e-1, 1.0, 100.0, ""),
+        (1e-1, 10.0, 0.0, "D"),
+    ]
+    assert [s.ra_drop for s in got.squares] == [0.0, 0.0, 0.0, 60.0, 0.0, None]
+
+
+def test_extensions_widen_the_band_and_nothing_else():
+    wide = line([*grid(), cell(1.0, 1.0, extension=True), cell(1.0, 10.0, extension=True, ra=0.0)])
+    plain = line()
+    assert wide.band == (pytest.approx(1.0),) and wide.widest == pytest.approx(3.0)
+    assert (wide.accepted, wide.worst_ra, wide.best) == (plain.accepted, plain.worst_ra, plain.best)
+
+
+def test_a_gap_ends_a_band():
+    marks = [(1e-4, ""), (1e-3, ""), (1e-2, "D"), (1e-1, ""), (1.0, ""), (10.0, "")]
+    assert band([(cell(lr), mark) for lr, mark in marks]) == pytest.approx(2.0)
+    assert band([(cell(1e-2), ""), (cell(1e-1), "U")]) == 0.0
+
+
+def test_letters_are_the_commonest_failure():
+    group = [(cell(), mark) for mark in ("U", "U", "D", "UD")]
+    assert letters(group) == "UD"
+    assert letters(group[:3]) == "U"
+    assert letters([*group[:2], (cell(), ""), (cell(), "")]) == ""
+
+
+def test_the_ceiling_uses_the_same_rule():
+    second = {1: dataclasses.replace(TARGET, ta=96.5), 2: dataclasses.replace(TARGET, ta=95.0)}
+    got = derive_ceiling({1: TARGET, 2: TARGET, 3: TARGET}, second, Rule())
+    assert got.seeds == (1, 2)
+    assert (got.accepted, got.strict, got.loose) == ((True, False), (False, False), (True, True))
+
+
+def test_comparisons_pair_seeds():
+    cells = [dataclasses.replace(c, seed=s) for s in (1, 2, 3) for c in grid()]
+    worse = [dataclasses.replace(c, fa=50.0) if not c.nonfinite else c for c in cells]
+    got = compare_lines(line(cells), line(worse, "n"))
+    assert got.differences == (50.0, 50.0, 50.0) and got.p_value == 0.25
+    assert got.summary.mean == 50.0
+    assert [sign_test(*n) for n in ((5, 0), (0, 0), (2, 2), (4, 1))] == [0.0625, 1.0, 1.0, 0.375]
+
+
+def test_the_axis_goes_in_half_decades():
+    ups, lr = [], 1e-1
+    for _ in range(3):
+        lr = next_rate(lr, True)
+        ups.append(lr)
+    assert ups == [0.3, 1.0, 3.0]
+    assert [next_rate(3e-5, False), next_rate(1e-5, False)] == [1e-5, 3e-6]
+    assert next_rate(2e-3, True) == pytest.approx(2e-3 * math.sqrt(10), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "together"),
+    [
+        ("gd_ball", {}, True),
+        ("gd_sine", {}, True),
+        ("gd", {}, False),
+        ("gd_relu", {}, False),
+        ("gd_penalty", {}, False),
+        ("finetune", {}, False),
+        ("gd_lora", {"max_grad_norm": 1.0}, False),
+        ("gd_lora", {"optimizer": "sgd"}, False),
+        ("gd_lora", {"mixed_precision": "bf16"}, False),
+    ],
+)
+def test_which_methods_share_a_forward(name, params, together):
+    config = resolve_config(name, None, params, origin="test")
+    assert runs_together(METHODS[name], config) is together
+
+
+@pytest.mark.parametrize("name", map_names())
+def test_built_in_maps_load_and_match_first_steps(name):
+    resolved = load_map(name)
+    rates = {}
+    for row, lr, lam in resolved.points():
+        config = row.config(lr, lam)
+        assert (config.lr, config.lam, config.steps) == (lr, lam, 300)
+        rates.setdefault(lr, set()).add(round(config.engine().lr * config.adapter.slope, 12))
+    assert all(len(found) == 1 for found in rates.values())
+    assert {seed for seed in resolved.suite.spec.seeds}.isdisjoint({0, 1, 2, 3, 5})
+
+
+# A tiny map -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_map(tiny_suite, tmp_path_factory):
+    """Writes a map beside a tiny suite; keywords replace parts of its ``map`` section."""
+    folder = tmp_path_factory.mktemp("map")
+    tiny_suite(folder)
+
+    def write(file="m.yaml", top=None, **over):
+        grid = {
+            "methods": {
+                "gd_ball": None,
+                "gd_lora": None,
+                "ft": {"method": "finetune", "axis": None, "lrs": [1e-3, 3e-3]},
+            },
+            "lrs": [1e-3, 1e-1],
+            "lambdas": [0.1, 1.0],
+            "steps": [2, 4],
+            "block": 3,
+            "extend": {"low": 1, "high": 0},
+            "rule": {"ra": 100, "ta": 100, "fa": 100},
+            "defaults": {"batch_size": 8},
+            "compare": [["gd_ball", "gd_lora"]],
+            **over,
+        }
+        data = {"name": "tiny-map", "suite": "tiny.yaml", "seeds": [1], "map": grid, **(top or {})}
+        path = folder / file
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("top", "over", "words"),
+    [
+        ({}, {"lrs": [1e-1, 1e-3]}, "map: lrs must increase"),
+        ({}, {"steps": [0]}, "map.steps.0"),
+        ({}, {"methods": {"gd_balll": None}}, "did you mean 'gd_ball'?"),
+        ({}, {"methods": {"random_label": None}}, "lam"),
+        ({}, {"methods": {"original": None}}, "has no 'lr'"),
+        ({}, {"compare": [["gd_ball", "x"]]}, "compare names 'x'"),
+        ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
+        ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
+        ({"suite": "tofu-small"}, {}, "measures no"),
+        ({"seeds": [1, 1]}, {}, "a seed twice"),
+        ({"maps": {}}, {}, "unknown key"),
+    ],
+)
+def test_what_is_wrong_with_a_map_is_one_line(tiny_map, cli, one_line_error, top, over, words):
+    over = {"compare": [], **over}
+    assert words in one_line_error(cli("map", tiny_map("bad.yaml", top, **over), "--plan"))
+
+
+def test_unknown_maps_and_rows(tiny_map, cli, one_line_error, tmp_path):
+    assert "did you mean 'digits-class'?" in one_line_error(cli("map", "digit-class"))
+    path = tiny_map()
+    assert "did you mean 'gd_lora'?" in one_line_error(cli("map", path, "--only", "gd_lor"))
+    store = tmp_path / "none"
+    assert "run: unlearn map" in one_line_error(cli("map", path, "--report", "--store", store))
+
+
+def test_listing_and_planning(tiny_map, cli):
+    assert "digits-class" in cli("ls", "maps").out
+    done = cli("map", tiny_map(), "--plan")
+    assert done.code == 0 and "gd_ball" in done.out
+    assert "Examples:" in cli("map", "--help").out
+
+
+def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
+    path, store = tiny_map(), tmp_path / "store"
+    done = cli("map", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    nothing_half(store)
+    folder = store / "maps" / "tiny-map"
+    rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
+    shared = [row for row in rows if not row["extension"]]
+    assert len(shared) == 8 + 8 + 4  # two rows of 2 x 2 x 2, and finetune's rates x steps
+    # a rule that accepts everything: one column below is tried, then the edge is said to be open
+    assert sorted({r["lr"] for r in rows if r["label"] == "gd_ball"}) == [3e-4, 1e-3, 1e-1]
+    assert "edge not found down to 0.0003" in (folder / "MAP.md").read_text()
+    board = json.loads((folder / "map.json").read_text())
+    assert board["complete"] and {item["accepted"][0] for item in board["lines"]} == {100.0}
+    assert board["ceiling"]["accepted"] == [True]
+    ET.fromstring((folder / "map.svg").read_text())
+    for row in rows:
+        ball = row["label"] == "gd_ball"
+        assert row["delta_ratio"] > 0 and (row["bound_share"] is not None) == ball
+        assert row["delta_ratio"] <= 0.25 * (1 + 1e-4) or not ball
+
+    # what is in the store is not run again; a lost block alone is
+    stages = sorted((store / "stages").glob("map-*"))
+    before = {path: path.stat().st_mtime_ns for path in stages}
+    lost = stages[0]
+    for file in lost.iterdir():
+        file.unlink()
+    lost.rmdir()
+    report = cli("map", path, "--store", store, "--report")
+    assert report.code == 0 and "Incomplete" in report.out
+    assert cli("map", path, "--store", store, "--workers", 1).code == 0
+    after = {path: path.stat().st_mtime_ns for path in sorted((store / "stages").glob("map-*"))}
+    assert {p for p in after if after[p] != before[p]} == {lost}
+    assert rows == [json.loads(t) for t in (folder / "cells.jsonl").read_text().splitlines()]
+
+    # one by one, through the methods themselves, gives the same cells
+    resolved = load_map(str(path), only=["gd_ball"])
+    planner = MapPlanner(resolved, StageStore(store))
+    assert_alone_agrees(planner, store, tmp_path)
+    assert table_rows(make_board(resolved, StageStore(store)))[0][0] == "retrain*"
+
+
+def assert_alone_agrees(planner, store, tmp_path):
+    """Does one stored block again without sharing the forward."""
+    import shutil
+
+    from benchmarks.run import run_stage
+    from common.benchmark import Runtime
+
+    block = next(b for b in planner.plan().blocks if not b.extension)
+    together = planner.cells(block)
+    assert block.stage.spec["together"]
+    other = tmp_path / "alone"
+    shutil.copytree(store, other)
+    shutil.rmtree(StageStore(other).folder("map", block.stage.key))
+    stage = dataclasses.replace(block.stage, spec={**block.stage.spec, "together": False})
+    run_stage(stage, Runtime(store=other, device="cpu"))
+    alone = MapPlanner(planner.map, StageStore(other)).cells(block)
+    for first, second in zip(together, alone, strict=True):
+        mine, theirs = dataclasses.asdict(first), dataclasses.asdict(second)
+        for name in ("fa", "ra", "ta", "forget_loss", "delta_ratio"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
+        assert (first.lr, first.lam, first.step) == (second.lr, second.lam, second.step)
+
+
+def test_an_unknown_grid_waits_for_its_cells(tiny_map, tmp_path):
+    resolved = load_map(str(tiny_map()))
+    plan = MapPlanner(resolved, StageStore(tmp_path)).plan()
+    assert set(plan.waiting) == {"gd_ball", "gd_lora", "ft"}
+    assert len([b for b in plan.blocks if b.row.label == "gd_ball"]) == 2  # 3 + 1 points
+    assert len({stage.key for stage in plan.stages()}) == len(list(plan.stages()))
+
+
+def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
+    path = tiny_map(extend={"low": 0, "high": 0})
+    store = StageStore(tmp_path)
+    plan = MapPlanner(load_map(str(path)), store).plan()
+    block = plan.blocks[0]
+    with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
+        (folder / "cells.jsonl").write_text("{\n")
+    assert "damaged" in one_line_error(cli("map", path, "--store", tmp_path, "--report"))
