@@ -21,16 +21,14 @@ from benchmarks.maps.derive import (
     derive_ceiling,
     derive_line,
 )
-from benchmarks.maps.plan import MapPlanner
+from benchmarks.maps.plan import SIDES, MapPlanner
 from benchmarks.maps.schemas import ResolvedMap
 from benchmarks.render import markdown_table, plain
 from common.metrics import summarise
 from common.stages import StageStore, write_json
 
-HEADS = [
-    "method", "accepted %", "strict %", "loose %", "band (decades)", "edges (lr)", "worst RA",
-    "median RA", "best cell's TA", "best cell", "diverged",
-]  # fmt: skip
+HEADS = ["method", "accepted %", "strict %", "loose %", "band", "of", "worst RA", "median RA", "✗"]
+WHERE = ["method", "lower edge", "upper edge", "best cell", "seeds", "its TA"]
 CEILING = "retrain*"
 
 
@@ -88,47 +86,49 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
 
 
 def table_rows(board: MapBoard) -> list[list[str]]:
-    """One row per method, after the ceiling."""
+    """How much is accepted: one row per method, after the ceiling."""
     rows = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
     return rows + [_line_row(line) for line in board.lines]
 
 
 def _ceiling_row(ceiling: Ceiling) -> list[str]:
     rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
-    passed = [f"{sum(flags)} of {len(flags)} pass" for flags in rules]
+    passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
     return [CEILING, *passed, *["–"] * (len(HEADS) - 4)]
 
 
 def _line_row(line: MapLine) -> list[str]:
-    best = line.best
-    known = [[v for v in values if v is not None] for values in (line.worst_ra, line.median_ra)]
-    worst, middle = known
+    worst = [value for value in line.worst_ra if value is not None]
+    middle = [value for value in line.median_ra if value is not None]
     return [
         line.label,
         *(plain(summarise(v), 1) for v in (line.accepted, line.strict, line.loose)),
-        f"{plain(summarise(line.band), 2)} of {line.widest:.1f}",
-        edge_text(line.edges),
+        plain(summarise(line.band), 2),
+        f"{line.widest:.1f}",
         f"{min(worst):.1f}" if worst else "–",
         plain(summarise(middle), 1) if middle else "–",
-        plain(best.ta, 1) if best else "–",
-        f"lr {best.lr:g}, λ {best.lam:g}, step {best.step} ({best.seeds}/{len(line.seeds)})"
-        if best
-        else "none",
         str(line.diverged),
     ]
 
 
-def edge_text(edges: Any) -> str:
-    """``fails at 3e-05 and 0.3``, or which side's edge was not found."""
-    return f"{_edge(edges['low'], 'low')} … {_edge(edges['high'], 'high')}"
+def where_rows(board: MapBoard) -> list[list[str]]:
+    """Where it is accepted: edges and the best cell of every method."""
+    rows = []
+    for line in board.lines:
+        best = line.best
+        cell = ["none", "–", "–"]
+        if best is not None:
+            place = f"lr {best.lr:g}, λ {best.lam:g}, step {best.step}"
+            cell = [place, f"{best.seeds}/{len(line.seeds)}", plain(best.ta, 1)]
+        rows.append([line.label, *(edge_text(line.edges[side]) for side in SIDES), *cell])
+    return rows
 
 
-def _edge(edge: Edge, side: str) -> str:
+def edge_text(edge: Edge) -> str:
+    """``fails at 0.1``, ``not found by 1``, or ``open`` while cells are missing."""
     if edge.lr is None:
         return "open"
-    if edge.found:
-        return f"fails at {edge.lr:g}"
-    return f"edge not found {'down to' if side == 'low' else 'up to'} {edge.lr:g}"
+    return f"fails at {edge.lr:g}" if edge.found else f"not found by {edge.lr:g}"
 
 
 def rate_table(board: MapBoard) -> tuple[list[str], list[list[str]]]:
@@ -153,10 +153,11 @@ def legend(board: MapBoard) -> list[str]:
         f"{_list(grid.steps)}, the same start and batches for all methods; mean ± std over "
         f"{len(board.targets)} seeds, which are the unit. Columns added to find an edge count for "
         "band and edges only.",
-        "Band: longest accepted run on the lr axis, averaged over lambda and step (of the widest "
-        "possible). Worst RA: over all cells that did not diverge. Best cell: accepted on most "
-        "seeds, then highest TA; picked on these very numbers, so optimistic. "
-        f"{CEILING}: a second Retrain under the same rule.",
+        "Band: longest accepted run on the lr axis in decades, averaged over lambda and step; next "
+        "to it the widest possible. Worst and median RA: over the cells that did not diverge (✗: "
+        f"those that did). {CEILING}: seeds on which a second Retrain passes the rule.",
+        "An edge is the outermost column, if it has no accepted cell. Best cell: accepted on most "
+        "seeds, then highest TA; picked on these very numbers, so optimistic.",
     ]
 
 
@@ -166,11 +167,18 @@ def _list(values: Sequence[float]) -> str:
 
 def comparison_lines(board: MapBoard) -> list[str]:
     """``gd_ball - gd_lora: +72.0 points (...)``."""
-    return [
+    lines = [
         f"{c.first} - {c.second}: {plain(c.summary, 1)} points of accepted cells "
         f"({', '.join(f'{d:+.0f}' for d in c.differences)}; sign test p = {c.p_value:.3g})"
         for c in board.comparisons
     ]
+    most = max((len(c.differences) for c in board.comparisons), default=0)
+    if most:
+        lines.append(
+            "Two-sided sign test over seeds; "
+            f"{most} of them cannot give a p below {2 / 2**most:.3g}."
+        )
+    return lines
 
 
 def to_json(board: MapBoard) -> dict[str, Any]:
@@ -206,11 +214,12 @@ def to_markdown(board: MapBoard) -> str:
     blocks += [text for text in (spec.title, spec.notes) if text]
     if board.missing:
         blocks.append(f"**Incomplete: {board.missing} blocks are missing.**")
-    blocks += [markdown_table(HEADS, table_rows(board)).strip(), *legend(board)]
+    tables = [markdown_table(HEADS, table_rows(board)), markdown_table(WHERE, where_rows(board))]
+    blocks += [*tables, *legend(board)]
     if board.comparisons:
         blocks += ["## Paired differences", "\n".join(f"- {x}" for x in comparison_lines(board))]
     blocks += ["## Accepted % per effective learning rate"]
-    blocks += [markdown_table(*rate_table(board)).strip(), "![map](map.svg)"]
+    blocks += [markdown_table(*rate_table(board)), "![map](map.svg)"]
     return "\n\n".join(blocks) + "\n"
 
 

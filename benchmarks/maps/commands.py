@@ -110,8 +110,9 @@ def print_map(board: MapBoard) -> None:
     from benchmarks.render import rich_table
 
     spec = board.resolved.spec
-    heads, rows = boards.HEADS, boards.table_rows(board)
-    console.print(rich_table(f"{board.resolved.name} - {spec.title}", heads, rows, tight=True))
+    title = f"{board.resolved.name} - {spec.title}" if spec.title else board.resolved.name
+    console.print(rich_table(title, boards.HEADS, boards.table_rows(board), tight=True))
+    console.print(rich_table(None, boards.WHERE, boards.where_rows(board), tight=True))
     for line in boards.legend(board):
         console.print(line, style="dim", highlight=False, markup=False)
     console.print(rich_table("Accepted % per effective lr", *boards.rate_table(board)))

@@ -276,6 +276,10 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
             raise ConfigError(
                 f"{origin}: method '{method}' has no '{field}', so it has no map; remove the row"
             )
+    if row.axis is not None and row.axis.partition(".")[0] not in cls.Config.model_fields:
+        raise ConfigError(
+            f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"
+        )
     lambdas = (row.lambdas or grid.lambdas) if row.axis else (1.0,)
     resolved = GridRow(
         label, method, row, row.lrs or grid.lrs, lambdas, grid.defaults, grid.steps, origin

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from benchmarks.maps.board import make_board, table_rows
+from benchmarks.maps.board import MapBoard, make_board, table_rows, to_json, to_markdown, where_rows
 from benchmarks.maps.derive import (
     Cell,
     Edge,
@@ -23,6 +23,7 @@ from benchmarks.maps.derive import (
     letters,
     sign_test,
 )
+from benchmarks.maps.draw import to_svg
 from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
 from benchmarks.maps.schemas import Rule, load_map, map_names
 from common.methods import resolve_config
@@ -147,6 +148,36 @@ def test_comparisons_pair_seeds():
     assert [sign_test(*n) for n in ((5, 0), (0, 0), (2, 2), (4, 1))] == [0.0625, 1.0, 1.0, 0.375]
 
 
+def test_tables_and_picture_of_hand_made_cells():
+    board = hand_made_board()
+    rows = {row[0]: row for row in table_rows(board)}
+    assert rows["retrain*"][1:4] == ["1 of 2", "0 of 2", "2 of 2"]
+    assert rows["a"][1] == "50.0±0.0" and rows["a"][4:6] == ["0.50±0.00", "2.0"]
+    assert rows["a"][6:] == ["40.0", "100.0±0.0", "2"]
+    where = {row[0]: row[1:] for row in where_rows(board)}
+    assert where["a"][:2] == ["fails at 0.001", "not found by 0.1"]
+    assert where["a"][2:] == ["lr 0.1, λ 1, step 100", "2/2", "98.0±0.0"]
+    assert where["b"][2:] == ["none", "–", "–"]
+    assert "b - a: -50.0±0.0 points of accepted cells (-50, -50; sign" in to_markdown(board)
+    assert "2 of them cannot give a p below 0.5" in to_markdown(board)
+    json.dumps(to_json(board), allow_nan=False)
+    words = [node.text for node in ET.fromstring(to_svg(board)).iter() if node.text]
+    assert {"U", "D", "∅", "60", "a", "b"} <= set(words)
+    assert words.count("1e-2") == 2  # one axis per method
+
+
+def hand_made_board():
+    cells = [dataclasses.replace(c, seed=s) for s in (1, 2) for c in grid()]
+    worse = [c if c.nonfinite else dataclasses.replace(c, fa=50.0) for c in cells]
+    lines = [line(cells, "a"), line(worse, "b")]
+    second = {1: dataclasses.replace(TARGET, ta=96.5), 2: dataclasses.replace(TARGET, ta=95.0)}
+    targets = {1: TARGET, 2: TARGET}
+    ceiling = derive_ceiling(targets, second, Rule())
+    comparisons = [compare_lines(lines[1], lines[0])]
+    resolved = load_map("digits-class")
+    return MapBoard(resolved, lines, ceiling, comparisons, cells, targets, 0)
+
+
 def test_the_axis_goes_in_half_decades():
     ups, lr = [], 1e-1
     for _ in range(3):
@@ -228,7 +259,7 @@ def tiny_map(tiny_suite, tmp_path_factory):
         ({}, {"lrs": [1e-1, 1e-3]}, "map: lrs must increase"),
         ({}, {"steps": [0]}, "map.steps.0"),
         ({}, {"methods": {"gd_balll": None}}, "did you mean 'gd_ball'?"),
-        ({}, {"methods": {"random_label": None}}, "lam"),
+        ({}, {"methods": {"random_label": None}}, "has no 'lam'; give axis"),
         ({}, {"methods": {"original": None}}, "has no 'lr'"),
         ({}, {"compare": [["gd_ball", "x"]]}, "compare names 'x'"),
         ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
@@ -269,7 +300,7 @@ def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
     assert len(shared) == 8 + 8 + 4  # two rows of 2 x 2 x 2, and finetune's rates x steps
     # a rule that accepts everything: one column below is tried, then the edge is said to be open
     assert sorted({r["lr"] for r in rows if r["label"] == "gd_ball"}) == [3e-4, 1e-3, 1e-1]
-    assert "edge not found down to 0.0003" in (folder / "MAP.md").read_text()
+    assert "not found by 0.0003" in (folder / "MAP.md").read_text()
     board = json.loads((folder / "map.json").read_text())
     assert board["complete"] and {item["accepted"][0] for item in board["lines"]} == {100.0}
     assert board["ceiling"]["accepted"] == [True]
@@ -329,6 +360,19 @@ def test_an_unknown_grid_waits_for_its_cells(tiny_map, tmp_path):
     assert set(plan.waiting) == {"gd_ball", "gd_lora", "ft"}
     assert len([b for b in plan.blocks if b.row.label == "gd_ball"]) == 2  # 3 + 1 points
     assert len({stage.key for stage in plan.stages()}) == len(list(plan.stages()))
+
+
+def test_a_block_depends_on_its_configs_not_on_how_it_is_judged(tiny_map, tmp_path):
+    def keys(**over):
+        plan = MapPlanner(load_map(str(tiny_map(**over))), StageStore(tmp_path)).plan()
+        return {block.stage.key for block in plan.blocks if block.row.label == "gd_ball"}
+
+    base = keys()
+    assert keys(rule={"ra": 1}, compare=[], extend={"low": 0, "high": 3}) == base
+    assert not keys(steps=[2, 5]) & base
+    assert not keys(defaults={"batch_size": 16}) & base
+    longer = keys(lrs=[1e-3, 1e-1, 3e-1], block=2)
+    assert keys(block=2) < longer  # new columns keep the blocks before them
 
 
 def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
