@@ -18,8 +18,8 @@ GOOD, BAD, UNKNOWN = (35, 110, 70), (170, 40, 30), "#bbbbbb"
 def to_svg(board: MapBoard) -> str:
     """Strips of panels; x is log effective lr, y log lambda, both in the grid's own columns."""
     lrs = sorted({square.lr for line in board.lines for square in line.squares})
-    lams = sorted({square.lam for line in board.lines for square in line.squares}, reverse=True)
-    inner = len(lrs) * CELL[0], len(lams) * CELL[1]
+    tallest = max((len(_lams(line)) for line in board.lines), default=1)
+    inner = len(lrs) * CELL[0], tallest * CELL[1]
     wide, tall = LABEL + inner[0] + GAP, inner[1] + GAP + 14
     strips = -(-len(board.lines) // PER_STRIP) or 1
     width = max(wide * min(len(board.lines), PER_STRIP) + GAP, 760)
@@ -29,8 +29,10 @@ def to_svg(board: MapBoard) -> str:
         strip, column = divmod(index, PER_STRIP)
         x = GAP + column * wide + LABEL
         y = HEAD + strip * (2 * tall + FOOT)
-        body.append(_panel(line, lrs, lams, x, y, _accepted, line.label))
-        body.append(_panel(line, lrs, lams, x, y + tall, _dropped, "RA drop"))
+        axis = board.resolved.axis(line.label)
+        name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
+        body.append(_panel(line, lrs, x, y, _accepted, name))
+        body.append(_panel(line, lrs, x, y + tall, _dropped, "RA drop"))
         body.append(_rates(lrs, x, y + tall + inner[1] + 14))
     title = html.escape(f"{board.resolved.name}: accepted share of (seed, step), {_seeds(board)}")
     return (
@@ -45,6 +47,11 @@ def to_svg(board: MapBoard) -> str:
     )
 
 
+def _lams(line: MapLine) -> list[float]:
+    """From the top of a panel down."""
+    return sorted({square.lam for square in line.squares}, reverse=True)
+
+
 def _seeds(board: MapBoard) -> str:
     return "seeds " + ", ".join(map(str, sorted(board.targets)))
 
@@ -54,20 +61,13 @@ Paint = Callable[[Square], tuple[str, str, str]]
 
 
 def _panel(
-    line: MapLine,
-    lrs: Sequence[float],
-    lams: Sequence[float],
-    x: float,
-    y: float,
-    paint: Paint,
-    title: str,
+    line: MapLine, lrs: Sequence[float], x: float, y: float, paint: Paint, title: str
 ) -> str:
     parts = [f'<text x="{x}" y="{y - 5}" font-weight="bold">{html.escape(title)}</text>']
-    own = {square.lam for square in line.squares}
+    lams = _lams(line)
     for row, lam in enumerate(lams):
-        if lam in own:
-            middle = y + row * CELL[1] + CELL[1] / 2 + 4
-            parts.append(f'<text x="{x - 5}" y="{middle}" text-anchor="end">{lam:g}</text>')
+        middle = y + row * CELL[1] + CELL[1] / 2 + 4
+        parts.append(f'<text x="{x - 5}" y="{middle}" text-anchor="end">{lam:g}</text>')
     for square in line.squares:
         left = x + lrs.index(square.lr) * CELL[0]
         parts.append(_square(square, left, y + lams.index(square.lam) * CELL[1], paint))

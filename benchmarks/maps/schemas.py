@@ -200,6 +200,10 @@ class ResolvedMap:
         """The map's name."""
         return self.spec.name
 
+    def axis(self, label: str) -> str | None:
+        """The parameter on a row's second axis."""
+        return next((row.row.axis for row in self.rows if row.label == label), None)
+
     def points(self) -> Iterator[tuple[GridRow, float, float]]:
         """(row, lr, lambda) of the grid that every seed runs, without extensions."""
         for row in self.rows:
@@ -248,7 +252,18 @@ def load_map(
         spec = spec.model_copy(update={"name": f"{spec.name}+{digest(varied)[:6]}"})
     rows = tuple(_grid_row(spec, k, row or MapRow(), path) for k, row in spec.map.methods.items())
     _check_defaults(spec, rows, path)
-    return ResolvedMap(spec, _references(spec, path), rows)
+    suite = _references(spec, path)
+    _check_applicable(suite, rows)
+    return ResolvedMap(spec, suite, rows)
+
+
+def _check_applicable(suite: ResolvedSuite, rows: Sequence[GridRow]) -> None:
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    scenario = benchmark.scenario_of(suite.protocol)
+    for row in rows:
+        reason = row.cls.info.inapplicable(scenario=scenario, modality=benchmark.modality)
+        if reason is not None:
+            raise ConfigError(f"{row.origin}: method '{row.method}' is {reason}; remove the row")
 
 
 def _kept(spec: MapFile, only: Sequence[str], origin: str) -> MapFile:

@@ -108,11 +108,9 @@ def run_block(
         folder: Where ``cells.jsonl`` goes.
     """
     cls = METHODS[spec["method"]]
-    if cls.info.scenarios and benchmark.scenario not in cls.info.scenarios:
-        raise DataError(
-            f"method '{spec['method']}' does not apply to {benchmark.scenario} forgetting; remove "
-            "the row"
-        )
+    reason = cls.info.inapplicable(scenario=benchmark.scenario, modality=benchmark.modality)
+    if reason is not None:
+        raise DataError(f"method '{spec['method']}' is {reason}; remove the row")
     name = f"map of {spec['method']}"
     configs = [validate(cls.Config, params, name) for params in spec["params"]]
     readout = Readout(benchmark, split, original, spec["seed"])

@@ -213,7 +213,10 @@ def test_built_in_maps_load_and_match_first_steps(name):
     rates = {}
     for row, lr, lam in resolved.points():
         config = row.config(lr, lam)
-        assert (config.lr, config.lam, config.steps) == (lr, lam, 300)
+        assert (config.lr, config.steps) == (lr, 300)
+        assert getattr(config, row.row.axis) == lam
+        if config.adapter is None:
+            continue
         rates.setdefault(lr, set()).add(round(config.engine().lr * config.adapter.slope, 12))
     assert all(len(found) == 1 for found in rates.values())
     assert {seed for seed in resolved.suite.spec.seeds}.isdisjoint({0, 1, 2, 3, 5})
@@ -234,6 +237,13 @@ def tiny_map(tiny_suite, tmp_path_factory):
                 "gd_ball": None,
                 "gd_lora": None,
                 "ft": {"method": "finetune", "axis": None, "lrs": [1e-3, 3e-3]},
+                "salun": {"axis": "density", "lrs": [1e-3, 3e-3], "lambdas": [0.5]},
+                "npo": {
+                    "method": "npo_gdr",
+                    "axis": "forget_weight",
+                    "params": {"beta": 1, "adapter": {}},
+                    "lambdas": [1],
+                },
             },
             "lrs": [1e-3, 1e-1],
             "lambdas": [0.1, 1.0],
@@ -265,6 +275,7 @@ def tiny_map(tiny_suite, tmp_path_factory):
         ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
         ({"suite": "tofu-small"}, {}, "measures no"),
+        ({}, {"methods": {"rmu": {"axis": None}}}, "for language benchmarks only; remove the row"),
         ({"seeds": [1, 1]}, {}, "a seed twice"),
         ({"maps": {}}, {}, "unknown key"),
     ],
@@ -297,7 +308,7 @@ def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
     folder = store / "maps" / "tiny-map"
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
     shared = [row for row in rows if not row["extension"]]
-    assert len(shared) == 8 + 8 + 4  # two rows of 2 x 2 x 2, and finetune's rates x steps
+    assert len(shared) == 8 + 8 + 3 * 4  # 2 x 2 x 2 cells, or two rates and one other value
     # a rule that accepts everything: one column below is tried, then the edge is said to be open
     assert sorted({r["lr"] for r in rows if r["label"] == "gd_ball"}) == [3e-4, 1e-3, 1e-1]
     assert "not found by 0.0003" in (folder / "MAP.md").read_text()
@@ -357,7 +368,7 @@ def assert_alone_agrees(planner, store, tmp_path):
 def test_an_unknown_grid_waits_for_its_cells(tiny_map, tmp_path):
     resolved = load_map(str(tiny_map()))
     plan = MapPlanner(resolved, StageStore(tmp_path)).plan()
-    assert set(plan.waiting) == {"gd_ball", "gd_lora", "ft"}
+    assert set(plan.waiting) == {"gd_ball", "gd_lora", "ft", "salun", "npo"}
     assert len([b for b in plan.blocks if b.row.label == "gd_ball"]) == 2  # 3 + 1 points
     assert len({stage.key for stage in plan.stages()}) == len(list(plan.stages()))
 
