@@ -275,7 +275,11 @@ def tiny_map(tiny_suite, tmp_path_factory):
         ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
         ({"suite": "tofu-small"}, {}, "measures no"),
-        ({}, {"methods": {"rmu": {"axis": None}}}, "for language benchmarks only; remove the row"),
+        (
+            {"protocol": {"scenario": {"kind": "random", "fraction": 0.2}}},
+            {"methods": {"unsir": {"axis": None}}},
+            "is for class forgetting only; remove the row",
+        ),
         ({"seeds": [1, 1]}, {}, "a seed twice"),
         ({"maps": {}}, {}, "unknown key"),
     ],
