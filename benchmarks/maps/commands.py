@@ -34,12 +34,11 @@ app = typer.Typer()
 
 
 @app.command(
-    "map",
     epilog="Examples:  unlearn map digits-class  ·  unlearn map digits-class --plan  ·  unlearn "
     "map digits-class --only gd_ball,gd_lora --seeds 8,9  ·  unlearn map cifar10-small --data-root "
     "data --set map.lambdas=[0.3,3]  ·  unlearn map digits-class --report",
 )
-def map_(
+def map(
     name: Annotated[str, typer.Argument(help="Map name (see: unlearn ls maps) or YAML file.")],
     store: Store = STORE,
     data_root: DataRoot = None,
