@@ -390,6 +390,37 @@ def test_a_block_depends_on_its_configs_not_on_how_it_is_judged(tiny_map, tmp_pa
     assert keys(block=2) < longer  # new columns keep the blocks before them
 
 
+def test_columns_are_added_until_one_fails(tiny_map, put_record, tmp_path):
+    grid = {"methods": {"gd_lora": None}, "compare": [], "lrs": [1e-2, 1e-1], "lambdas": [1.0]}
+    rule = {"ra": 1, "ta": 2, "fa": 5}
+    path = tiny_map(**grid, steps=[2], rule=rule, extend={"low": 2, "high": 1})
+    planner = MapPlanner(load_map(str(path)), StageStore(tmp_path))
+    record = next(r for r in planner.plan().results if r.label == "retrain" and not r.replicate)
+    put_record(planner.store, record.stage, dataclasses.asdict(TARGET))
+    done, plan = set(), planner.plan()
+    assert plan.waiting == ["gd_lora"]
+    while plan.waiting:
+        for block in plan.blocks:
+            if block.stage.key not in done:
+                done.add(block.stage.key)
+                fill(planner.store, block, accepted=lambda lr: lr > 3e-3)
+        plan = planner.plan()
+    assert plan.edges == {"gd_lora": {"low": Edge(3e-3, True), "high": Edge(0.3, False)}}
+    assert sorted(block.points[0][0] for block in plan.blocks) == [3e-3, 1e-2, 0.3]
+    (got,) = make_board(planner.map, planner.store).lines
+    assert got.accepted == (100.0,) and got.band == (pytest.approx(math.log10(30)),)
+
+
+def fill(store, block, accepted):
+    """Completes a block by hand: a cell passes where ``accepted`` says so of its rate."""
+    with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
+        rows = []
+        for lr, lam in block.points:
+            row = dataclasses.asdict(cell(lr, lam, ra=100.0 if accepted(lr) else 0.0, step=2))
+            rows.append({k: v for k, v in row.items() if k not in ("label", "seed", "extension")})
+        (folder / "cells.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
     path = tiny_map(extend={"low": 0, "high": 0})
     store = StageStore(tmp_path)
