@@ -87,10 +87,6 @@ class BoundedLinear(nn.Module):
             return None
         return self.get_buffer("A0"), self.get_buffer("Bt0")
 
-    def factors(self) -> list[Tensor]:
-        """A and Bt, and A0 and Bt0 where there is a start."""
-        return [self.A, self.Bt, *(self.start or ())]
-
     def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
         return bounded_delta(
             A, Bt, phi=self.config.phi, outer=self.outer, inner=self.inner, clip=self.config.clip

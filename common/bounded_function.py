@@ -105,10 +105,11 @@ class BoundedLinearFunction(torch.autograd.Function):
             dtype: Of the product.
             grad_gemm_dtype: A lower precision for the weight's gradient alone.
         """
-        ctx.save_for_backward(x, weight, A, Bt, A0, Bt0, built)
+        start = None if A0 is None or Bt0 is None else (A0, Bt0)
+        ctx.save_for_backward(x, weight, A, Bt, built)
+        ctx.start = start  # a constant: DDP rewrites buffers with equal values between forwards
         ctx.bound, ctx.grad_gemm_dtype = bound, grad_gemm_dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        start = None if A0 is None or Bt0 is None else (A0, Bt0)
         bias = None if bias is None else bias.to(dtype)
         if built is None and _few(x) and _kernels(A, dtype) is eager and x.dtype == dtype:
             flat = x.reshape(-1, x.shape[-1])
@@ -128,9 +129,9 @@ class BoundedLinearFunction(torch.autograd.Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """(dx, dW0, db, dA, dBt)."""
-    x, weight, A, Bt, A0, Bt0, built = ctx.saved_tensors
+    x, weight, A, Bt, built = ctx.saved_tensors
     need_x, need_weight, need_bias, need_A, need_Bt = ctx.needs_input_grad[:5]
-    start = None if A0 is None else (A0, Bt0)
+    start: Start | None = ctx.start
     bound: Bound = ctx.bound
     g = grad.reshape(-1, grad.shape[-1]).contiguous()
     flat = x.reshape(-1, x.shape[-1]).contiguous()

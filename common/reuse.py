@@ -77,7 +77,8 @@ def shared_weight(layer: BoundedLinear, dtype: torch.dtype) -> Tensor | None:
     if shared is None:
         return None
     with shared.lock:
-        versions = [None if t.is_inference() else t._version for t in layer.factors()]
+        factors = (layer.A, layer.Bt)  # a start is a constant, which DDP rewrites with itself
+        versions = [None if t.is_inference() else t._version for t in factors]
         if shared.versions is None:
             shared.versions = versions
         elif shared.versions != versions:

@@ -197,6 +197,23 @@ def test_there_is_no_second_derivative():
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_there_are_no_function_transforms(transform):
+    """Torch's own error says what is not there, before anything is computed."""
+    x, *rest = tensors("sine", "full")
+
+    def loss(x):
+        return bounded_linear(x, *rest, phi="sine", **FORM).sum()
+
+    run = {
+        "vmap": lambda: torch.func.vmap(loss)(x),
+        "grad": lambda: torch.func.grad(loss)(x),
+        "jvp": lambda: torch.func.jvp(loss, (x,), (x,)),
+    }
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        run[transform]()
+
+
 # Precision ---------------------------------------------------------------------------------------
 
 
@@ -551,6 +568,26 @@ def test_a_step_inside_a_scope_is_refused_where_torch_counts_it(tiny):
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
         with pytest.raises(RuntimeError, match="inside reuse_weights"):
             model(x)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_buffers_that_are_broadcast_between_forwards_change_nothing(tiny, reuse):
+    """DistributedDataParallel writes every buffer anew, with equal values, before a forward."""
+    model, x = adapted(tiny, phi="relu"), draw(1, 3, 6).float()
+    assert all(layer.start is not None for _, layer in adapted_layers(model))
+
+    def grads(broadcast):
+        model.zero_grad()
+        with reuse_weights(model) if reuse else torch.enable_grad():
+            first = model(x)
+            with torch.no_grad():
+                for buffer in model.buffers() if broadcast else ():
+                    buffer.copy_(buffer.clone())
+            (first + model(x)).square().sum().backward()
+        return [layer.A.grad.clone() for _, layer in adapted_layers(model)]
+
+    for plain, found in zip(grads(False), grads(True), strict=True):
+        assert torch.equal(plain, found) and plain.abs().max() > 0
 
 
 def test_an_evaluation_may_build_what_training_saves(tiny, builds):
