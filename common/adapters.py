@@ -11,180 +11,22 @@ from __future__ import annotations
 import fnmatch
 import glob
 import json
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Size, Tensor, nn
 
-from common.bounded import BOUNDED, bounded_delta, bounded_linear, gram_norm, phi_bound
-from common.bounded_function import build_weight, gemm_dtype
-from common.bounded_phi import Bound
+from common.bounded import BOUNDED, gram_norm
+from common.bounded_layer import BoundedLinear, adapted_layers, warn_of_loss
 from common.errors import CheckpointError, ConfigError
-from common.reuse import shared_weight
 from common.schemas import AdapterConfig
-
-logger = logging.getLogger(__name__)
 
 ADAPTER_WEIGHTS = "adapter.safetensors"
 ADAPTER_CONFIG = "adapter.json"
 FACTORS = ("A", "Bt")
 START = ("A0", "Bt0")
-
-
-class BoundedLinear(nn.Module):
-    """``nn.Linear`` with a frozen weight (k, d) and a (bounded) low-rank update.
-
-    Args:
-        base: The layer to adapt; its parameters are shared, not copied, and frozen.
-        config: Rank, bound and scales.
-        generator: Draws B ~ U(+-1/sqrt d) (and A for phi = relu, else A = 0).
-    """
-
-    def __init__(self, base: nn.Linear, config: AdapterConfig, generator: torch.Generator):
-        super().__init__()
-        k, d = base.weight.shape
-        self.weight = base.weight.requires_grad_(False)
-        self.bias = None if base.bias is None else base.bias.requires_grad_(False)
-        self.config = config
-        self.outer, self.inner = _scales(config, self.weight)
-        bound = 1.0 / math.sqrt(d)
-        Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * bound
-        A = torch.zeros(k, config.rank)
-        if config.phi == "relu":
-            A = torch.randn(k, config.rank, generator=generator) * config.init_std
-        self.A = nn.Parameter(A.to(self.weight.device))
-        self.Bt = nn.Parameter(Bt.to(self.weight.device))
-        if config.phi == "relu":
-            self.set_start_(self.A, self.Bt)
-        self.train(base.training)
-
-    @torch.no_grad()
-    def set_start_(self, A: Tensor, Bt: Tensor) -> None:
-        """Sets the factors, and subtracts their dW from now on: any phi may start anywhere.
-
-        ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
-        The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
-
-        Args:
-            A: (k, r).
-            Bt: (r, d).
-        """
-        assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
-            "a start has A's and Bt's shape"
-        )
-        self.A.copy_(A)
-        self.Bt.copy_(Bt)
-        self.register_buffer("A0", self.A.detach().clone())
-        self.register_buffer("Bt0", self.Bt.detach().clone())
-
-    @property
-    def start(self) -> tuple[Tensor, Tensor] | None:
-        """(A0, Bt0) whose dW is subtracted, if there is one."""
-        if "A0" not in self._buffers:
-            return None
-        return self.get_buffer("A0"), self.get_buffer("Bt0")
-
-    def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
-        return bounded_delta(
-            A, Bt, phi=self.config.phi, outer=self.outer, inner=self.inner, clip=self.config.clip
-        )
-
-    def delta(self) -> Tensor:
-        """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
-        delta = self._bounded(self.A, self.Bt)
-        return delta if self.start is None else delta - self._bounded(*self.start)
-
-    def effective_weight(self, dtype: torch.dtype) -> Tensor:
-        """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
-        assert self.config.phi != "identity", "the low-rank path has no effective weight"
-        bound = Bound(self.config.phi, self.outer, self.inner, self.config.clip)
-        base = None if self.config.mode == "split" else self.weight
-        return build_weight(base, self.A, self.Bt, bound, start=self.start, dtype=dtype)
-
-    @property
-    def entry_bound(self) -> float:
-        """Entrywise bound on dW: (alpha/r) sup|phi|, or c rms(W0) sup|phi|; may be infinite.
-
-        Twice that where a start is subtracted.
-        """
-        bound = self.outer * phi_bound(self.config.phi, self.config.clip)
-        return bound if self.start is None else 2 * bound
-
-    def arguments(self) -> Tensor:
-        """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
-        return self.inner * (self.A @ self.Bt)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., k)."""
-        config = self.config
-        low_rank = config.phi == "identity"
-        return bounded_linear(
-            x,
-            self.weight,
-            self.bias,
-            self.A,
-            self.Bt,
-            phi=config.phi,
-            outer=self.outer,
-            inner=self.inner,
-            clip=config.clip,
-            start=self.start,
-            split=config.mode == "split",
-            dropout=config.dropout if self.training else 0.0,
-            grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
-            built=None if low_rank else shared_weight(self, gemm_dtype(x, self.weight)),
-        )
-
-    def merged(self) -> nn.Linear:
-        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.
-
-        Warns where that dtype loses the update; see :func:`detach`.
-        """
-        layer, squares = self._merged()
-        _warn_of_loss("this layer", squares)
-        return layer
-
-    @torch.no_grad()
-    def _merged(self) -> tuple[nn.Linear, Tensor]:
-        """The merged layer, and the squared norms of W0, dW and of what rounding took of dW."""
-        k, d = self.weight.shape
-        layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
-        base, delta = self.weight.to(wide), self.delta().to(wide)
-        layer.weight = nn.Parameter((base + delta).to(self.weight.dtype))
-        if self.bias is not None:
-            layer.bias = nn.Parameter(self.bias.detach().clone())
-        squares = torch.zeros(3, dtype=torch.float64)
-        if wide != self.weight.dtype:
-            lost = base + delta - layer.weight.to(wide)
-            squares = torch.stack([t.square().sum().double() for t in (base, delta, lost)]).cpu()
-        return layer.train(self.training), squares
-
-    def extra_repr(self) -> str:
-        """Sizes and bound, for ``print(model)``."""
-        k, d = self.weight.shape
-        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.inner:g}"
-
-
-def _scales(config: AdapterConfig, weight: Tensor) -> tuple[float, float]:
-    """(outer, inner) of dW = outer * phi(inner * A B^T)."""
-    if config.bound == "absolute":
-        return config.scale, config.omega
-    rms = float(weight.detach().float().square().mean().sqrt())
-    if rms == 0.0:
-        raise ConfigError("bound: relative needs weights that are not all zero")
-    outer = config.c * rms
-    return outer, config.scale * config.omega / outer
-
-
-def adapted_layers(model: nn.Module) -> Iterator[tuple[str, BoundedLinear]]:
-    """(name, layer) of every adapted layer."""
-    for name, module in model.named_modules():
-        if isinstance(module, BoundedLinear):
-            yield name, module
 
 
 def attach(
@@ -244,31 +86,17 @@ def attach(
 def detach(model: nn.Module) -> nn.Module:
     """Merges every adapter in place: the original architecture and state-dict keys.
 
-    Where bfloat16 or float16 weights round away more than :data:`TOLERATED_LOSS` of the update,
-    one warning per model says how large the update is and how much of it is lost.
+    Where bfloat16 or float16 weights round away more than a tolerated share of the update
+    (:data:`common.bounded_layer.TOLERATED_LOSS`), one warning per model says how large the update
+    is and how much of it is lost.
     """
     total = torch.zeros(3, dtype=torch.float64)
     for name, layer in list(adapted_layers(model)):
-        merged, squares = layer._merged()
+        merged, squares = layer.merge()
         _replace(model, name, merged)
         total += squares
-    _warn_of_loss("the model", total)
+    warn_of_loss("the model", total)
     return model
-
-
-TOLERATED_LOSS = 0.05
-
-
-def _warn_of_loss(what: str, squares: Tensor) -> None:
-    base, delta, lost = squares.sqrt().tolist()
-    if delta > 0 and lost > TOLERATED_LOSS * delta:
-        logger.warning(
-            "merging rounds off part of the update of %s: ||dW|| / ||W0|| is %.1e, and %.0f %% of "
-            "||dW|| is lost; merge in float32, or keep the adapter",
-            what,
-            delta / base if base else math.inf,
-            100 * lost / delta,
-        )
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The kernel under :class:`common.adapters.BoundedLinear`: bounds and the merged product.
+"""The kernel under :class:`common.bounded_layer.BoundedLinear`: bounds and the merged product.
 
 Every bound is written as one formula, ``dW = outer * phi(inner * A Bt)`` with Bt = B^T stored as
 r x d, so that the absolute and the layer-relative bound differ in two numbers only:

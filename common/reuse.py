@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from common.adapters import BoundedLinear
+    from common.bounded_layer import BoundedLinear
 
 
 class _Shared:
@@ -51,7 +51,7 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     Args:
         model: Any module; without adapted layers nothing happens.
     """
-    from common.adapters import adapted_layers
+    from common.bounded_layer import adapted_layers
 
     layers = [layer for _, layer in adapted_layers(model)]
     with _LOCK:
