@@ -89,6 +89,22 @@ def test_float64_gradcheck(phi, mode, small_blocks):
     assert torch.autograd.gradcheck(layer, inputs, fast_mode=mode != "full")
 
 
+@pytest.mark.parametrize("phi", PHIS)
+def test_float64_gradcheck_with_dropout(phi, small_blocks):
+    """The same mask in every call."""
+    inputs = [t.requires_grad_() for t in tensors(phi, "split")]
+
+    def layer(*arguments):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(4)
+            return bounded_linear(*arguments, phi=phi, **FORM, split=True, dropout=0.4)
+
+    assert torch.autograd.gradcheck(layer, inputs, fast_mode=True)
+    x = inputs[0].detach()
+    plain = bounded_linear(x, *inputs[1:], phi=phi, **FORM, split=True)
+    assert not torch.allclose(layer(x, *inputs[1:]), plain), "the mask acts"
+
+
 @pytest.mark.parametrize("phi", BENT)
 def test_gradcheck_of_x_and_bias_with_a_shared_weight(phi, small_blocks):
     x, weight, bias, A, Bt = tensors(phi, "full")
@@ -197,6 +213,7 @@ def test_there_is_no_second_derivative():
         grad.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # jvp imports what torch itself deprecates
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
 def test_there_are_no_function_transforms(transform):
     """Torch's own error says what is not there, before anything is computed."""
