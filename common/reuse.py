@@ -30,7 +30,7 @@ class _Shared:
         self.scopes = 0
         self.lock = threading.Lock()
         self.weights: dict[torch.dtype, Tensor] = {}
-        self.versions: list[int | None] | None = None
+        self.factors: list[tuple[int, int | None]] | None = None
 
 
 _OPEN: WeakKeyDictionary[nn.Module, _Shared] = WeakKeyDictionary()
@@ -42,11 +42,12 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     """Builds the effective weight of each adapted layer once inside the ``with`` block.
 
     A and Bt must not change between the first forward pass inside and the end of the block: step
-    the optimizer after the last forward pass.  (A change that torch counts raises; one that it
-    does not count, such as fused AdamW's, would go unseen.)  The shared weights are dropped when
-    the outermost block around a layer ends, also on an exception.  Threads that open a scope on
-    one model share its weights.  A graph made inside can be differentiated after the block, and
-    holds its weight until then; with gradient checkpointing, differentiate inside.
+    the optimizer after the last forward pass.  (Other tensors in their place raise, and so does a
+    change that torch counts; one that it does not count, such as fused AdamW's, would go unseen.)
+    The shared weights are dropped when the outermost block around a layer ends, also on an
+    exception.  Threads that open a scope on one model share its weights.  A graph made inside can
+    be differentiated after the block, and holds its weight until then; with gradient checkpointing,
+    differentiate inside.
 
     Args:
         model: Any module; without adapted layers nothing happens.
@@ -77,13 +78,17 @@ def shared_weight(layer: BoundedLinear, dtype: torch.dtype) -> Tensor | None:
     if shared is None:
         return None
     with shared.lock:
-        factors = (layer.A, layer.Bt)  # a start is a constant, which DDP rewrites with itself
-        versions = [None if t.is_inference() else t._version for t in factors]
-        if shared.versions is None:
-            shared.versions = versions
-        elif shared.versions != versions:
+        factors = [_place(layer.A), _place(layer.Bt)]  # a start is a constant that DDP rewrites
+        if shared.factors is None:
+            shared.factors = factors
+        elif shared.factors != factors:
             raise RuntimeError("A or Bt changed inside reuse_weights; step after the with block")
         if dtype not in shared.weights:
             with torch.inference_mode(False):  # an evaluation may build what a training step saves
                 shared.weights[dtype] = layer.effective_weight(dtype)
         return shared.weights[dtype]
+
+
+def _place(tensor: Tensor) -> tuple[int, int | None]:
+    """Where a tensor's values are, and how often torch saw them change there."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version

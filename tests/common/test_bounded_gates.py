@@ -587,6 +587,24 @@ def test_a_step_inside_a_scope_is_refused_where_torch_counts_it(tiny):
             model(x)
 
 
+@pytest.mark.parametrize("swap", ["data", "parameter", "functional"])
+def test_other_factors_inside_a_scope_are_refused(tiny, swap):
+    """As a moving average puts them in, or a functional call: no version is raised."""
+    model, x = adapted(tiny), draw(1, 3, 6).float()
+    name, layer = next(adapted_layers(model))
+    other = {}
+    with reuse_weights(model):
+        model(x)
+        if swap == "data":
+            layer.A.data = 2 * layer.A.data
+        elif swap == "parameter":
+            layer.A = nn.Parameter(2 * layer.A.detach())
+        else:
+            other = {f"{name}.A": 2 * layer.A.detach()}
+        with pytest.raises(RuntimeError, match="inside reuse_weights"):
+            torch.func.functional_call(model, other, (x,))
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 def test_buffers_that_are_broadcast_between_forwards_change_nothing(tiny, reuse):
     """DistributedDataParallel writes every buffer anew, with equal values, before a forward."""
