@@ -55,7 +55,7 @@ def toy():
     def reference(scenario: str, parts: list[str]):
         from common.methods import train_reference
 
-        model = tiny_task.fresh_net()
+        model = tiny_task.problem_of("").net()
         task = tiny_task.make_task(model, scenario, 0, access, poisoned=False)
         return train_reference(task, parts).eval()
 
