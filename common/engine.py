@@ -74,14 +74,32 @@ def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return math.ceil(config.epochs * first.batches_per_epoch / config.accumulation)
 
 
-def learning_rate(config: FitConfig, step: int, total: int) -> float:
-    """Rate of optimizer step ``step`` (from 0): linear warm-up, then constant or cosine to 0."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+    """Optimizer steps of the warm-up; epochs count passes over the first loader, rounded up."""
+    if config.warmup_epochs is None:
+        return config.warmup_steps
+    first = next(iter(loaders.values()))
+    return math.ceil(config.warmup_epochs * first.batches_per_epoch / config.accumulation)
+
+
+def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None = None) -> float:
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule.
+
+    Args:
+        config: Rate and schedule.
+        step: Optimizer step.
+        total: Optimizer steps in all; ``linear`` and ``cosine`` are 0 there.
+        warmup: Steps of the warm-up (:func:`warmup_steps`); ``config.warmup_steps`` when absent.
+    """
+    warmup = config.warmup_steps if warmup is None else warmup
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    progress = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    if config.schedule == "linear":
+        return config.lr * (1 - progress)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def fit(
@@ -224,6 +242,7 @@ class _Run:
         self.stateful: dict[str, Stateful] = {**self.loaders, **stateful}
         self.component_of = component_of or (lambda name: "all")
         self.total = total_steps(config, loaders)
+        self.warmup = warmup_steps(config, loaders)
         self.accelerator = make_accelerator(config, next(model.parameters()).device)
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
@@ -274,7 +293,7 @@ class _Run:
 
     def step(self, step: int) -> dict[str, float]:
         """One optimizer step; returns scalars when this step is logged."""
-        rate = learning_rate(self.config, step, self.total)
+        rate = learning_rate(self.config, step, self.total, self.warmup)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
         self._measures = self.logs(step)
