@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
@@ -19,7 +19,14 @@ from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
 from language.evaluation import TofuEvaluation
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
-from language.metrics.tofu import GAP_METRICS, METRICS, tofu_compare, tofu_metrics
+from language.metrics.tofu import (
+    GAP_METRICS,
+    LOKU_PART,
+    LOKU_ROWS,
+    METRICS,
+    tofu_compare,
+    tofu_metrics,
+)
 from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
 if TYPE_CHECKING:
@@ -72,6 +79,15 @@ class LanguageConfig(Strict):
     train: FitConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
+
+    @model_validator(mode="after")
+    def _reference_is_trained(self) -> LanguageConfig:
+        if self.evaluation.fq_reference == "loku" and self.scenario.kind != "forget10":
+            raise ValueError(
+                "fq_reference: loku compares with the model retrained without forget10, which"
+                " only scenario: {kind: forget10} has; use fq_reference: tofu"
+            )
+        return self
 
 
 class LanguageBenchmark(Benchmark):
@@ -234,6 +250,8 @@ class LanguageBenchmark(Benchmark):
         if trial:
             chosen = {k: v for k, v in chosen.items() if not k.startswith(("test", "holdout"))}
         chosen["retain"] = self._retain_sample(chosen["retain"], seed)
+        if self.config.evaluation.fq_reference == "loku":
+            chosen[LOKU_PART] = chosen["forget"][:LOKU_ROWS]
         return {name: np.asarray(ids) for name, ids in chosen.items() if len(ids)}
 
     def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:
