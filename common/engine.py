@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -36,6 +36,9 @@ ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
 Watch = Callable[[nn.Module, int], Mapping[str, float | None]]
 """(model in eval mode, steps done) -> metrics."""
+
+
+SHARDED = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 
 
 class ScalarSink(Protocol):
@@ -210,14 +213,24 @@ def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
     """An accelerator for this run; accelerate keeps one per process, so an old one is dropped.
 
     Its device goes too, unless processes are joined: the last run may have been elsewhere.
+
+    Raises:
+        ConfigError: The launcher asks for sharded parameters (FSDP and its kin).
     """
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     AcceleratorState._reset_state(reset_partial_state=not joined)
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         gradient_accumulation_steps=config.accumulation,
         cpu=device.type == "cpu",
     )
+    if accelerator.distributed_type in SHARDED:
+        raise ConfigError(
+            f"accelerate is set to {accelerator.distributed_type.value}, which splits parameters;"
+            " norms, projections and stored models need whole ones: launch plain data parallel,"
+            " or spread one process over the devices (text: protocol.model.device_map=auto)"
+        )
+    return accelerator
 
 
 class _Run:
@@ -251,7 +264,9 @@ class _Run:
         if self.accelerator.num_processes > 1:
             for loader in self.loaders.values():
                 loader.take_shard(self.accelerator.process_index, self.accelerator.num_processes)
-        self.prepared, self.optimizer = self.accelerator.prepare(model, self.raw_optimizer)
+        self.prepared, self.optimizer = self.accelerator.prepare(
+            model, self.raw_optimizer, device_placement=[False, None]
+        )  # models come placed, some over several devices
         self._forward = forward
         self.first_bad = torch.full((), -1, device=self.accelerator.device)
         self.logit_stats: tuple[Tensor, Tensor] | None = None
@@ -381,6 +396,7 @@ class _Run:
                     continue
                 key = f"{kind}/{group}"
                 square = tensor.detach().float().square().sum() / unit**2
+                square = square.to(self.accelerator.device)  # a model may lie on several
                 squares[key] = squares[key] + square if key in squares else square
         return {key: math.sqrt(max(float(value), 0.0)) for key, value in squares.items()}
 

@@ -157,7 +157,7 @@ class LanguageBenchmark(Benchmark):
     @cached_property
     def num_classes(self) -> int:
         """Entries of the model's vocabulary."""
-        return int(self.blank().get_input_embeddings().num_embeddings)
+        return int(self._shape.get_input_embeddings().num_embeddings)
 
     @property
     def recipe(self) -> FitConfig:
@@ -169,7 +169,7 @@ class LanguageBenchmark(Benchmark):
         """Linear layers of the architecture."""
         from language.models import targets_of
 
-        return targets_of(self.blank().config.model_type)
+        return targets_of(self._shape.config.model_type)
 
     @property
     def head(self) -> Sequence[str]:
@@ -208,12 +208,23 @@ class LanguageBenchmark(Benchmark):
         )
 
     def blank(self) -> Any:
-        """The architecture, without fetching weights."""
+        """The architecture; weights are only read where ``device_map`` has to spread them."""
+        if self.config.model.device_map:
+            return self.build(0)
+        return self._placed(self._blank())
+
+    def _blank(self) -> Any:
         from language.models import blank_model
 
-        return self._placed(
-            blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
-        )
+        return blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
+
+    @cached_property
+    def _shape(self) -> Any:
+        """The architecture without memory (meta device)."""
+        import torch
+
+        with torch.device("meta"):
+            return self._blank()
 
     def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""

@@ -720,3 +720,11 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
         run(tiny.net(), unknown, watch=Noisy())
     with pytest.raises(ValueError, match="needs evaluate_every"):
         small(stop_below={"mu": 1.0})
+
+
+def test_a_launcher_that_splits_parameters_is_refused(tiny, run, monkeypatch):
+    from accelerate import DistributedType
+
+    monkeypatch.setattr("common.engine.SHARDED", {DistributedType.NO})  # what runs here
+    with pytest.raises(ConfigError, match=r"accelerate is set to NO.* plain data parallel"):
+        run(tiny.net(), small())
