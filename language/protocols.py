@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from common.loading import Batch
     from common.metrics import MetricSpec
+    from common.schemas import AdapterConfig
     from common.scores import Scores
     from common.splits import ForgetSplit
     from language.text import TextSource
@@ -120,6 +121,18 @@ class LanguageBenchmark(Benchmark):
         return tofu_compare(
             scores, reference, style=evaluation.style, fq_reference=evaluation.fq_reference
         )
+
+    @classmethod
+    def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
+        """On the meta device, for models of known sizes."""
+        from language.models import count_targets, sizes_known
+
+        if not sizes_known(config.model):
+            return None
+        share = count_targets(
+            config.model, adapter.rank, placement=adapter.placement, targets=adapter.targets
+        )
+        return share.trainable, share.base
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)

@@ -1,4 +1,4 @@
-"""The language benchmark as a whole: the contract, what it compares with, models that are spread."""
+"""The language benchmark as a whole: the contract, what it compares with, spread models."""
 
 from __future__ import annotations
 
