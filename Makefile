@@ -10,7 +10,7 @@ ARGS   ?=
 .PHONY: help install demo test check style bench theory clean
 
 help:
-	@echo "make demo    class and random forgetting on real digits: leaderboards in 3 to 5 minutes"
+	@echo "make demo    real digits and invented authors: leaderboards in about 5 minutes"
 	@echo "make test    the tests"
 	@echo "make check   ruff and mypy"
 	@echo "make style   format and fix"

@@ -84,7 +84,7 @@ def show(
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
     plugin: Plugins = None,
 ) -> None:
-    """Show a method (formula, source, defaults, access), a suite (its YAML), or the layer."""
+    """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
     if name == "bounded":
         from benchmarks.plan_bounded import make_plan, show_bounded
 
@@ -95,9 +95,9 @@ def show(
     if plan is not None:
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
-    from benchmarks.describe import show_benchmark, show_method
+    from benchmarks.describe import show_benchmark, show_method, show_suite
     from benchmarks.suite import find_suite, suite_names
-    from common.config import did_you_mean, read_yaml
+    from common.config import did_you_mean
     from common.registry import BENCHMARKS, METHODS
 
     if name in METHODS:
@@ -106,10 +106,7 @@ def show(
         path = find_suite(name)
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        from rich.syntax import Syntax
-
-        read_yaml(path)
-        console.print(Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default"))
+        show_suite(console, name)
     elif name in BENCHMARKS:
         show_benchmark(console, name)
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.markup import escape
+from rich.syntax import Syntax
 
 from benchmarks.render import rich_table
+from benchmarks.suite import find_suite, load_suite
 from common.config import canonical
 from common.registry import BENCHMARKS, METHODS
 
@@ -49,3 +52,31 @@ def show_benchmark(console: Console, name: str) -> None:
     console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     console.print(left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))
+
+
+def show_suite(console: Console, name: str) -> None:
+    """A suite's YAML, and what share of its model's parameters its adapters train, counted."""
+    text = find_suite(name).read_text(encoding="utf-8")
+    console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    suite = load_suite(name)
+    adapters = {}
+    labels = defaultdict(list)
+    for row in suite.rows:
+        adapter = getattr(row.config, "adapter", None)
+        if adapter is not None:
+            size = (adapter.rank, adapter.placement, adapter.targets)
+            adapters[size] = adapter
+            labels[size].append(row.label)
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    cells = []
+    for (rank, placement, targets), adapter in adapters.items():
+        share = benchmark.adapter_share(suite.protocol, adapter)
+        if share is not None:
+            trained, base = share
+            percent = f"{100 * trained / (base + trained):.3f} %"
+            where = placement if targets is None else " ".join(targets)
+            rows = ", ".join(labels[rank, placement, targets])
+            cells.append([str(rank), where, f"{trained:,}", f"{base:,}", percent, rows])
+    if cells:
+        heads = ["rank", "on", "trained", "of the model's", "share of both", "rows"]
+        console.print(left(rich_table("Adapters, counted", heads, cells)))

@@ -167,7 +167,7 @@ def check_ball(config: AdapterConfig) -> None:
 def factor_penalty(model: nn.Module) -> Tensor:
     """``sum over layers of ||A B^T||_F^2``, differentiable (the paper's open question)."""
     terms = [((la.A.mT @ la.A) * (la.Bt @ la.Bt.mT)).sum() for _, la in adapted_layers(model)]
-    return torch.stack(terms).sum()
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 # Saving and loading ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.config import Strict
 from common.metrics import GapRule, MetricSpec
-from common.schemas import FitConfig
+from common.schemas import AdapterConfig, FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,6 +82,14 @@ class Benchmark(ABC):
         Planning asks, so that a method which is not for this scenario is not run at all.
         """
         return ""
+
+    @classmethod
+    def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
+        """(parameters of an adapter, parameters of the model without it), counted.
+
+        None where the model's sizes are not known without fetching anything.
+        """
+        return None
 
     @property
     @abstractmethod

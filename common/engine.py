@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -36,6 +36,9 @@ ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
 Watch = Callable[[nn.Module, int], Mapping[str, float | None]]
 """(model in eval mode, steps done) -> metrics."""
+
+
+SHARDED = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 
 
 class ScalarSink(Protocol):
@@ -74,14 +77,32 @@ def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return math.ceil(config.epochs * first.batches_per_epoch / config.accumulation)
 
 
-def learning_rate(config: FitConfig, step: int, total: int) -> float:
-    """Rate of optimizer step ``step`` (from 0): linear warm-up, then constant or cosine to 0."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+    """Optimizer steps of the warm-up; epochs count passes over the first loader, rounded up."""
+    if config.warmup_epochs is None:
+        return config.warmup_steps
+    first = next(iter(loaders.values()))
+    return math.ceil(config.warmup_epochs * first.batches_per_epoch / config.accumulation)
+
+
+def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None = None) -> float:
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule.
+
+    Args:
+        config: Rate and schedule.
+        step: Optimizer step.
+        total: Optimizer steps in all; ``linear`` and ``cosine`` are 0 there.
+        warmup: Steps of the warm-up (:func:`warmup_steps`); ``config.warmup_steps`` when absent.
+    """
+    warmup = config.warmup_steps if warmup is None else warmup
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    progress = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    if config.schedule == "linear":
+        return config.lr * (1 - progress)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def fit(
@@ -192,14 +213,24 @@ def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
     """An accelerator for this run; accelerate keeps one per process, so an old one is dropped.
 
     Its device goes too, unless processes are joined: the last run may have been elsewhere.
+
+    Raises:
+        ConfigError: The launcher asks for sharded parameters (FSDP and its kin).
     """
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     AcceleratorState._reset_state(reset_partial_state=not joined)
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         gradient_accumulation_steps=config.accumulation,
         cpu=device.type == "cpu",
     )
+    if accelerator.distributed_type in SHARDED:
+        raise ConfigError(
+            f"accelerate is set to {accelerator.distributed_type.value}, which splits parameters;"
+            " norms, projections and stored models need whole ones: launch plain data parallel,"
+            " or spread one process over the devices (text: protocol.model.device_map=auto)"
+        )
+    return accelerator
 
 
 class _Run:
@@ -224,6 +255,7 @@ class _Run:
         self.stateful: dict[str, Stateful] = {**self.loaders, **stateful}
         self.component_of = component_of or (lambda name: "all")
         self.total = total_steps(config, loaders)
+        self.warmup = warmup_steps(config, loaders)
         self.accelerator = make_accelerator(config, next(model.parameters()).device)
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
@@ -232,7 +264,9 @@ class _Run:
         if self.accelerator.num_processes > 1:
             for loader in self.loaders.values():
                 loader.take_shard(self.accelerator.process_index, self.accelerator.num_processes)
-        self.prepared, self.optimizer = self.accelerator.prepare(model, self.raw_optimizer)
+        self.prepared, self.optimizer = self.accelerator.prepare(
+            model, self.raw_optimizer, device_placement=[False, None]
+        )  # models come placed, some over several devices
         self._forward = forward
         self.first_bad = torch.full((), -1, device=self.accelerator.device)
         self.logit_stats: tuple[Tensor, Tensor] | None = None
@@ -274,7 +308,7 @@ class _Run:
 
     def step(self, step: int) -> dict[str, float]:
         """One optimizer step; returns scalars when this step is logged."""
-        rate = learning_rate(self.config, step, self.total)
+        rate = learning_rate(self.config, step, self.total, self.warmup)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
         self._measures = self.logs(step)
@@ -362,6 +396,7 @@ class _Run:
                     continue
                 key = f"{kind}/{group}"
                 square = tensor.detach().float().square().sum() / unit**2
+                square = square.to(self.accelerator.device)  # a model may lie on several
                 squares[key] = squares[key] + square if key in squares else square
         return {key: math.sqrt(max(float(value), 0.0)) for key, value in squares.items()}
 

@@ -98,8 +98,9 @@ class FitConfig(Strict):
         steps: Optimizer steps; exactly one of ``steps`` and ``epochs`` is given.
         epochs: Passes over the loader named first.
         batch_size: Samples per optimizer step and per named loader.
-        schedule: Learning rate after warm-up.
+        schedule: Learning rate after warm-up; ``linear`` and ``cosine`` end at 0.
         warmup_steps: Linear warm-up from 0.
+        warmup_epochs: The same in passes over the loader named first, where given.
         accumulation: Micro-batches per optimizer step; divides ``batch_size``.
         max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
         mixed_precision: Autocast precision.
@@ -122,8 +123,9 @@ class FitConfig(Strict):
     weight_decay: NonNegative = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     eps: Positive = 1e-8
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_epochs: Positive | None = None
     accumulation: Count = 1
     max_grad_norm: Positive | None = None
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
@@ -133,6 +135,12 @@ class FitConfig(Strict):
     probe_every: Annotated[int, Field(ge=0)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     stop_below: dict[str, float] = {}
+
+    @model_serializer(mode="wrap")
+    def _later_field_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the keys of stages that were made before this field stay what they are
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k != "warmup_epochs" or v is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -149,6 +157,8 @@ class FitConfig(Strict):
             raise ValueError("give exactly one of steps and epochs")
         if self.stop_below and not self.evaluate_every:
             raise ValueError("stop_below needs evaluate_every")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError("give warmup_steps or warmup_epochs, not both")
         if self.batch_size % self.accumulation:
             raise ValueError("accumulation must divide batch_size")
         return self

@@ -337,12 +337,18 @@ _SIZES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "meta-llama/Llama-2-7b-hf": ("llama", {}),
     "meta-llama/Llama-2-7b-chat-hf": ("llama", {}),
+    "NousResearch/Llama-2-7b-chat-hf": ("llama", {}),
     "meta-llama/Llama-3.1-8B": ("llama", _llama3(4096, 14336, 32, 32)),
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", _llama3(4096, 14336, 32, 32)),
     "meta-llama/Llama-3.1-70B": ("llama", _llama3(8192, 28672, 80, 64)),
     "meta-llama/Llama-3.1-70B-Instruct": ("llama", _llama3(8192, 28672, 80, 64)),
 }
 """Sizes of published models, so that counting needs no network; never used to run one."""
+
+
+def sizes_known(config: CausalModelConfig) -> bool:
+    """Whether :func:`count_targets` needs no network and no data."""
+    return config.name in _SIZES or isinstance(config.tokenizer, int)
 
 
 def _architecture(config: CausalModelConfig, vocab_size: int | None) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
@@ -19,7 +19,14 @@ from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
 from language.evaluation import TofuEvaluation
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
-from language.metrics.tofu import GAP_METRICS, METRICS, tofu_compare, tofu_metrics
+from language.metrics.tofu import (
+    GAP_METRICS,
+    LOKU_PART,
+    LOKU_ROWS,
+    METRICS,
+    tofu_compare,
+    tofu_metrics,
+)
 from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 
     from common.loading import Batch
     from common.metrics import MetricSpec
+    from common.schemas import AdapterConfig
     from common.scores import Scores
     from common.splits import ForgetSplit
     from language.text import TextSource
@@ -73,6 +81,15 @@ class LanguageConfig(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
 
+    @model_validator(mode="after")
+    def _reference_is_trained(self) -> LanguageConfig:
+        if self.evaluation.fq_reference == "loku" and self.scenario.kind != "forget10":
+            raise ValueError(
+                "fq_reference: loku compares with the model retrained without forget10, which"
+                " only scenario: {kind: forget10} has; use fq_reference: tofu"
+            )
+        return self
+
 
 class LanguageBenchmark(Benchmark):
     """Fictitious authors under forgetting requests (see the module docstring)."""
@@ -104,6 +121,18 @@ class LanguageBenchmark(Benchmark):
         return tofu_compare(
             scores, reference, style=evaluation.style, fq_reference=evaluation.fq_reference
         )
+
+    @classmethod
+    def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
+        """On the meta device, for models of known sizes."""
+        from language.models import count_targets, sizes_known
+
+        if not sizes_known(config.model):
+            return None
+        share = count_targets(
+            config.model, adapter.rank, placement=adapter.placement, targets=adapter.targets
+        )
+        return share.trainable, share.base
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)
@@ -141,7 +170,7 @@ class LanguageBenchmark(Benchmark):
     @cached_property
     def num_classes(self) -> int:
         """Entries of the model's vocabulary."""
-        return int(self.blank().get_input_embeddings().num_embeddings)
+        return int(self._shape.get_input_embeddings().num_embeddings)
 
     @property
     def recipe(self) -> FitConfig:
@@ -153,7 +182,7 @@ class LanguageBenchmark(Benchmark):
         """Linear layers of the architecture."""
         from language.models import targets_of
 
-        return targets_of(self.blank().config.model_type)
+        return targets_of(self._shape.config.model_type)
 
     @property
     def head(self) -> Sequence[str]:
@@ -192,12 +221,23 @@ class LanguageBenchmark(Benchmark):
         )
 
     def blank(self) -> Any:
-        """The architecture, without fetching weights."""
+        """The architecture; weights are only read where ``device_map`` has to spread them."""
+        if self.config.model.device_map:
+            return self.build(0)
+        return self._placed(self._blank())
+
+    def _blank(self) -> Any:
         from language.models import blank_model
 
-        return self._placed(
-            blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
-        )
+        return blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
+
+    @cached_property
+    def _shape(self) -> Any:
+        """The architecture without memory (meta device)."""
+        import torch
+
+        with torch.device("meta"):
+            return self._blank()
 
     def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""
@@ -234,6 +274,8 @@ class LanguageBenchmark(Benchmark):
         if trial:
             chosen = {k: v for k, v in chosen.items() if not k.startswith(("test", "holdout"))}
         chosen["retain"] = self._retain_sample(chosen["retain"], seed)
+        if self.config.evaluation.fq_reference == "loku":
+            chosen[LOKU_PART] = chosen["forget"][:LOKU_ROWS]
         return {name: np.asarray(ids) for name, ids in chosen.items() if len(ids)}
 
     def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:

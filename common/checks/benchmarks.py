@@ -148,9 +148,10 @@ class _BenchmarkRuns:
             return "the same seed gives other index sets"
         if self.split.source_digest != self.benchmark.source.digest:
             return "source_digest is not the data's"
-        missing = [
-            part for part in (*TRAIN_PARTS, "test") if not len(self.split.parts.get(part, ()))
-        ]
+        sizes = {part: len(ids) for part, ids in self.split.parts.items()}
+        missing = [part for part in TRAIN_PARTS if not sizes.get(part)]
+        if not any(size for part, size in sizes.items() if part.startswith("test")):
+            missing.append("test")
         return f"part '{missing[0]}' is missing or empty" if missing else ""
 
     def _parts(self) -> str:
@@ -204,7 +205,8 @@ class _BenchmarkRuns:
                 return f"no target patterns for placement '{placement}'"
             adapter = AdapterConfig(rank=1, placement=placement)
             attach(copy.deepcopy(self.model), patterns, adapter, torch.Generator())
-        names = [name for name, _ in self.model.named_parameters()]
+        tied = self.model.named_parameters(remove_duplicate=False)  # a head may be the embeddings
+        names = [name for name, _ in tied]
         if not any(fnmatch.fnmatch(name, p) for name in names for p in self.benchmark.head):
             return "head patterns match no parameter"
         components = {self.benchmark.component_of(name) for name in names}
@@ -219,10 +221,8 @@ class _BenchmarkRuns:
         known = {spec.name for spec in self.benchmark.metrics}
         for trial in (True, False):
             parts = self.benchmark.parts(self.split, trial=trial, seed=1)
-            scores = {
-                part: self.benchmark.collect(self.model, ids[:: max(1, len(ids) // _SAMPLES)])
-                for part, ids in parts.items()
-            }
+            few = {part: ids[:: max(1, len(ids) // _SAMPLES)] for part, ids in parts.items()}
+            scores = self.benchmark.score(self.model, few)
             found = self.benchmark.evaluate(scores, trial=trial, seed=1)
             if not found:
                 return "evaluate returns nothing"

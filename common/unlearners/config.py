@@ -21,4 +21,4 @@ class ShortConfig(AdaptedConfig):
     batch_size: Count = 64
     lr: Positive = 1e-4
     weight_decay: NonNegative = 0.05
-    schedule: Literal["constant", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"

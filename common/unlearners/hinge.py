@@ -26,12 +26,14 @@ PUBLISHED: Mapping[str, Any] = {
     "epochs": 5,
     "batch_size": 32,
     "weight_decay": 0.01,
+    "schedule": "linear",
+    "warmup_epochs": 1.0,
     "lr_scaling": "none",
 }
 
 
 def _published(rank: int, lr: float) -> Mapping[str, Any]:
-    """The repository's TOFU settings; its linear decay after one warm-up epoch is not applied."""
+    """The repository's TOFU settings."""
     return {
         **PUBLISHED,
         "lr": lr,

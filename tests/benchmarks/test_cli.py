@@ -226,3 +226,22 @@ def test_installed_command_is_the_module(spawn):
         capture_output=True, text=True,
     )  # fmt: skip
     assert entry.returncode == 0 and "vision" in entry.stdout
+
+
+@pytest.mark.parametrize(
+    ("suite", "shares"),
+    [
+        ("tofu-phi-1.5-forget10", {"0.138 %": "gd_sine", "0.249 %": "loku"}),
+        ("tofu-llama2-7b-forget01", {"0.086 %": "gd_sine", "0.148 %": "loku"}),
+    ],
+)
+def test_show_counts_what_adapters_train(suite, shares, cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = cli("show", suite)
+    assert shown.code == 0 and shown.err == ""
+    table = shown.out.partition("Adapters, counted")[2]
+    for share, row in shares.items():
+        line = next(line for line in table.splitlines() if share in line)
+        assert row in line and " 4 " in line
+    words = "".join(shown.out.split())
+    assert ("thepaperprints1.6%" in words) == ("phi" in suite), "contrasted where it is claimed"

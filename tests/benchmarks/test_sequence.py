@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
@@ -105,3 +108,70 @@ def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over,
     )
     done = cli("plan", path)
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
+
+
+# Requests on text --------------------------------------------------------------------------------
+
+TEXT = {
+    "version": 1,
+    "benchmark": "language",
+    "protocol": {
+        "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
+        "model": {
+            "name": "tiny",
+            "dim": 16,
+            "depth": 1,
+            "heads": 2,
+            "context": 128,
+            "tokenizer": 400,
+        },
+        "train": {"steps": 3, "batch_size": 8, "lr": 1e-3},
+        "evaluation": {"max_new_tokens": 4},
+        "minimum_train_accuracy": 0,
+    },
+    "seeds": [1],
+    "retrains": 1,
+    "columns": ["su", "su_earlier", "du", "rd", "log10_fq", "mu"],
+    "defaults": {"steps": 2, "batch_size": 4},
+    "methods": {"original": None, "retrain": None, "gd_sine": None},
+}
+
+
+def text_suite(folder, request, **over):
+    scenario = {"kind": "requests", "requests": [1, 2], "request": request, "used": 0.5}
+    protocol = {**TEXT["protocol"], "scenario": scenario}
+    path = folder / f"text-{request}.yaml"
+    path.write_text(yaml.safe_dump({**TEXT, "suite": path.stem, "protocol": protocol, **over}))
+    return path
+
+
+def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli):
+    text_suite(tmp_path, 1)
+    path = text_suite(tmp_path, 2, after="text-1.yaml")
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 0, done.err
+    store = StageStore(tmp_path / "store")
+    stages = stages_of(path, store)
+    model = stages["gd_sine"].parents["model"]
+    assert model.parents["original"].spec["protocol"]["scenario"]["request"] == 1
+    folder = store.folder("split", model.parents["split"].key)
+    parts = ForgetSplit.load(folder / "split.safetensors").parts
+    sizes = {part: len(parts[part]) for part in ("forget", "unused", "earlier")}
+    assert sizes == {"forget": 4, "unused": 4, "earlier": 4}
+    for label, stage in stages.items():
+        evaluated = store.folder("evaluate", stage.key)
+        scores = load_scores(evaluated / "scores.safetensors")
+        assert {part: len(scores[part].loss) for part in sizes} == sizes, label
+        metrics = RunRecord.load(evaluated / "record.json").metrics
+        assert all(0 <= metrics[name] <= 100 for name in ("su", "su_earlier", "du", "rd"))
+    first = stages_of(tmp_path / "text-1.yaml", store)["gd_sine"].parents["model"]
+    assert first.key == model.parents["original"].key
+    assert (
+        "earlier"
+        not in ForgetSplit.load(
+            store.folder("split", first.parents["split"].key) / "split.safetensors"
+        ).parts
+    )
+    board = json.loads(cli("report", path, "--store", store.root, "--format", "json").out)
+    row = next(row for row in board["rows"] if row["row"] == "gd_sine")
+    assert row["metrics"]["su_earlier"]["mean"] is not None

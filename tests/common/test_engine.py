@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from common.adapters import adapted_layers, attach, detach
-from common.engine import fit, learning_rate, total_steps
+from common.engine import fit, learning_rate, total_steps, warmup_steps
 from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import ChainedLoader, RelabelledLoader
 from common.objectives import CrossEntropy, GradientDifference, Terms
@@ -87,6 +87,35 @@ def test_cosine_starts_at_the_end_of_the_warm_up():
     rates = [learning_rate(config, step, 12) for step in range(12)]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert rates[8] == pytest.approx(0.5)
+
+
+def test_linear_falls_to_zero_after_the_warm_up():
+    config = FitConfig(steps=12, lr=1.0, schedule="linear", warmup_steps=4)
+    rates = [learning_rate(config, step, 12) for step in range(13)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, *(1 - k / 8 for k in range(9))])
+    assert rates[-1] == 0.0
+
+
+def test_a_warm_up_in_epochs_counts_the_first_loader(tiny, source, run):
+    loaders = {"retain": tiny.loader(source, RETAIN, 10), "forget": tiny.loader(source, FORGET, 4)}
+    assert warmup_steps(FitConfig(steps=9, warmup_steps=3), loaders) == 3
+    per_epoch = loaders["retain"].batches_per_epoch
+    assert warmup_steps(FitConfig(steps=9, warmup_epochs=1.0), loaders) == per_epoch > 1
+    whole = FitConfig(steps=9, warmup_epochs=0.5, batch_size=8, accumulation=2)
+    assert warmup_steps(whole, loaders) == math.ceil(per_epoch / 4)
+    sink = Sink()
+    config = small(schedule="linear", warmup_epochs=1.0)
+    run(tiny.net(), config, tracker=sink, loaders=loaders)
+    rates = [learning_rate(config, step, 6, per_epoch) for step in range(6)]
+    assert [sink.rows[step + 1]["lr"] for step in range(6)] == rates
+    assert rates[0] == config.lr / per_epoch
+
+
+def test_a_warm_up_is_given_once_and_changes_no_other_key():
+    with pytest.raises(ValueError, match="warmup_steps or warmup_epochs, not both"):
+        FitConfig(steps=9, warmup_steps=3, warmup_epochs=1.0)
+    assert "warmup_epochs" not in FitConfig(steps=9).model_dump()
+    assert FitConfig(steps=9, warmup_epochs=2).model_dump()["warmup_epochs"] == 2.0
 
 
 def test_the_rate_reaches_the_optimizer(tiny, run):
@@ -691,3 +720,11 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
         run(tiny.net(), unknown, watch=Noisy())
     with pytest.raises(ValueError, match="needs evaluate_every"):
         small(stop_below={"mu": 1.0})
+
+
+def test_a_launcher_that_splits_parameters_is_refused(tiny, run, monkeypatch):
+    from accelerate import DistributedType
+
+    monkeypatch.setattr("common.engine.SHARDED", {DistributedType.NO})  # what runs here
+    with pytest.raises(ConfigError, match=r"accelerate is set to NO.* plain data parallel"):
+        run(tiny.net(), small())

@@ -71,6 +71,7 @@ def test_presets_hold_the_repositories_settings():
     assert (config.epochs, config.steps, config.batch_size, config.lr) == (5, None, 32, 2e-4)
     assert (config.adapter.rank, config.adapter.alpha, config.adapter.placement) == (4, 8.0, "all")
     assert config.fila.compat == "loku" and config.fila.eps == 1e-5 and config.engine().lr == 2e-4
+    assert (config.engine().schedule, config.engine().warmup_epochs) == ("linear", 1.0)
     assert resolve_config("me_gd", "tofu_llama2", {}, origin="test").forget_weight == 0.1
     assert resolve_config("rmu", "wmdp", {}, origin="test").retain_weight == 1200
 
