@@ -56,9 +56,9 @@ def show_benchmark(console: Console, name: str) -> None:
 
 def show_suite(console: Console, name: str) -> None:
     """A suite's YAML, and what share of its model's parameters its adapters train, counted."""
+    suite = load_suite(name)
     text = find_suite(name).read_text(encoding="utf-8")
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
-    suite = load_suite(name)
     adapters = {}
     labels = defaultdict(list)
     for row in suite.rows:
