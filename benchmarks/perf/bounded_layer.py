@@ -66,9 +66,9 @@ LAYERS: dict[Size, tuple[Shape, ...]] = {
     "full": (
         Shape("vit_s_fc1", 1536, 384, (512, 1576, 4096)),
         Shape("vit_s_fc2", 384, 1536, (1576,)),
-        Shape("vit_b_fc1", 3072, 768, (512, 1576, 4096)),
+        Shape("vit_b_fc1", 3072, 768, (512, 1576)),
         Shape("vit_b_fc2", 768, 3072, (1576,)),
-        Shape("phi_1_5_fc1", 8192, 2048, (512, 2048)),
+        Shape("phi_1_5_fc1", 8192, 2048, (512, 1024)),
     ),
     "quick": (Shape("vit_s_fc1", 1536, 384, (512, 1576)), Shape("vit_b_fc2", 768, 3072, (512,))),
     "tiny": (Shape("tiny_fc1", 96, 24, (8, FORWARD_TOKENS)),),
@@ -90,7 +90,7 @@ class StepSize:
 
 
 STEPS: dict[Size, StepSize] = {
-    "full": StepSize("vit_small_patch16_224", 8, 768, 2, 4096, 2, 512),
+    "full": StepSize("vit_small_patch16_224", 4, 768, 2, 4096, 2, 512),
     "quick": StepSize("vit_tiny_patch16_224", 2, 768, 2, 4096, 1, 128),
     "tiny": StepSize("test_vit", 2, 24, 2, 32, 2, 8, heads=2),
 }
