@@ -130,6 +130,8 @@ def dense_weight(module: nn.Module) -> Tensor | None:
     Asked for, in this order: a floating ``weight``, its ``dequantize()``, the module's own
     ``dequantize()``; ``weight`` may be a method, as torch's quantised modules have it.
     """
+    if type(module) is nn.Linear and not is_quantised(module):
+        return module.weight.detach()
     weight = _stored(module)
     if weight is not None and (weight.is_quantized or _dequantises(weight)):
         weight = weight.dequantize()
