@@ -31,7 +31,6 @@ from common.schemas import AdapterConfig, FitConfig
 
 MLP = ("blocks.*.mlp.fc*",)
 LAYERS = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
-ENGINE = "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def stream(seed=0):
@@ -78,7 +77,6 @@ class OpaqueLinear(nn.Module):
         return F.linear(x, (self.codes * self.rows).to(x.dtype))
 
 
-@pytest.mark.filterwarnings("ignore")
 def torch_int8(linear):
     """torch's dynamic int8 layer: packed weight, no parameters, no gradient to x."""
     from torch.ao.nn.quantized import dynamic
@@ -90,7 +88,9 @@ def torch_int8(linear):
     return layer
 
 
-needs_engine = pytest.mark.skipif(not ENGINE, reason="torch has no int8 kernels here")
+needs_engine = pytest.mark.skipif(
+    torch.backends.quantized.engine == "none", reason="torch has no int8 kernels here"
+)
 OFFERING = [Int8Linear, pytest.param(torch_int8, marks=needs_engine)]
 ALL = [*OFFERING, OpaqueLinear]
 pytestmark = pytest.mark.filterwarnings("ignore:.*(uantiz|TypedStorage).*")
@@ -118,6 +118,7 @@ def adapted(tiny, kind, *, scale=0.3, **fields):
 def one_layer(kind, **fields):
     linear = nn.Linear(6, 5)
     linear.weight.data.copy_(noise(3, 5, 6))
+    linear.bias.data.copy_(noise(2, 5))
     model = nn.ModuleDict({"fc": kind(linear)})
     attach(model, ("fc",), AdapterConfig(**({"rank": 2, "mode": "split"} | fields)), stream())
     model["fc"].A.data.add_(noise(4, 5, 2, scale=0.3))
