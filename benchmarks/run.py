@@ -286,7 +286,8 @@ class _Work:
             if status == "ok":
                 try:
                     parts = self.benchmark.parts(split, trial=trial, seed=self.seed)
-                    model = self._load_model("model")
+                    self._parent("model")
+                    model = self._stored(self.stage.parents["model"], exact=True)
                     model.eval()
                     scores = self.benchmark.score(model, parts)
                     metrics = self.benchmark.evaluate(scores, trial=trial, seed=self.seed)
@@ -422,19 +423,22 @@ class _Work:
         self.about |= {"status": "diverged", "status_detail": str(error), "step": error.step}
 
     def _load_model(self, role: str) -> nn.Module:
-        """The stored model of a parent, adapters merged."""
+        """The stored model of a parent, adapters merged: methods and audits take plain layers."""
         self._parent(role)
         return self._stored(self.stage.parents[role])
 
-    def _stored(self, stage: Stage) -> nn.Module:
-        """A stage's model; an adapter lies on the model that its own stage started from."""
-        from common.adapters import ADAPTER_CONFIG, detach, load_adapter
+    def _stored(self, stage: Stage, *, exact: bool = False) -> nn.Module:
+        """A stage's model; an adapter lies on the model that its own stage started from.
+
+        Adapters are merged; if ``exact``, only where that does not round their update off.
+        """
+        from common.adapters import ADAPTER_CONFIG, detach, load_adapter, merges_exactly
 
         folder = self.store.folder(stage.kind, stage.key)
         if (folder / ADAPTER_CONFIG).is_file():
             model = self._stored(stage.parents["original"])
             load_adapter(model, folder)
-            return detach(model)
+            return model if exact and not merges_exactly(model) else detach(model)
         model = self.benchmark.blank()
         load_weights(model, folder / WEIGHTS)
         return model

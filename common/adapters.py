@@ -3,7 +3,8 @@
 ``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen ``nn.Linear`` layers of a frozen model
 (the paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  A layer keeps its
 ``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T), and
-``A0`` and ``Bt0`` where it has a start, whose dW is subtracted.
+``A0`` and ``Bt0`` where it has a start, whose dW is subtracted.  A quantised layer lies whole under
+``base`` instead (:mod:`common.quantised`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from torch import Size, Tensor, nn
 from common.bounded import BOUNDED, gram_norm
 from common.bounded_layer import BoundedLinear, adapted_layers, warn_of_loss
 from common.errors import CheckpointError, ConfigError
+from common.quantised import (
+    QuantisedBoundedLinear,
+    base_weight,
+    is_quantised,
+    layer_shape,
+    outside_quantised,
+    weight_count,
+)
 from common.schemas import AdapterConfig
 
 ADAPTER_WEIGHTS = "adapter.safetensors"
@@ -51,36 +60,68 @@ def attach(
         Names of the adapted layers, in the model's order.
 
     Raises:
-        ConfigError: A pattern matches nothing, or something that is not an ``nn.Linear``.
+        ConfigError: A pattern matches nothing, or something that is not a linear layer; or the
+            layer is quantised and the mode is not ``split``.
     """
-    modules = dict(model.named_modules())
+    modules = outside_quantised(model)
     chosen: dict[str, None] = {}
     for pattern in targets:
         hits = fnmatch.filter(modules, pattern)
         if not hits:
-            linear = [name for name, module in modules.items() if type(module) is nn.Linear]
+            linear = [name for name, module in modules.items() if _adaptable(module)]
             raise ConfigError(
                 f"adapter target '{pattern}' matches no layer; linear layers here: "
                 f"{', '.join(linear[:6])}{' ...' if len(linear) > 6 else ''}"
             )
         chosen.update(dict.fromkeys(hits))
     for name in chosen:
-        kind = type(modules[name])
-        if kind is not nn.Linear or not name:
+        kind = type(modules[name]).__name__
+        if not _adaptable(modules[name]) or not name:
             raise ConfigError(
-                f"adapter target '{name or '(the whole model)'}' is a {kind.__name__}, not an "
+                f"adapter target '{name or '(the whole model)'}' is a {kind}, not an "
                 "nn.Linear inside the model; choose patterns that match linear layers only"
+            )
+        if is_quantised(modules[name]) and config.mode != "split":
+            raise ConfigError(
+                f"adapter target '{name}' is a quantised {kind}, whose rounding would swallow a "
+                "merged update; use mode: split"
             )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     names = [name for name in modules if name in chosen]
     for name in names:
-        _replace(model, name, BoundedLinear(modules[name], config, generator))
+        _replace(model, name, _adapted(modules[name], config, generator))
+    inside = tuple(f"{name}." for name in names)
     for name, parameter in model.named_parameters():
-        adapted = name.rpartition(".")[0] in chosen
-        if not adapted and any(fnmatch.fnmatch(name, pattern) for pattern in trainable):
+        if not name.startswith(inside) and any(
+            fnmatch.fnmatch(name, pattern) for pattern in trainable
+        ):
             parameter.requires_grad_(True)
     return names
+
+
+def _adaptable(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or is_quantised(module)
+
+
+def _adapted(module: nn.Module, config: AdapterConfig, generator: torch.Generator) -> BoundedLinear:
+    if is_quantised(module):
+        return QuantisedBoundedLinear(module, config, generator)
+    assert isinstance(module, nn.Linear), "only linear layers are adapted"
+    return BoundedLinear(module, config, generator)
+
+
+def merges_exactly(model: nn.Module) -> bool:
+    """Whether :func:`detach` keeps what the model computes, up to float32's rounding.
+
+    It does not where an adapter of ``mode: split`` lies on weights of lower precision, which would
+    round off the small update that the mode is there to keep.
+    """
+    return not any(
+        isinstance(layer, QuantisedBoundedLinear)
+        or (layer.config.mode == "split" and layer.weight.element_size() < 4)
+        for _, layer in adapted_layers(model)
+    )
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -89,9 +130,19 @@ def detach(model: nn.Module) -> nn.Module:
     Where bfloat16 or float16 weights round away more than a tolerated share of the update
     (:data:`common.bounded_layer.TOLERATED_LOSS`), one warning per model says how large the update
     is and how much of it is lost.
+
+    Raises:
+        ConfigError: A layer is quantised; the model is left as it was.
     """
+    layers = list(adapted_layers(model))
+    for name, layer in layers:
+        if isinstance(layer, QuantisedBoundedLinear):
+            raise ConfigError(
+                f"the adapter on quantised layer '{name}' cannot be merged; keep it attached, or "
+                "write it with save_adapter"
+            )
     total = torch.zeros(3, dtype=torch.float64)
-    for name, layer in list(adapted_layers(model)):
+    for name, layer in layers:
         merged, squares = layer.merge()
         _replace(model, name, merged)
         total += squares
@@ -105,11 +156,16 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def trainable_share(model: nn.Module) -> tuple[int, int]:
-    """(trainable parameters, base parameters); the base excludes A and B."""
+    """(trainable parameters, base parameters); the base excludes A and B.
+
+    A quantised layer counts with its k d weights, however they are packed.
+    """
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     factors = sum(layer.A.numel() + layer.Bt.numel() for _, layer in adapted_layers(model))
-    total = sum(p.numel() for p in model.parameters())
-    return trainable, total - factors
+    quantised = [module for module in model.modules() if is_quantised(module)]
+    packed = {p for module in quantised for p in module.parameters()}
+    total = sum(p.numel() for p in model.parameters() if p not in packed)
+    return trainable, total - factors + sum(map(weight_count, quantised))
 
 
 # Constraints, applied after optimizer steps ------------------------------------------------------
@@ -177,7 +233,7 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
     """Writes the factors as safetensors, plus a JSON config.
 
     Every other trainable parameter is written too, and every persistent buffer, as running
-    statistics move while an adapter trains.
+    statistics move while an adapter trains.  Nothing of a quantised base is written.
     """
     from safetensors.torch import save_file
 
@@ -186,7 +242,14 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
     kept = {f"{name}.{key}" for name in layers for key in FACTORS}
     kept |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - kept
-    tensors = {name: value for name, value in model.state_dict().items() if name not in frozen}
+    bases = tuple(
+        f"{name}.base." for name, la in layers.items() if isinstance(la, QuantisedBoundedLinear)
+    )
+    tensors = {
+        name: value
+        for name, value in _tensors(model).items()
+        if name not in frozen and not name.startswith(bases)
+    }
     folder.mkdir(parents=True, exist_ok=True)
     copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     save_file(copies, folder / ADAPTER_WEIGHTS)
@@ -194,14 +257,25 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
     meta = {
         "format": 1,
         "config": first.config.model_dump(mode="json"),
-        "layers": {name: _fingerprint(layer.weight) for name, layer in layers.items()},
+        "layers": {name: _fingerprint(layer) for name, layer in layers.items()},
         "starts": [name for name, layer in layers.items() if layer.start is not None],
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
 
 
-def _fingerprint(weight: Tensor) -> list[float]:
-    """[rows, columns, ||W0||_F]: tells whether an adapter meets the weight it was trained on."""
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without what packed layers put there beside tensors."""
+    return {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+def _fingerprint(layer: nn.Module) -> list[float]:
+    """[rows, columns, ||W0||_F]: tells whether an adapter meets the weight it was trained on.
+
+    Without the norm for a quantised layer that gives no dense weight.
+    """
+    weight = base_weight(layer)
+    if weight is None:
+        return [*layer_shape(layer.base if isinstance(layer, QuantisedBoundedLinear) else layer)]
     return [*weight.shape, round(float(torch.linalg.vector_norm(weight.detach().double())), 6)]
 
 
@@ -215,19 +289,18 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
     modules = dict(model.named_modules())
     for name, fingerprint in expected.items():
         layer = modules.get(name)
-        if type(layer) is not nn.Linear:
+        if layer is None or not _adaptable(layer):
             raise CheckpointError(f"{folder}: the model has no linear layer '{name}'; wrong model?")
-        found = _fingerprint(layer.weight)
-        if found[:2] != fingerprint[:2] or not math.isclose(
-            found[2], fingerprint[2], rel_tol=1e-4, abs_tol=1e-6
-        ):
+        found = _fingerprint(layer)
+        same = found[:2] == fingerprint[:2] and len(found) == len(fingerprint)
+        if not same or not math.isclose(found[-1], fingerprint[-1], rel_tol=1e-4, abs_tol=1e-6):
             raise CheckpointError(
                 f"{folder}: layer '{name}' is not the one that this adapter was trained on "
                 f"(shape and norm {found} instead of {fingerprint}); use the same base model"
             )
     factors = _factor_shapes(config.rank, expected, starts)
     others = {key: value for key, value in tensors.items() if key not in factors}
-    shapes = {name: value.shape for name, value in model.state_dict().items()} | factors
+    shapes = {name: value.shape for name, value in _tensors(model).items()} | factors
     for key in [*factors, *others]:
         if key not in tensors or shapes.get(key) != tensors[key].shape:
             raise CheckpointError(
@@ -240,7 +313,10 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
         layer = model.get_submodule(name)
         assert isinstance(layer, BoundedLinear)
         layer.set_start_(layer.A, layer.Bt)
-    model.load_state_dict(tensors, strict=False)
+    state = _tensors(model)
+    with torch.no_grad():  # load_state_dict would ask packed layers for keys that are not here
+        for key, value in tensors.items():
+            state[key].copy_(value)
     return names
 
 
@@ -256,7 +332,7 @@ def _read_adapter(
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         config = AdapterConfig.model_validate(meta["config"])
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
-        if not layers or any(len(row) != 3 for row in layers.values()):
+        if not layers or any(len(row) not in (2, 3) for row in layers.values()):
             raise ValueError("no layers")
         starts = list(meta.get("starts", layers if config.phi == "relu" else []))
         if not set(starts) <= set(layers):
@@ -273,7 +349,7 @@ def _factor_shapes(
 ) -> dict[str, Size]:
     """Shape of every tensor that the adapted layers themselves need."""
     shapes: dict[str, Size] = {}
-    for name, (rows, columns, _) in layers.items():
+    for name, (rows, columns, *_) in layers.items():
         pair = Size([int(rows), rank]), Size([rank, int(columns)])
         for keys in (FACTORS, START) if name in starts else (FACTORS,):
             shapes |= {f"{name}.{key}": shape for key, shape in zip(keys, pair, strict=True)}
@@ -287,13 +363,17 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
         ``delta_ratio``: ||dW||_F / ||W0||_F over all adapted layers together; ``delta_ratio_max``:
         of the worst layer; ``max_argument``: max |inner A B^T|; ``bound_active``: share of entries
         with |argument| > 0.5; ``certificate``: ||dW||_F over the bound's own ceiling (0 if none).
+        The two ratios to W0 are left out where a quantised layer gives no dense weight.
     """
     delta2 = base2 = active = entries = ceiling2 = 0.0
     worst = largest = 0.0
+    known = True
     with torch.no_grad():
         for _, layer in adapted_layers(model):
             moved = float(layer.delta().float().square().sum())
-            base = float(layer.weight.float().square().sum())
+            weight = base_weight(layer)
+            known = known and weight is not None
+            base = 0.0 if weight is None else float(weight.float().square().sum())
             arguments = layer.arguments().abs()
             delta2, base2 = delta2 + moved, base2 + base
             worst = max(worst, math.sqrt(moved / base) if base else 0.0)
@@ -301,9 +381,11 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
             active += float((arguments > 0.5).sum())
             entries += arguments.numel()
             ceiling2 += layer.entry_bound**2 * arguments.numel()
-    return {
+    ratios = {
         "delta_ratio": math.sqrt(delta2 / base2) if base2 else 0.0,
         "delta_ratio_max": worst,
+    }
+    return (ratios if known else {}) | {
         "max_argument": largest,
         "bound_active": active / max(entries, 1.0),
         "certificate": math.sqrt(delta2 / ceiling2) if math.isfinite(ceiling2) else 0.0,

@@ -45,6 +45,7 @@ class BatchedLinear(nn.Module):
 
     def __init__(self, layer: BoundedLinear, copies: int):
         super().__init__()
+        assert type(layer) is BoundedLinear, "copies share a dense weight"
         assert layer.start is None and not layer.config.dropout, "no start and no dropout"
         self.weight, self.bias = layer.weight, layer.bias
         self.phi, self.clip = layer.config.phi, layer.config.clip

@@ -51,7 +51,7 @@ def bounded_delta(
 
 def bounded_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     A: Tensor,
     Bt: Tensor,
@@ -70,7 +70,8 @@ def bounded_linear(
 
     Args:
         x: (..., d).
-        weight: Frozen W0, (k, d); the product is taken in its dtype, or in autocast's.
+        weight: Frozen W0, (k, d); the product is taken in its dtype, or in autocast's.  None, with
+            ``split``: ``x dW^T`` alone, in x's dtype or autocast's.
         bias: Frozen (k,) or None.
         A: (k, r).
         Bt: (r, d).
@@ -90,11 +91,16 @@ def bounded_linear(
         (..., k).
     """
     assert not dropout or split or phi == "identity", "a merged product has no input of its own"
+    assert split or weight is not None, "dW stands alone in split mode only"
+    base = None
+    if weight is not None and (split or phi == "identity"):
+        base = F.linear(x, weight, bias)
     if phi == "identity":
         low = F.dropout(x, dropout) if dropout else x
-        return F.linear(x, weight, bias) + _low_rank(low, weight, A, Bt, outer * inner, start)
+        kind = x.dtype if weight is None else weight.dtype
+        y = _low_rank(low, kind, A, Bt, outer * inner, start)
+        return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
-    base = F.linear(x, weight, bias) if split else None
     if dropout:
         x = F.dropout(x, dropout)
     if torch.is_autocast_enabled(x.device.type):
@@ -110,12 +116,12 @@ def bounded_linear(
 
 
 def _low_rank(
-    x: Tensor, weight: Tensor, A: Tensor, Bt: Tensor, scale: float, start: Start | None
+    x: Tensor, dtype: torch.dtype, A: Tensor, Bt: Tensor, scale: float, start: Start | None
 ) -> Tensor:
-    """``scale * x (A Bt - A0 Bt0)^T`` by skinny products, in ``weight``'s dtype or autocast's."""
+    """``scale * x (A Bt - A0 Bt0)^T`` by skinny products, in ``dtype`` or autocast's."""
     if start is not None:
         A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
-    A, Bt = A.to(weight.dtype), Bt.to(weight.dtype)
+    A, Bt = A.to(dtype), Bt.to(dtype)
     return F.linear(F.linear(x, Bt), A) * scale
 
 

@@ -44,9 +44,13 @@ def _kernels(A: Tensor, dtype: torch.dtype) -> ModuleType:
     return eager
 
 
-def gemm_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The precision in which ``nn.Linear`` would multiply here: autocast's, else the weight's."""
+def gemm_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
+    """The precision in which ``nn.Linear`` would multiply here: autocast's, else the weight's.
+
+    Without a weight, x's stands for it.
+    """
     kind = x.device.type
+    weight = x if weight is None else weight
     if torch.is_autocast_enabled(kind) and torch.float64 not in (x.dtype, weight.dtype):
         return torch.get_autocast_dtype(kind)
     return weight.dtype

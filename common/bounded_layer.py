@@ -36,18 +36,28 @@ class BoundedLinear(nn.Module):
         k, d = base.weight.shape
         self.weight = base.weight.requires_grad_(False)
         self.bias = None if base.bias is None else base.bias.requires_grad_(False)
+        self._make_factors(k, d, self.weight.device, config, generator)
+        self.train(base.training)
+
+    def _make_factors(
+        self,
+        k: int,
+        d: int,
+        device: torch.device,
+        config: AdapterConfig,
+        generator: torch.Generator,
+    ) -> None:
         self.config = config
-        self.outer, self.inner = _scales(config, self.weight)
+        self.outer, self.inner = _scales(config, self)
         bound = 1.0 / math.sqrt(d)
         Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * bound
         A = torch.zeros(k, config.rank)
         if config.phi == "relu":
             A = torch.randn(k, config.rank, generator=generator) * config.init_std
-        self.A = nn.Parameter(A.to(self.weight.device))
-        self.Bt = nn.Parameter(Bt.to(self.weight.device))
+        self.A = nn.Parameter(A.to(device))
+        self.Bt = nn.Parameter(Bt.to(device))
         if config.phi == "relu":
             self.set_start_(self.A, self.Bt)
-        self.train(base.training)
 
     @torch.no_grad()
     def set_start_(self, A: Tensor, Bt: Tensor) -> None:
@@ -107,12 +117,16 @@ class BoundedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
+        return self._product(x, self.weight, self.bias)
+
+    def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """``x (W0 + dW)^T + b``, or ``x dW^T`` without a weight."""
         config = self.config
         low_rank = config.phi == "identity"
         return bounded_linear(
             x,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.A,
             self.Bt,
             phi=config.phi,
@@ -123,7 +137,7 @@ class BoundedLinear(nn.Module):
             split=config.mode == "split",
             dropout=config.dropout if self.training else 0.0,
             grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
-            built=None if low_rank else shared_weight(self, gemm_dtype(x, self.weight)),
+            built=None if low_rank else shared_weight(self, gemm_dtype(x, weight)),
         )
 
     def merged(self) -> nn.Linear:
@@ -153,15 +167,15 @@ class BoundedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and bound, for ``print(model)``."""
-        k, d = self.weight.shape
+        k, d = len(self.A), self.Bt.shape[1]
         return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.inner:g}"
 
 
-def _scales(config: AdapterConfig, weight: Tensor) -> tuple[float, float]:
+def _scales(config: AdapterConfig, layer: BoundedLinear) -> tuple[float, float]:
     """(outer, inner) of dW = outer * phi(inner * A B^T)."""
     if config.bound == "absolute":
         return config.scale, config.omega
-    rms = float(weight.detach().float().square().mean().sqrt())
+    rms = float(layer.weight.detach().float().square().mean().sqrt())
     if rms == 0.0:
         raise ConfigError("bound: relative needs weights that are not all zero")
     outer = config.c * rms

@@ -27,6 +27,7 @@ from common.config import did_you_mean
 from common.errors import CheckpointError, ConfigError, Diverged
 from common.loading import Batch, Loader
 from common.objectives import Objective, Terms
+from common.quantised import dense_weight
 from common.reuse import reuse_weights
 from common.schemas import FitConfig
 
@@ -413,15 +414,14 @@ class _Run:
         """
         device = self.accelerator.device
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        frozen = [p for p in self.model.parameters() if not p.requires_grad and p.ndim == 2]
+        matrices = {
+            n: p for n, p in self.model.named_parameters() if p.ndim == 2 and p.is_floating_point()
+        }
+        frozen = [p for p in matrices.values() if not p.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(True)
         try:
-            weights = {
-                n: p
-                for n, p in self.model.named_parameters()
-                if p.ndim == 2 and n.rpartition(".")[2] not in ("A", "Bt")
-            }
+            weights = {n: p for n, p in matrices.items() if n.rpartition(".")[2] not in ("A", "Bt")}
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 terms = self.objective(lambda batch: self._forward(self.model, batch), batches)
             grads = torch.autograd.grad(terms.total, list(weights.values()), allow_unused=True)
@@ -445,10 +445,12 @@ class _Run:
         with torch.no_grad():
             for name, module in self.model.named_modules():
                 if isinstance(module, BoundedLinear):
-                    weight = layers[name].weight + layers[name].delta()
-                elif isinstance(module, nn.Linear):
-                    weight = module.weight
+                    weight: Tensor | None = layers[name].weight + layers[name].delta()
+                elif isinstance(module, nn.Linear) and name.removesuffix(".base") not in layers:
+                    weight = dense_weight(module)
                 else:
+                    continue
+                if weight is None:
                     continue
                 key = f"effective_weight_norm/{self.component_of(name + '.weight')}"
                 squares[key] = squares.get(key, 0.0) + float(weight.float().square().sum())

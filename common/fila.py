@@ -171,8 +171,15 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         retain set has no say; they are logged to the task's tracker too.
     """
     from common.adapters import adapted_layers
+    from common.quantised import QuantisedBoundedLinear
 
     layers = dict(adapted_layers(task.model))
+    for name, layer in layers.items():
+        if isinstance(layer, QuantisedBoundedLinear):
+            raise ConfigError(
+                f"FILA needs the gradient of W0, which quantised layer '{name}' does not have; "
+                "drop fila"
+            )
     names = [f"{name}.weight" for name in layers]
     pair = {part: _loader(task, part, config) for part in ("forget", "retain")}
     found = {}

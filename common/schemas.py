@@ -38,7 +38,8 @@ class AdapterConfig(Strict):
         train_head: Train the classifier head too (the paper does not say; off by default).
         init_std: Standard deviation of A for phi = relu, which cannot start from zero.
         mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
-            slower, for low-precision weights, whose rounding would swallow a small dW.
+            slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
+            layers take this mode alone, and stay adapted.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
         grad_gemm_dtype: ``bfloat16`` multiplies the weight-sized gradient product alone in
             bfloat16: faster, at a gradient error of about 3e-3 (relative, Frobenius).
