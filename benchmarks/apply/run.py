@@ -274,7 +274,7 @@ def _noting_warnings() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             texts.append(record.getMessage())
 
-    handler, logger = Noting(logging.WARNING), logging.getLogger("common.adapters")
+    handler, logger = Noting(logging.WARNING), logging.getLogger("common")
     logger.addHandler(handler)
     try:
         yield texts

@@ -38,12 +38,13 @@ from language.tokenizers import load_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
 PLAIN = ["ascent", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
+LITERATURE = ("divergence", "entropy", "fila", "hinge", "preference", "reweighted")
 OWN = [
     entry.name
     for entry in METHODS
-    if str(entry.target).startswith(("common.unlearners.", "language."))
-    and entry.name not in {"original"}
-    and hasattr(METHODS[entry.name].Config(), "adapter")
+    if str(entry.target).startswith(
+        ("language.", *(f"common.unlearners.{module}:" for module in LITERATURE))
+    )
 ]
 SINE = {"adapter": {"phi": "sine", "omega": 100.0, "rank": 4}, "lr": 3e-3}
 VARIANTS = {
