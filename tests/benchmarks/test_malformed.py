@@ -81,7 +81,7 @@ SUITES = {
         {"tune": {"seeds": [1], "trials": 2, "grids": {"default": {"lr": [1, 2]}}}},
         "tuning needs a seed of its own",
     ),
-    "no grid": ({"tune": {"trials": 1, "grids": {}}}, "no grid for row 'gd' and no default"),
+    "no grid": ({"tune": {"trials": 1, "grids": {}}}, "no grid or space for row 'gd' and no default"),
     "unknown default": ({"defaults": {"stps": 3}}, "no row has 'stps'; did you mean 'steps'"),
     "unknown data set": ({"protocol.data.name": "mnist"}, "data.name"),
     "absolute folder": (
