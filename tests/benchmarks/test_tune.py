@@ -230,6 +230,11 @@ def test_tpe_resumes_in_the_middle_of_a_round_with_the_same_bits(sweep):
     assert trial_keys(work.finish()) == whole
 
 
+def test_a_larger_budget_keeps_the_trials_that_are_done(sweep):
+    fewer = trial_keys(sweep("fewer", tune={**TPE, "trials": 5}).finish())
+    assert trial_keys(sweep("more").finish())[:5] == fewer, "also of a round that was cut short"
+
+
 def test_tpe_reads_the_gaps_of_the_rounds_before(sweep):
     usual = sweep("usual").finish()
     other = sweep("other", gap=lambda stage: 100 - distance(stage)).finish()
