@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.config import Strict, canonical, digest, is_whole, merge
 from common.errors import ConfigError
@@ -116,6 +116,14 @@ class Tune(Strict):
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
     sampler: Literal["qmc", "random", "tpe"] = "qmc"
     round: Annotated[int, Field(ge=1)] = 4
+
+    @field_validator("grids", "spaces", mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        """A suite that extends another takes a label away with null."""
+        if isinstance(value, Mapping):
+            return {label: item for label, item in value.items() if item is not None}
+        return value
 
     @model_validator(mode="after")
     def _same_budget(self) -> Tune:

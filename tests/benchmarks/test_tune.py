@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
+import benchmarks
 from benchmarks import page, render, schedule
 from benchmarks.audit_plan import RequestPlanner
 from benchmarks.leaderboard import make_leaderboard
@@ -18,6 +22,7 @@ from common.errors import ConfigError
 from common.records import RunRecord
 from common.stages import StageStore
 
+ROOT = Path(benchmarks.__file__).resolve().parents[1]
 ROWS = {
     "original": None,
     "retrain": None,
@@ -121,6 +126,27 @@ def test_listing_a_space_needs_optuna_and_says_so(load, monkeypatch):
         load()
     grid = {"default": {"lr": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}}
     assert load(spaces={}, grids=grid).row("gd").trials, "grids need none"
+
+
+def test_a_child_replaces_an_inherited_grid_by_a_space(tiny_suite, tmp_path):
+    grids = {"default": {"lr": [1e-3, 2e-3]}}
+    tiny_suite(tmp_path, suite="parent", methods=SMALL, tune={"trials": 2, "grids": grids})
+    child = tmp_path / "child.yaml"
+    text = (
+        "extends: parent.yaml\nsuite: child\ntune: {spaces: {default: {lr: {low: 1, high: 2}}}%s}\n"
+    )
+    child.write_text(text % "")
+    with pytest.raises(ConfigError, match="'default' has a grid and a space; keep one of them"):
+        load_suite(str(child))
+    child.write_text(text % ", grids: {default: null}")
+    assert load_suite(str(child)).row("gd").search.sampler == "qmc"
+
+
+def test_the_documented_example_is_valid(tiny_suite):
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("```yaml\ntune:")[1].split("```")[0]
+    suite = load_suite(str(tiny_suite(methods=ROWS, tune=yaml.safe_load("tune:" + text)["tune"])))
+    assert {len(row.trials) for row in suite.rows if row.search} == {8}
+    assert suite.row("finetune").search.sampler == "grid"
 
 
 @pytest.mark.parametrize(
@@ -344,6 +370,10 @@ def test_a_killed_tpe_sweep_goes_on_to_the_same_bits(cli, tiny_suite, tmp_path, 
     suite, whole, cut = load_suite(str(path)), tmp_path / "whole", tmp_path / "cut"
     args = ("run", path, "--executor", "inline", "--store")
     assert cli(*args, whole).code == 0
+    shutil.copytree(whole, cut)
+    for stage in make_plan(suite, StageStore(whole)).stages():
+        if stage.name.startswith("gd/"):
+            shutil.rmtree(StageStore(cut).folder(stage.kind, stage.key))
     real = schedule.run_stage
 
     def killed(stage, *rest, **options):
