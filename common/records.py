@@ -30,6 +30,7 @@ PACKAGES = (
     "numpy",
     "scipy",
     "safetensors",
+    "optuna",
 )
 
 
