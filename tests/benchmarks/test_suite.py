@@ -29,12 +29,18 @@ for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--stor
         cli.main()
     except SystemExit as stop:
         codes.append(stop.code or 0)
-keys = {}
-for name in suite_names():
-    plan = make_plan(load_suite(name), StageStore(Path(store)))
-    keys[name] = [stage.key for stage in plan.stages()]
-heavy = ["torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"]
-print("\\n" + json.dumps([codes, sorted(set(heavy) & set(sys.modules)), keys]))
+keys, drawing = {}, set()
+heavy = {"torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"}
+found = set()
+suites = [load_suite(name) for name in suite_names()]
+for suite in suites:
+    plan = make_plan(suite, StageStore(Path(store)))
+    keys[suite.spec.suite] = [stage.key for stage in plan.stages()]
+    if not (suite.spec.tune and suite.spec.tune.spaces):  # drawing points takes SciPy
+        found |= heavy & set(sys.modules) - drawing
+    else:
+        drawing |= {"scipy"}
+print("\\n" + json.dumps([codes, sorted(found), keys]))
 """
 
 
