@@ -259,7 +259,10 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
     if missing := sorted(set(plugin.transformer_cls_names_to_wrap or ()) - present):
         raise ConfigError(f"FSDP: no layer of class '{missing[0]}' to wrap in this model")
     for wanted, mend in (
-        (isinstance(plugin.cpu_offload, CPUOffloadPolicy), "CPU offload is not supported: --fsdp_offload_params false"),
+        (
+            isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+            "CPU offload is not supported: --fsdp_offload_params false",
+        ),
         (plugin.activation_checkpointing, "switch on the model's own gradient checkpointing"),
         (plugin.min_num_params, "wrap by class: --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"),
         (getattr(model, "hf_device_map", None), "leave device_map out of the protocol"),

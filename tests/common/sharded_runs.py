@@ -15,10 +15,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import conftest as tiny
+
 from common.adapters import attach, clip_factors_, project_ball_, save_adapter
 from common.engine import fit
 from common.loading import Batch
@@ -30,7 +32,7 @@ OBJECTIVE = GradientDifference(1.0, 0.3)
 
 class Sink:
     def __init__(self):
-        self.rows = {}
+        self.rows, self.share = {}, None
 
     def scalars(self, step, values):
         self.rows.setdefault(step, {}).update(values)
@@ -87,13 +89,34 @@ def squares(model):
     return sum(0.01 * parameter.square().sum() for parameter in model.parameters())
 
 
+def note_pieces(model, sink, progress):
+    """Which share of the children's entries this process holds while it trains."""
+
+    def note(step, total):
+        held = whole = 0
+        for parameter in (p for child in model.children() for p in child.parameters()):
+            whole += parameter.numel()
+            held += (
+                parameter.to_local().numel()
+                if isinstance(parameter, DTensor)
+                else parameter.numel()
+            )
+        sink.share = held / whole
+        if progress is not None:
+            progress(step, total)
+
+    return note
+
+
 def go(model, sink, objective=OBJECTIVE, forward=tiny.forward, options=None, **fields):
     source = tiny.VectorSource()
     parts = {"retain": range(32), "forget": range(32, 48)}
     loaders = {part: tiny.make_loader(source, list(parts[part])) for part in objective.parts}
     fields = {"steps": 4, "batch_size": 8, "lr": 1e-2, "eps": 1e-3, "log_every": 1} | fields
     config = FitConfig(**fields)
-    fit(model, objective, loaders, config, forward=forward, seed=3, tracker=sink, **(options or {}))
+    options = dict(options or {})
+    options["progress"] = note_pieces(model, sink, options.get("progress"))
+    fit(model, objective, loaders, config, forward=forward, seed=3, tracker=sink, **options)
     return model
 
 
@@ -162,10 +185,9 @@ def main(folder: Path) -> None:
     for name, run in RUNS.items():
         sink = Sink()
         model = run(sink, folder)
-        scalars[name] = sink.rows
+        scalars[name] = {"share": sink.share, "rows": sink.rows}
         weights = {key: value.clone() for key, value in model.state_dict().items()}
         save_file(weights, folder / f"{rank}-{name}.safetensors")
-        assert not any("FSDP" in type(module).__name__ for module in model.modules())
     (folder / f"{rank}.json").write_text(json.dumps(scalars))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

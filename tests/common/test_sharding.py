@@ -1,0 +1,144 @@
+"""Two processes that split parameters (FSDP2, gloo) train what one process trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from common.adapters import load_adapter
+from common.engine import make_sharded
+from common.errors import ConfigError
+from common.schemas import FitConfig
+
+PROGRAM = Path(__file__).with_name("sharded_runs.py")
+RUNS = (
+    "full",
+    "bounded",
+    "plain_lora",
+    "penalised",
+    "resumed",
+    "text",
+    "text_bounded",
+    "low_precision",
+)
+LAUNCH = {
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+    "WORLD_SIZE": "2",
+}
+
+
+def launch(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root = str(Path(__file__).parents[2])
+    ranks = []
+    for rank in "01":
+        more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": root}
+        command = [sys.executable, str(PROGRAM), str(folder)]
+        env = {**os.environ, **LAUNCH, **more}
+        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], errors
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(the program as a module, its folder): run by two processes, then by this one."""
+    folder = tmp_path_factory.mktemp("sharded")
+    launch(folder)
+    spec = importlib.util.spec_from_file_location("sharded_runs", PROGRAM)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.main(folder)
+    return program, folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_split_training_equals_whole_training(runs, name):
+    _, folder = runs
+    one, first, second = (load_file(folder / f"{who}-{name}.safetensors") for who in ("one", 0, 1))
+    scalars = {who: json.loads((folder / f"{who}.json").read_text())[name] for who in ("one", "0")}
+    assert scalars["one"]["share"] == 1.0 and scalars["0"]["share"] < 0.6, "really split"
+    low = name == "low_precision"
+    for key, value in one.items():
+        assert torch.equal(first[key], second[key])
+        torch.testing.assert_close(first[key], value, rtol=0, atol=2e-3 if low else 1e-5)
+    assert scalars["one"]["rows"].keys() == scalars["0"]["rows"].keys()
+    for step, row in scalars["one"]["rows"].items():
+        mine = scalars["0"]["rows"][step]
+        assert mine.keys() == row.keys()
+        for key, value in row.items():
+            if not key.startswith(("loss/", "logits/")):  # of this process's samples
+                assert mine[key] == pytest.approx(value, rel=1e-2 if low else 1e-4, abs=1e-7), key
+
+
+def test_a_saved_adapter_loads_in_one_process(runs, tiny):
+    program, folder = runs
+    trained = load_file(folder / "one-bounded.safetensors")
+    for rank in "01":
+        model = tiny.net()
+        load_adapter(model, folder / f"adapter-{rank}")
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, trained[key], rtol=0, atol=1e-5)
+        start = program.adapted().state_dict()
+        moved = {
+            key for key, value in model.state_dict().items() if not torch.equal(value, start[key])
+        }
+        assert moved == {key for key in start if key.endswith((".A", ".Bt"))}
+
+
+def test_one_process_never_splits(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert make_sharded(nn.Linear(2, 2), FitConfig(steps=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("FSDP_VERSION", "1", "launch with --fsdp_version 2"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "--fsdp_offload_params false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model's own gradient checkpointing"),
+        ("FSDP_TRANSFORMER_CLS_TO_WRAP", "Blok", "no layer of class 'Blok'"),
+        ("FSDP_MIN_NUM_PARAMS", "100", "TRANSFORMER_BASED_WRAP"),
+    ],
+)
+def test_settings_that_are_not_supported(monkeypatch, setting, value, message):
+    wrap = {
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "TRANSFORMER_BASED_WRAP",
+        "FSDP_MIN_NUM_PARAMS": "SIZE_BASED_WRAP",
+    }
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", wrap.get(setting, "NO_WRAP"))
+    monkeypatch.setenv(setting, value)
+    with pytest.raises(ConfigError, match=message):
+        make_sharded(nn.Linear(2, 2), FitConfig(steps=1))
+
+
+def test_probes_need_one_process(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    with pytest.raises(ConfigError, match="probe_every: 0"):
+        make_sharded(nn.Linear(2, 2), FitConfig(steps=1, probe_every=1))
