@@ -73,6 +73,7 @@ def runs(tmp_path_factory):
     return program, folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_split_training_equals_whole_training(runs, name):
     _, folder = runs
@@ -92,6 +93,7 @@ def test_split_training_equals_whole_training(runs, name):
                 assert mine[key] == pytest.approx(value, rel=1e-2 if low else 1e-4, abs=1e-7), key
 
 
+@pytest.mark.slow
 def test_a_saved_adapter_loads_in_one_process(runs, tiny):
     program, folder = runs
     trained = load_file(folder / "one-bounded.safetensors")
