@@ -99,7 +99,9 @@ class Sharded:
         self.model.__dict__["_modules"] = self._own_children
         shards = dict(self.twin.named_parameters())
         for name, parameter in self.model.named_parameters():
-            parameter.data = whole_tensor(shards[name].detach())
+            whole = whole_tensor(shards[name].detach())
+            padded = whole.untyped_storage().nbytes() > whole.nbytes  # files refuse such views
+            parameter.data = whole.clone() if padded else whole
 
     def _empty(self) -> None:
         for parameter in self.model.parameters():

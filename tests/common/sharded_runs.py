@@ -45,7 +45,7 @@ class Stopped(Exception):
 def adapted(phi="sine", base=None):
     model = tiny.make_net() if base is None else base
     targets = ("blocks.*.mlp.fc*",) if base is None else ("*mlp.c_fc", "*mlp.c_proj")
-    attach(model, targets, AdapterConfig(rank=2, phi=phi, omega=5.0), torch.Generator())
+    attach(model, targets, AdapterConfig(rank=3, phi=phi, omega=5.0), torch.Generator())
     return model
 
 
@@ -186,6 +186,8 @@ def main(folder: Path) -> None:
         sink = Sink()
         model = run(sink, folder)
         scalars[name] = {"share": sink.share, "rows": sink.rows}
+        for parameter in model.parameters():
+            assert parameter.untyped_storage().nbytes() == parameter.nbytes
         weights = {key: value.clone() for key, value in model.state_dict().items()}
         save_file(weights, folder / f"{rank}-{name}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(scalars))
