@@ -167,11 +167,11 @@ def text(sink, folder):
 
 
 def text_bounded(sink, folder):
-    return go(adapted(base=gpt_neo()), sink, forward=last_token)
+    return go(adapted(base=gpt_neo()), sink, forward=last_token, lr=1e-3)
 
 
 def low_precision(sink, folder):
-    return go(adapted(), sink, mixed_precision="bf16")
+    return go(adapted(), sink, mixed_precision="bf16", lr=1e-3)
 
 
 RUNS = {
