@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy
@@ -214,6 +214,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+def join_processes(device: torch.device) -> None:
+    """Joins the processes of a launcher as training does, for whoever must agree before it."""
+    PartialState(cpu=device.type == "cpu")
 
 
 def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:

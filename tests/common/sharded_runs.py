@@ -1,5 +1,8 @@
 """Training runs that must not depend on how parameters are split; also a program, one per rank.
 
+In float64, so that what the order of summation rounds off (and training amplifies: at these rates
+up to 1e4 times) stays far below any mistake; one run also in the precisions that people use.
+
     python sharded_runs.py FOLDER
 
 writes ``FOLDER/<rank>-<run>.safetensors`` (weights) and ``FOLDER/<rank>.json`` (logged scalars).
@@ -69,6 +72,10 @@ def gpt_neo():
         return GPTNeoForCausalLM(config)
 
 
+def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return model(batch.inputs["x"].to(next(model.parameters()).dtype))
+
+
 def last_token(model: nn.Module, batch: Batch) -> torch.Tensor:
     tokens = (batch.inputs["x"] * 2).long() % 4
     return model(input_ids=tokens).logits[:, -1]
@@ -82,7 +89,7 @@ def constrain(model):
 def watch(model, step):
     batch = tiny.VectorSource().fetch(torch.arange(16))
     with torch.no_grad():
-        return {"logit": float(tiny.forward(model, batch).square().mean())}
+        return {"logit": float(forward(model, batch).square().mean())}
 
 
 def squares(model):
@@ -108,8 +115,9 @@ def note_pieces(model, sink, progress):
     return note
 
 
-def go(model, sink, objective=OBJECTIVE, forward=tiny.forward, options=None, **fields):
-    source = tiny.VectorSource()
+def go(model, sink, objective=OBJECTIVE, forward=forward, options=None, **fields):
+    dtype = fields.pop("dtype", torch.float64)
+    model, source = model.to(dtype), tiny.VectorSource()
     parts = {"retain": range(32), "forget": range(32, 48)}
     loaders = {part: tiny.make_loader(source, list(parts[part])) for part in objective.parts}
     fields = {"steps": 4, "batch_size": 8, "lr": 1e-2, "eps": 1e-3, "log_every": 1} | fields
@@ -167,16 +175,27 @@ def text(sink, folder):
 
 
 def text_bounded(sink, folder):
-    return go(adapted(base=gpt_neo()), sink, forward=last_token, lr=1e-3)
+    return go(adapted(base=gpt_neo()), sink, forward=last_token)
 
 
-def low_precision(sink, folder):
-    return go(adapted(), sink, mixed_precision="bf16", lr=1e-3)
+def double(sink, folder):
+    return go(adapted(), sink)
+
+
+def single(sink, folder):
+    return go(adapted(), sink, dtype=torch.float32)
+
+
+def low(sink, folder):
+    return go(adapted(), sink, dtype=torch.float32, mixed_precision="bf16")
 
 
 RUNS = {
     run.__name__: run
-    for run in (full, bounded, plain_lora, penalised, resumed, text, text_bounded, low_precision)
+    for run in (
+        *(full, bounded, plain_lora, penalised, resumed, text, text_bounded),
+        *(double, single, low),
+    )
 }
 
 
