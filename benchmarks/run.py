@@ -229,9 +229,7 @@ class _Work:
             published = self.benchmark.published(self.stage.kind, split)
             task = self._task(split, access, model=published)
             self.about["published"] = published is not None
-            model = self._guarded(
-                train if published is None else lambda _: published, task, folder
-            )
+            model = self._guarded(train if published is None else lambda _: published, task, folder)
             trained = split.train if "forget" in access else split.parts["retain"]
             self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
             if model is not None and processes.is_main():

@@ -120,12 +120,14 @@ def test_split_training_equals_whole_training(runs, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "finer"), COARSER)
 def test_split_training_rounds_as_whole_training_does(runs, name, finer):
-    """Both round the same exact run: they are no further apart than twice what rounding does."""
+    """Both round one exact run: how far whole training is from it says how far they may differ.
+
+    Twice that if splitting rounds as much; four times leaves room for rounding three times as much.
+    """
     _, folder = runs
     one, first = (outcome(folder, who, name) for who in ("one", 0))
     found, rounding = distance(first, one), distance(one, outcome(folder, "one", finer))
-    print(name, found, rounding)
-    assert found[0] <= 2 * rounding[0] and found[1] <= 2 * rounding[1]
+    assert found[0] <= 4 * rounding[0] and found[1] <= 4 * rounding[1]
 
 
 @pytest.mark.slow
