@@ -81,8 +81,8 @@ def run_stage(
     if done is None:
         assert not processes.is_main()
         raise DataError(
-            f"--store {store.root}: {stage.name} is complete, and process "
-            f"{os.environ.get('RANK')} does not see it; use a folder that all processes share"
+            f"--store {store.root}: process {processes.index()} does not see {stage.name}, which "
+            "is complete; use a folder that all processes share"
         )
     return done["status"]
 

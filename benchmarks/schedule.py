@@ -187,8 +187,9 @@ class _Round:
         path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
 
     def _failure_log(self, stage: Stage) -> Path:
-        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}.log"
-        return self.runtime.store / "failed" / name
+        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
+        name += "" if processes.is_main() else f"-process-{processes.index()}"
+        return self.runtime.store / "failed" / f"{name}.log"
 
 
 def _ancestors(stage: Stage) -> list[Stage]:

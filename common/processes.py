@@ -22,9 +22,14 @@ def count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 
+def index() -> int:
+    """This process among them, from 0."""
+    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+
+
 def is_main() -> bool:
     """Whether this process is the one that writes."""
-    return count() == 1 or os.environ.get("RANK", "0") == "0"
+    return index() == 0
 
 
 def announce(text: str) -> str:

@@ -45,9 +45,9 @@ class Stopped(Exception):
     pass
 
 
-def adapted(phi="sine", base=None):
+def adapted(phi="sine", base=None, targets=("*mlp.c_fc", "*mlp.c_proj")):
     model = tiny.make_net() if base is None else base
-    targets = ("blocks.*.mlp.fc*",) if base is None else ("*mlp.c_fc", "*mlp.c_proj")
+    targets = ("blocks.*.mlp.fc*",) if base is None else targets
     attach(model, targets, AdapterConfig(rank=3, phi=phi, omega=5.0), torch.Generator())
     return model
 
@@ -70,6 +70,28 @@ def gpt_neo():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return GPTNeoForCausalLM(config)
+
+
+def llama():
+    """Recomputes its blocks in backward; every weight is a bfloat16 number."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=4,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=8,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).bfloat16()
+    old = model.gradient_checkpointing_enable  # its name before transformers 5
+    getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+    return model
 
 
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -117,7 +139,7 @@ def note_pieces(model, sink, progress):
 
 def go(model, sink, objective=OBJECTIVE, forward=forward, options=None, **fields):
     dtype = fields.pop("dtype", torch.float64)
-    model, source = model.to(dtype), tiny.VectorSource()
+    model, source = model.to(dtype) if dtype else model, tiny.VectorSource()
     parts = {"retain": range(32), "forget": range(32, 48)}
     loaders = {part: tiny.make_loader(source, list(parts[part])) for part in objective.parts}
     fields = {"steps": 4, "batch_size": 8, "lr": 1e-2, "eps": 1e-3, "log_every": 1} | fields
@@ -178,6 +200,24 @@ def text_bounded(sink, folder):
     return go(adapted(base=gpt_neo()), sink, forward=last_token)
 
 
+def _llama(sink, base, **fields):
+    model = adapted(base=base, targets=("*mlp.*_proj",))
+    return go(model, sink, forward=last_token, **fields)
+
+
+def llama_double(sink, folder):
+    return _llama(sink, llama())
+
+
+def llama_single(sink, folder):
+    return _llama(sink, llama(), dtype=torch.float32)
+
+
+def llama_low(sink, folder):
+    """As large models are trained: a bfloat16 model, float32 adapters, bfloat16 products."""
+    return _llama(sink, llama(), dtype=None, mixed_precision="bf16")
+
+
 def double(sink, folder):
     return go(adapted(), sink)
 
@@ -195,6 +235,7 @@ RUNS = {
     for run in (
         *(full, bounded, plain_lora, penalised, resumed, text, text_bounded),
         *(double, single, low),
+        *(llama_double, llama_single, llama_low),
     )
 }
 

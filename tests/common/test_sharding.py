@@ -30,8 +30,14 @@ RUNS = (
     "text",
     "text_bounded",
     "double",
+    "llama_double",
 )
-COARSER = (("single", "double"), ("low", "single"))
+COARSER = (
+    ("single", "double"),
+    ("low", "single"),
+    ("llama_single", "llama_double"),
+    ("llama_low", "llama_single"),
+)
 """A run, and the same one in the next finer precision."""
 LAUNCH = {
     "ACCELERATE_USE_CPU": "true",
