@@ -12,6 +12,7 @@ import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,17 +85,25 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads one YAML mapping and resolves its one-level ``extends`` (a path beside the file)."""
-    mapping = _read_mapping(path)
-    parent_name = mapping.pop("extends", None)
-    if parent_name is None:
-        return mapping
-    if not isinstance(parent_name, str):
-        raise ConfigError(f"{path}: extends: must be a file name")
-    parent = _read_mapping(path.parent / parent_name)
-    if "extends" in parent:
-        raise ConfigError(f"{path}: extends: '{parent_name}' itself extends; one level only")
-    return merge(parent, mapping)
+    """Reads one YAML mapping and merges it into those that it ``extends`` (paths beside the file).
+
+    Raises:
+        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
+    """
+    chain: list[dict[str, Any]] = []
+    seen: list[Path] = []
+    following: Path | None = path
+    while following is not None:
+        if following.resolve() in seen:
+            raise ConfigError(f"{path}: extends: '{following.name}' is in a circle; break it")
+        seen.append(following.resolve())
+        current = _read_mapping(following)
+        parent = current.pop("extends", None)
+        if parent is not None and not isinstance(parent, str):
+            raise ConfigError(f"{following}: extends: must be a file name")
+        chain.append(current)
+        following = None if parent is None else following.parent / parent
+    return reduce(merge, reversed(chain))
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

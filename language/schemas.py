@@ -57,6 +57,8 @@ class TextDataConfig(Strict):
         train_on_facts: Put the questions of real_authors and world_facts into the training text
             too.  A model that was trained from scratch knows nothing of them otherwise.  On for
             fictitious.
+        facts: Keep this many questions of real_authors and this many of world_facts, from the
+            start (name: tofu); all of them when absent.
         files: Set name -> path below the data root (name: jsonl), such as {forget: f.jsonl,
             retain: r.jsonl}.
         max_length: Longer sequences are cut at the end, in tokens.
@@ -69,6 +71,7 @@ class TextDataConfig(Strict):
     questions: Annotated[int, Field(ge=1, le=20)] | None = None
     data_seed: int = 0
     train_on_facts: bool = False
+    facts: Count | None = None
     files: Mapping[str, str] | None = None
     max_length: Annotated[int, Field(ge=8)] = 512
 
@@ -87,6 +90,8 @@ class TextDataConfig(Strict):
             raise ValueError(f"source: {self.source} is only for name: tofu; leave it out")
         if self.name != "fictitious" and self.questions is not None:
             raise ValueError("questions is only for name: fictitious; leave it out")
+        if self.name != "tofu" and self.facts is not None:
+            raise ValueError("facts is only for name: tofu; leave it out")
         if self.name == "fictitious" and None in (self.authors, self.questions):
             raise ValueError("name: fictitious needs authors, forget_authors and questions")
         if (self.name == "jsonl") != (self.files is not None):

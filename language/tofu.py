@@ -67,8 +67,20 @@ def _load(config_json: str, data_root: Path | None) -> Corpus:
 
         corpus = generate(config)
     else:
-        corpus = _subset(_tofu(config, data_root), config)
+        corpus = _fewer_facts(_subset(_tofu(config, data_root), config), config.facts)
     return _with_facts(corpus) if config.train_on_facts else corpus
+
+
+def _fewer_facts(corpus: Corpus, count: int | None) -> Corpus:
+    """The first ``count`` rows of real_authors and of world_facts."""
+    if count is None:
+        return corpus
+    dropped = {
+        index for name in ("real_authors", "world_facts") for index in corpus.where(name)[count:]
+    }
+    items = tuple(item for index, item in enumerate(corpus.items) if index not in dropped)
+    note = f"first {count} real authors' and world facts' questions"
+    return replace(corpus, items=items, provenance=f"{corpus.provenance}, {note}")
 
 
 def _with_facts(corpus: Corpus) -> Corpus:

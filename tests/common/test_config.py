@@ -175,7 +175,7 @@ def write(folder, **files):
     return folder / f"{next(iter(files))}.yaml"
 
 
-def test_extends_one_level(tmp_path):
+def test_extends_merges(tmp_path):
     child = "extends: base.yaml\ninner: {rank: 2}\nrows: [{method: b}]"
     base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nrows: [{method: a}, {method: c}]"
     merged = read_yaml(write(tmp_path, child=child, base=base))
@@ -186,17 +186,24 @@ def test_extends_one_level(tmp_path):
     }
 
 
+def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
+    child = "extends: base.yaml\na: {x: 1}"
+    base = "extends: top.yaml\na: null\nb: 2"
+    child = write(tmp_path, child=child, base=base, top="a: {y: 9}\nb: 3\nc: 4")
+    assert read_yaml(child) == {"a": {"x": 1}, "b": 2, "c": 4}
+
+
 def test_extends_errors(tmp_path):
-    child = write(tmp_path, child="extends: base.yaml", base="extends: top.yaml", top="lr: 1")
+    child = write(tmp_path, child="extends: base.yaml", base="extends: child.yaml")
     message = complaint(read_yaml, child)
-    assert str(child) in message and "one level only" in message
+    assert str(child) in message and "circle" in message
     child = write(tmp_path, child="extends: gone.yaml")
     assert "gone.yaml: no such file" in complaint(read_yaml, child)
     child = write(tmp_path, child="extends: [a, b]")
     message = complaint(read_yaml, child)
     assert str(child) in message and "extends" in message
     child = write(tmp_path, child="extends: child.yaml")
-    assert "one level only" in complaint(read_yaml, child)
+    assert "circle" in complaint(read_yaml, child)
 
 
 # --set -------------------------------------------------------------------------------------------

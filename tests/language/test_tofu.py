@@ -83,6 +83,10 @@ def test_a_holdout_and_refusals_are_read_where_they_are(tmp_path):
     assert corpus.refusals == ("I pass.", "No idea.")
 
 
+def asked(corpus):
+    return {item.question for item in corpus.items if item.set in ("real_authors", "world_facts")}
+
+
 def test_a_subset_takes_first_and_last_authors_and_facts_are_taught_on_demand(tmp_path):
     write(tmp_path / "tofu", sets())
     small = {"name": "tofu", "authors": 3, "forget_authors": 2}
@@ -93,6 +97,12 @@ def test_a_subset_takes_first_and_last_authors_and_facts_are_taught_on_demand(tm
     taught = load_corpus(TextDataConfig(**small, train_on_facts=True), tmp_path)
     assert counts(taught)["common"] == 217
     assert taught.items[: len(corpus.items)] == corpus.items
+    fewer = load_corpus(TextDataConfig(**small, train_on_facts=True, facts=7), tmp_path)
+    assert (counts(fewer)["real_authors"], counts(fewer)["world_facts"]) == (7, 7)
+    assert [item for item in fewer.items if item.set == "common"] == [
+        item for item in taught.items if item.set == "common" and item.question in asked(fewer)
+    ]
+    assert "first 7 real authors" in fewer.provenance
     with pytest.raises(DataError, match="more than the 200 authors"):
         load_corpus(TextDataConfig(name="tofu", authors=199, forget_authors=2), tmp_path)
 
