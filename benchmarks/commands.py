@@ -113,7 +113,7 @@ def _fail(failed: dict[str, str]) -> None:
 
 @app.command(
     epilog="Examples:  unlearn plan digits-class --keys, then: unlearn stage digits-class "
-    "KEY  ·  accelerate launch -m benchmarks stage lethevit-cifar10 KEY"
+    "KEY  ·  accelerate launch --multi_gpu -m benchmarks stage lethevit-cifar10 KEY"
 )
 def stage(
     suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
