@@ -110,10 +110,10 @@ class AuditPlanner(Planner):
 
     def config_of(self, row: ResolvedRow) -> Strict | None:
         """The row's final config; None while its tuning is undecided."""
-        if not row.trials:
+        if row.search is None:
             return row.config
         chosen = self.base.chosen.get(row.label)
-        return None if chosen is None else row.trials[chosen]
+        return None if chosen is None else self.base.draws[row.label][chosen].config
 
     def shadow(
         self, row: ResolvedRow, seed: int, index: int, design: Design, originals: int | None = None

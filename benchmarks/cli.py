@@ -155,6 +155,11 @@ def plan(
     console.print(rich_table(None, ["kind", "planned", "done"], rows))
     for label, reason in planned.inapplicable.items():
         console.print(f"{label}: not applicable ({reason}); it is not run", highlight=False)
+    if planned.undrawn:
+        console.print(
+            f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
+            "before have shown."
+        )
     if planned.waiting:
         console.print(
             f"After tuning: {len(planned.waiting)} rows x "

@@ -12,7 +12,9 @@ from rich.markup import escape
 from rich.syntax import Syntax
 
 from benchmarks.render import rich_table
-from benchmarks.suite import find_suite, load_suite
+from benchmarks.suite import ResolvedSuite, find_suite, load_suite
+from benchmarks.sweep import short, sources
+from benchmarks.tune import Draw
 from common.config import canonical
 from common.registry import BENCHMARKS, METHODS
 
@@ -55,10 +57,37 @@ def show_benchmark(console: Console, name: str) -> None:
 
 
 def show_suite(console: Console, name: str) -> None:
-    """A suite's YAML, and what share of its model's parameters its adapters train, counted."""
+    """A suite's YAML, its trials, and what share of its model its adapters train, counted."""
     suite = load_suite(name)
     text = find_suite(name).read_text(encoding="utf-8")
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    _show_tuning(console, suite)
+    _show_adapters(console, suite)
+
+
+def _show_tuning(console: Console, suite: ResolvedSuite) -> None:
+    tune = suite.spec.tune
+    if tune is None:
+        return
+    seeds = ", ".join(map(str, tune.seeds))
+    title = f"Tuning: {tune.trials} trials per row on seed {seeds}"
+    cells = [[rows, sampler, space] for rows, sampler, space in sources(suite)]
+    console.print(left(rich_table(title, ["rows", "sampler", "from"], cells)))
+    drawn: dict[str, list[str]] = defaultdict(list)
+    for row in suite.rows:
+        if row.search is not None and row.search.sampler != "grid":
+            drawn["\n".join(_values(draw) for draw in row.draws)].append(row.label)
+    cells = [[", ".join(labels), trials] for trials, labels in drawn.items()]
+    if cells:
+        heads = ["rows", "first round" if tune.sampler == "tpe" else "trials"]
+        console.print(left(rich_table("Drawn", heads, cells)))
+
+
+def _values(draw: Draw) -> str:
+    return ", ".join(f"{key}={short(value)}" for key, value in draw.values.items())
+
+
+def _show_adapters(console: Console, suite: ResolvedSuite) -> None:
     adapters = {}
     labels = defaultdict(list)
     for row in suite.rows:

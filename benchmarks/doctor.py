@@ -13,6 +13,15 @@ from typing import Literal
 Verdict = Literal["ok", "note", "bad"]
 HUB = "huggingface.co"
 CIFAR = ("cifar10", "cifar100")
+PACKAGES = (
+    "timm",
+    "transformers",
+    "accelerate",
+    "scikit-learn",
+    "datasets",
+    "lm-eval",
+    "optuna",
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def _torch_pair() -> Finding:
 
 def _packages() -> list[Finding]:
     findings = []
-    for name in ("timm", "transformers", "accelerate", "scikit-learn", "datasets", "lm-eval"):
+    for name in PACKAGES:
         try:
             findings.append(Finding(name, "ok", importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:

@@ -71,6 +71,7 @@ class BoardRow:
         cost: Cost entries -> mean over seeds.
         trials: Tuning trials spent on the row.
         chosen: Parameters that tuning chose.
+        edges: Those of them that lie at the edge of their grid or range.
         inapplicable: Why the method says nothing about this benchmark; empty where it does.
     """
 
@@ -87,17 +88,27 @@ class BoardRow:
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
+    edges: tuple[str, ...] = ()
     inapplicable: str = ""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One tuning trial: the varied parameters and its validation gap (infinite if diverged)."""
+    """One tuning trial.
+
+    Attributes:
+        label: Row.
+        params: The varied parameters.
+        gap: Validation gap to Retrain, mean over the tuning seeds (infinite if diverged).
+        chosen: Whether it was the best.
+        edges: Parameters of the chosen one that lie at the edge of their grid or range.
+    """
 
     label: str
     params: Mapping[str, Any]
     gap: float
     chosen: bool
+    edges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     plan = make_plan(suite, store)
     found: Found = {}
     records: list[tuple[str, RunRecord]] = []
-    missing = len(plan.waiting) * len(suite.spec.seeds)
+    missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
     for result in plan.results:
         record = _record(store, result.stage.key)
         if record is None:
@@ -167,7 +178,9 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     for board_row in rows:
         mine = [trial for trial in trials if trial.label == board_row.label]
         board_row.trials = len(mine)
-        board_row.chosen = dict(next((t.params for t in mine if t.chosen), {}))
+        for trial in mine:
+            if trial.chosen:
+                board_row.chosen, board_row.edges = dict(trial.params), trial.edges
     return Leaderboard(
         suite, rule, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
     )
@@ -340,11 +353,13 @@ def _trials(plan: Plan, store: StageStore) -> list[Trial]:
             )
     trials = []
     for (label, index), values in gaps.items():
-        row = plan.suite.row(label)
-        varied = _varied([canonical(config) for config in row.trials])
+        search, draws = plan.suite.row(label).search, plan.draws[label]
+        assert search is not None
+        varied = _varied([canonical(draw.config) for draw in draws])
         params = {key: values_[index] for key, values_ in varied.items()}
         chosen = plan.chosen.get(label) == index
-        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen))
+        edges = search.edges(draws[index]) if chosen else ()
+        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))
     return trials
 
 

@@ -19,8 +19,8 @@ from benchmarks.render import (
     legend,
     main_columns,
     main_rows,
-    tuning_table,
 )
+from benchmarks.sweep import tuning_lines, tuning_table, tuning_text
 
 
 def to_svg(board: Leaderboard) -> str:
@@ -114,7 +114,10 @@ def to_html(board: Leaderboard) -> str:
         table(*further_table(board)),
     ]
     if board.trials:
-        sections += ["<h2>Tuning</h2>", table(*tuning_table(board))]
+        sources = "".join(f"<li>{html.escape(line)}</li>" for line in tuning_lines(board))
+        text = html.escape(tuning_text(board).replace("*", ""))
+        sections += ["<h2>Tuning</h2>", f"<p>{text}</p><ul>{sources}</ul>"]
+        sections.append(table(*tuning_table(board)))
     return (
         f"<!doctype html><meta charset='utf-8'><title>{html.escape(board.suite.name)}</title>"
         f"<style>{style}</style>" + "".join(sections) + "\n"

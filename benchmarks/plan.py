@@ -1,8 +1,9 @@
 """Suite -> stages.  Pure and torch-free: ``unlearn plan`` answers at once.
 
 Everything that a number depends on is in a stage's identity or in its parents' keys.  Rows that
-are tuned resolve in two steps: their trials first, then, once the trials' records exist, the
-chosen config; choosing is a pure function of those records and is never stored.
+are tuned resolve in steps: their trials first, round after round where the sampler looks at the
+rounds before, then, once all trials' records exist, the chosen config.  Drawing and choosing are
+pure functions of those records and are never stored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite
+from benchmarks.tune import Draw
 from common.config import Strict, canonical, digest
 from common.metrics import GapRule, average_gap
 from common.records import RunRecord
@@ -73,6 +75,7 @@ class Plan:
     Attributes:
         suite: What is planned.
         results: Every evaluated model, in table order.
+        draws: Row -> its trials that are known by now.
         chosen: Row -> the trial that was chosen (index).
         waiting: Rows whose final stages are not known before their trials are done.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
@@ -80,9 +83,18 @@ class Plan:
 
     suite: ResolvedSuite
     results: list[Result] = field(default_factory=list)
+    draws: dict[str, list[Draw]] = field(default_factory=dict)
     chosen: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     inapplicable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def undrawn(self) -> int:
+        """Evaluated models of trials that are drawn once the rounds before are done."""
+        tune = self.suite.spec.tune
+        if tune is None:
+            return 0
+        return sum(tune.trials - len(draws) for draws in self.draws.values()) * len(tune.seeds)
 
     def stages(self) -> Iterator[Stage]:
         """Every stage once, parents before children."""
@@ -130,7 +142,7 @@ class Planner:
                 plan.inapplicable[row.label] = reason
                 continue
             config: Strict | None = row.config
-            if row.trials:
+            if row.search:
                 config = self._tuned(plan, row)
             if config is not None:
                 self._add_final(plan, row, config)
@@ -143,42 +155,50 @@ class Planner:
         )
 
     def _tuned(self, plan: Plan, row: ResolvedRow) -> Strict | None:
-        seeds = self.suite.spec.tune.seeds if self.suite.spec.tune else ()
-        for seed in seeds:
+        """The chosen config; None while trials are missing."""
+        assert row.search is not None
+        for seed in row.search.tune.seeds:
             reference = self._evaluate(self._retrain(seed, 0), seed, 0, trial=True)
             if not any(r.stage.key == reference.key for r in plan.results):
                 plan.results.append(Result("retrain", seed, 0, -1, reference))
-        stages: list[list[Stage]] = []
-        for index, config in enumerate(row.trials):
-            per_seed = [
-                self._evaluate(self._unlearn(row, config, seed, index), seed, 0, trial=True)
-                for seed in seeds
-            ]
-            stages.append(per_seed)
-            plan.results += [
-                Result(row.label, seed, 0, index, stage)
-                for seed, stage in zip(seeds, per_seed, strict=True)
-            ]
-        best = self._choose(stages, seeds)
-        if best is None:
-            plan.waiting.append(row.label)
-            return None
-        plan.chosen[row.label] = best
-        return row.trials[best]
-
-    def _choose(self, stages: list[list[Stage]], seeds: tuple[int, ...]) -> int | None:
-        """Index of the trial with the smallest validation gap; None while trials are missing."""
+        draws = plan.draws[row.label] = list(row.draws)
         gaps: list[float] = []
-        for per_seed in stages:
-            total = 0.0
-            for seed, stage in zip(seeds, per_seed, strict=True):
-                record = self.record(stage)
-                target = self.record(self._evaluate(self._retrain(seed, 0), seed, 0, trial=True))
-                if record is None or target is None:
-                    return None
-                total += trial_gap(record, target, self._benchmark.gap)
-            gaps.append(total)
-        return min(range(len(gaps)), key=gaps.__getitem__)
+        while len(gaps) < len(draws):
+            start = len(gaps)
+            stages = [
+                self._trial(plan, row, draw.config, start + index)
+                for index, draw in enumerate(draws[start:])
+            ]
+            known = [gap for per_seed in stages if (gap := self._gap(per_seed)) is not None]
+            if len(known) < len(stages):
+                plan.waiting.append(row.label)
+                return None
+            gaps += known
+            draws += row.search.more(draws, gaps)
+        best = min(range(len(gaps)), key=gaps.__getitem__)
+        plan.chosen[row.label] = best
+        return draws[best].config
+
+    def _trial(self, plan: Plan, row: ResolvedRow, config: Strict, index: int) -> dict[int, Stage]:
+        """Seed -> evaluate stage of one trial."""
+        assert row.search is not None
+        stages = {
+            seed: self._evaluate(self._unlearn(row, config, seed, index), seed, 0, trial=True)
+            for seed in row.search.tune.seeds
+        }
+        plan.results += [Result(row.label, s, 0, index, stage) for s, stage in stages.items()]
+        return stages
+
+    def _gap(self, stages: Mapping[int, Stage]) -> float | None:
+        """Sum of a trial's validation gaps over its seeds; None while one is missing."""
+        total = 0.0
+        for seed, stage in stages.items():
+            record = self.record(stage)
+            target = self.record(self._evaluate(self._retrain(seed, 0), seed, 0, trial=True))
+            if record is None or target is None:
+                return None
+            total += trial_gap(record, target, self._benchmark.gap)
+        return total
 
     def record(self, stage: Stage) -> RunRecord | None:
         """The record of an evaluate stage, if it is done."""

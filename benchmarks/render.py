@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.leaderboard import FLOOR, BoardRow, Leaderboard
+from benchmarks.sweep import short, tuning_json, tuning_lines, tuning_table, tuning_text
 from common.metrics import Summary
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def bound_rows(board: Leaderboard) -> list[list[str]]:
                 "–" if loss is None else plain(loss),
                 "–" if not base or trained is None else f"{100 * trained / base:.2f}",
                 _number(cost.get("seconds"), 1),
-                ", ".join(f"{key}={_short(value)}" for key, value in row.chosen.items()) or "–",
+                ", ".join(f"{key}={short(value)}" for key, value in row.chosen.items()) or "–",
             ]
         )
     return rows
@@ -194,10 +194,6 @@ def _number(value: float | None, digits: int) -> str:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def floor_line(board: Leaderboard) -> str:
@@ -335,7 +331,9 @@ def to_markdown(board: Leaderboard) -> str:
     ]
     parts += ["## Further measurements", markdown_table(*further_table(board))]
     if board.trials:
-        parts += ["## Tuning", _tuning_text(board), markdown_table(*tuning_table(board))]
+        parts += ["## Tuning", tuning_text(board)]
+        parts.append("\n".join(f"- {line}" for line in tuning_lines(board)))
+        parts.append(markdown_table(*tuning_table(board)))
     if spec.notes:
         parts.append(f"Notes: {spec.notes}")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -354,16 +352,6 @@ def _provenance(board: Leaderboard) -> str:
     )
 
 
-def _tuning_text(board: Leaderboard) -> str:
-    tune = board.suite.spec.tune
-    assert tune is not None
-    return (
-        f"{tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}, chosen by "
-        "the smallest mean |gap| to Retrain on forget, retain and *validation* data; test data "
-        "was not scored. The chosen config was then frozen for the seeds above."
-    )
-
-
 def further_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     """What was measured beside the main columns: heads and rows."""
     names = [name for name in board.specs if name not in board.suite.spec.columns]
@@ -376,16 +364,6 @@ def further_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
         ]
         rows.append([row.label, *cells])
     return heads, rows
-
-
-def tuning_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """Every trial: heads and rows."""
-    rows = []
-    for trial in board.trials:
-        params = ", ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
-        gap = f"{trial.gap:.2f}" if math.isfinite(trial.gap) else "diverged"
-        rows.append([trial.label, params, gap, "chosen" if trial.chosen else ""])
-    return ["row", "trial", "validation gap", ""], rows
 
 
 def to_csv(board: Leaderboard) -> str:
@@ -431,6 +409,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
             "cost": row.cost,
             "trials": row.trials,
             "chosen": row.chosen,
+            "edges": list(row.edges),
         }
         for row in board.rows
     ]
@@ -442,4 +421,5 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "complete": board.complete,
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "rows": rows,
+        "tuning": tuning_json(board),
     }

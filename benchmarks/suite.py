@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from benchmarks.published import read_tables
+from benchmarks.tune import Draw, Search, Tune, search_of
 from common.config import (
     Strict,
     apply_overrides,
-    canonical,
     did_you_mean,
     digest,
     merge,
@@ -45,33 +44,6 @@ class Row(Strict):
     preset: str | None = None
     params: dict[str, Any] = {}
     tune: bool = True
-
-
-class Tune(Strict):
-    """The same trial budget for every method, chosen on the validation gap to Retrain.
-
-    Attributes:
-        seeds: Seeds of the trials; must not be among the suite's seeds.
-        trials: Trials of every method; each grid's product must have this size.
-        grids: ``default`` or a row's label -> parameter (dots for nesting) -> values.
-    """
-
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    trials: Annotated[int, Field(ge=1)]
-    grids: dict[str, dict[str, list[Any]]]
-
-    @model_validator(mode="after")
-    def _same_budget(self) -> Tune:
-        for label, grid in self.grids.items():
-            size = 1
-            for values in grid.values():
-                size *= len(values)
-            if size != self.trials:
-                raise ValueError(
-                    f"grid '{label}' has {size} combinations, but trials is {self.trials}; "
-                    "every method gets the same number"
-                )
-        return self
 
 
 class Suite(Strict):
@@ -136,12 +108,26 @@ class Suite(Strict):
 
 @dataclass(frozen=True)
 class ResolvedRow:
-    """A row with its full config, and the full configs of its trials (none when not tuned)."""
+    """A row with its full config.
+
+    Attributes:
+        label: Its name in the table.
+        method: Registered method.
+        config: What it runs with where it is not tuned.
+        search: Where its trials come from; None when it is not tuned.
+        draws: The trials that are known before any is run.
+    """
 
     label: str
     method: str
     config: Strict
-    trials: tuple[Strict, ...] = ()
+    search: Search | None = None
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def trials(self) -> tuple[Strict, ...]:
+        """Full configs of the trials that are known before any is run."""
+        return tuple(draw.config for draw in self.draws)
 
 
 @dataclass(frozen=True)
@@ -288,26 +274,12 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     defaults = _applicable(cls.Config, spec.defaults, cls.presets.get(row.preset or "", {}))
     params = merge(defaults, row.params)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
-    trials: tuple[Strict, ...] = ()
-    if spec.tune and row.tune and method not in REFERENCES and cls.info.changes_model:
-        grid = spec.tune.grids.get(label) or spec.tune.grids.get("default")
-        if grid is None:
-            raise ConfigError(f"{origin}: tune.grids: no grid for row '{label}' and no default")
-        trials = tuple(
-            resolve_config(
-                method,
-                row.preset,
-                merge(params, overrides),
-                origin=f"{origin}: tune.grids for row '{label}'",
-            )
-            for overrides in _product(grid)
-        )
-        if len({digest(canonical(trial)) for trial in trials}) != len(trials):
-            raise ConfigError(
-                f"{origin}: tune.grids for row '{label}': two trials are the same; every method "
-                "gets the same number of different ones"
-            )
-    return ResolvedRow(label, method, config, trials)
+    if not (spec.tune and row.tune and cls.info.changes_model) or method in REFERENCES:
+        return ResolvedRow(label, method, config)
+    search = search_of(
+        spec.tune, label, method=method, preset=row.preset, params=params, file=origin
+    )
+    return ResolvedRow(label, method, config, search, search.more((), ()))
 
 
 def _check_class(cls: Any, where: str) -> None:
@@ -345,21 +317,8 @@ def _applicable(
     return result
 
 
-def _product(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    combinations = []
-    for values in itertools.product(*grid.values()):
-        nested: dict[str, Any] = {}
-        for key, value in zip(grid, values, strict=True):
-            piece: Any = value
-            for part in reversed(key.split(".")):
-                piece = {part: piece}
-            nested = merge(nested, piece)
-        combinations.append(nested)
-    return combinations
-
-
 def _check_used(spec: Suite, rows: Sequence[ResolvedRow], origin: str) -> None:
-    """A default or a grid that no row uses is a misspelling."""
+    """A default, a grid or a space that no row uses is a misspelling."""
     fields = {name for row in rows for name in type(row.config).model_fields}
     for key in spec.defaults:
         if key not in fields:
@@ -367,8 +326,8 @@ def _check_used(spec: Suite, rows: Sequence[ResolvedRow], origin: str) -> None:
                 f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
             )
     labels = [*spec.methods, "default"]
-    for label in spec.tune.grids if spec.tune else ():
+    for part, label in spec.tune.labels() if spec.tune else ():
         if label not in labels and label not in METHODS:
             raise ConfigError(
-                f"{origin}: tune.grids: no row '{label}'{did_you_mean(label, labels)}"
+                f"{origin}: tune.{part}: no row '{label}'{did_you_mean(label, labels)}"
             )

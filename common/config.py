@@ -190,7 +190,12 @@ def _short(value: Any) -> str:
 
 
 def _fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
-    """Field names of the model at ``loc``, looking through unions and containers."""
+    """Field names of the model at ``loc``."""
+    return sorted({name for candidate in _models_at(model, loc) for name in candidate.model_fields})
+
+
+def _models_at(model: Any, loc: Sequence[Any]) -> list[type[BaseModel]]:
+    """The models at ``loc``, looking through unions and containers."""
     models = _models_in(model)
     for part in loc:
         step: list[type[BaseModel]] = []
@@ -198,13 +203,28 @@ def _fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
             field = candidate.model_fields.get(str(part))
             step += _models_in(field.annotation) if field else [candidate]
         models = step
-    return sorted({name for candidate in models for name in candidate.model_fields})
+    return models
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for arg in typing.get_args(annotation) for found in _models_in(arg)]
+
+
+def is_whole(model: type[BaseModel], key: str) -> bool:
+    """Whether the field at ``key`` (dots for nesting) takes whole numbers and no others."""
+    *parents, name = key.split(".")
+    for candidate in _models_at(model, parents):
+        if name in candidate.model_fields:
+            types = _types_in(candidate.model_fields[name].annotation)
+            return int in types and float not in types
+    return False
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    args = typing.get_args(annotation)
+    return set().union(*map(_types_in, args)) if args else {annotation}
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ PACKAGES = (
     "numpy",
     "scipy",
     "safetensors",
+    "optuna",
 )
 
 

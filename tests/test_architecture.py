@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "language": {"common", "language"},
     "benchmarks": set(PACKAGES),
 }
-HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
+HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate", "optuna")
 LIGHT = (
     "benchmarks",
     "benchmarks.audit_plan",
@@ -193,3 +193,7 @@ def test_listing_and_planning_import_nothing_heavy():
 
 def test_the_import_test_would_see_a_heavy_package():
     assert loaded_by("common.objectives") == ["torch"]
+
+
+def test_optuna_brings_nothing_heavy_into_planning():
+    assert loaded_by("benchmarks.samplers", "scipy.stats.qmc", "optuna") == ["optuna"]

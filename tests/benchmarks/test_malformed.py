@@ -81,7 +81,83 @@ SUITES = {
         {"tune": {"seeds": [1], "trials": 2, "grids": {"default": {"lr": [1, 2]}}}},
         "tuning needs a seed of its own",
     ),
-    "no grid": ({"tune": {"trials": 1, "grids": {}}}, "no grid for row 'gd' and no default"),
+    "no grid": (
+        {"tune": {"trials": 1, "grids": {}}},
+        "no grid or space for row 'gd' and no default",
+    ),
+    "space upside down": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 1, "high": 0.1}}}}},
+        "tune.spaces.default.lr: low 1 is not below high 0.1",
+    ),
+    "space of one point": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1, "high": 0.1}}}}},
+        "low 0.1 is not below high 0.1",
+    ),
+    "log from zero": (
+        {
+            "tune": {
+                "trials": 2,
+                "spaces": {"default": {"lr": {"low": 0, "high": 0.1, "log": True}}},
+            }
+        },
+        "log: true needs low above 0, not 0",
+    ),
+    "space without high": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1}}}}},
+        "spaces.default.lr: a range needs low and high",
+    ),
+    "unknown space key": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": 0.1, "hgih": 1}}}}},
+        "lr.hgih: unknown key; did you mean 'high'",
+    ),
+    "space is a number": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": 0.1}}}},
+        "spaces.default.lr: write {low: 1e-4, high: 1e-2, log: true}",
+    ),
+    "space is empty": (
+        {"tune": {"trials": 2, "spaces": {"default": {}}}},
+        "tune.spaces.default",
+    ),
+    "space of no values": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": []}}}},
+        "a list of at least one value",
+    ),
+    "space of unknown param": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lrr": {"low": 0.1, "high": 1}}}}},
+        "tune.spaces for row 'gd': lrr: unknown key; did you mean 'lr'",
+    ),
+    "space of a bad end": (
+        {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": -1, "high": 1}}}}},
+        "tune.spaces for row 'gd': lr: ",
+    ),
+    "halves of steps": (
+        {"tune": {"trials": 2, "spaces": {"default": {"steps": {"low": 1.5, "high": 9}}}}},
+        "steps: write a whole number",
+    ),
+    "space too small": (
+        {"tune": {"trials": 5, "spaces": {"default": {"lr": [0.1, 0.2], "lam": [1, 2]}}}},
+        "has fewer than 5 different trials",
+    ),
+    "range too narrow": (
+        {"tune": {"trials": 5, "spaces": {"default": {"lr": {"low": 0.1, "high": 0.1001}}}}},
+        "values have three digits",
+    ),
+    "space and grid": (
+        {"tune": {"trials": 1, "spaces": {"gd": {"lr": [1]}}, "grids": {"gd": {"lr": [1]}}}},
+        "'gd' has a grid and a space; keep one of them",
+    ),
+    "space of no row": (
+        {"tune": {"trials": 1, "grids": {"gd": {"lr": [1]}}, "spaces": {"gdd": {"lr": [1]}}}},
+        "tune.spaces: no row 'gdd'; did you mean 'gd'",
+    ),
+    "unknown sampler": (
+        {"tune": {"trials": 1, "sampler": "cma", "spaces": {"gd": {"lr": [1]}}}},
+        "tune.sampler",
+    ),
+    "rounds of none": (
+        {"tune": {"trials": 1, "round": 0, "spaces": {"gd": {"lr": [1]}}}},
+        "tune.round",
+    ),
     "unknown default": ({"defaults": {"stps": 3}}, "no row has 'stps'; did you mean 'steps'"),
     "unknown data set": ({"protocol.data.name": "mnist"}, "data.name"),
     "absolute folder": (

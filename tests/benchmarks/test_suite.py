@@ -173,7 +173,7 @@ def test_unknown_default_or_grid_is_refused(tiny_suite):
     with pytest.raises(ConfigError, match=r"tune.grids: no row 'gdd'; did you mean 'gd'"):
         load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
     grids = {"gd_lora": {"lr": [0.1, 0.2]}}
-    with pytest.raises(ConfigError, match="no grid for row 'gd' and no default"):
+    with pytest.raises(ConfigError, match="no grid or space for row 'gd' and no default"):
         load_suite(str(tiny_suite(methods=rows, tune={"trials": 2, "grids": grids})))
 
 

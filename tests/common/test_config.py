@@ -14,6 +14,7 @@ from common.config import (
     apply_overrides,
     did_you_mean,
     digest,
+    is_whole,
     merge,
     parse_yaml,
     read_yaml,
@@ -292,3 +293,15 @@ def test_did_you_mean():
     assert did_you_mean("omgea", ["omega", "rank"]) == "; did you mean 'omega'?"
     assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"
     assert did_you_mean("zzz", []) == ""
+
+
+def test_which_fields_take_whole_numbers_only():
+    class Outer(Strict):
+        inner: Inner | None = None
+        steps: Annotated[int, Field(ge=1)] | None = None
+        share: int | float = 1
+        size: Literal[2, 3] = 2
+
+    assert is_whole(Outer, "steps") and is_whole(Outer, "inner.rank")
+    for key in ("share", "size", "inner", "inner.omega", "inner.flag", "none", "none.rank"):
+        assert not is_whole(Outer, key)
