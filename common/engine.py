@@ -271,6 +271,10 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
         (plugin.activation_checkpointing, "switch on the model's own gradient checkpointing"),
         (plugin.min_num_params, "wrap by class: --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"),
         (getattr(model, "hf_device_map", None), "leave device_map out of the protocol"),
+        (
+            config.mixed_precision == "fp16",
+            "the loss scale of fp16 is not supported: mixed_precision: bf16",
+        ),
         (config.probe_every, "probes need whole gradients: probe_every: 0"),
     ):
         if wanted:

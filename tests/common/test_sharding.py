@@ -184,9 +184,13 @@ def test_settings_that_are_not_supported(monkeypatch, setting, value, message):
         make_sharded(nn.Linear(2, 2), FitConfig(steps=1))
 
 
-def test_probes_need_one_process(monkeypatch):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"probe_every": 1}, "probe_every: 0"), ({"mixed_precision": "fp16"}, "bf16")],
+)
+def test_what_needs_whole_gradients_is_refused(monkeypatch, fields, message):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
-    with pytest.raises(ConfigError, match="probe_every: 0"):
-        make_sharded(nn.Linear(2, 2), FitConfig(steps=1, probe_every=1))
+    with pytest.raises(ConfigError, match=message):
+        make_sharded(nn.Linear(2, 2), FitConfig(steps=1, **fields))
