@@ -85,25 +85,28 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads one YAML mapping and merges it into those that it ``extends`` (paths beside the file).
+    """Reads one YAML mapping and merges it into those that it ``extends``.
+
+    ``extends`` is a path beside the file, or a list of them in which later ones win; they may
+    extend further files themselves.
 
     Raises:
         ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
     """
-    chain: list[dict[str, Any]] = []
-    seen: list[Path] = []
-    following: Path | None = path
-    while following is not None:
-        if following.resolve() in seen:
-            raise ConfigError(f"{path}: extends: '{following.name}' is in a circle; break it")
-        seen.append(following.resolve())
-        current = _read_mapping(following)
-        parent = current.pop("extends", None)
-        if parent is not None and not isinstance(parent, str):
-            raise ConfigError(f"{following}: extends: must be a file name")
-        chain.append(current)
-        following = None if parent is None else following.parent / parent
-    return reduce(merge, reversed(chain))
+    return _read_extended(path, ())
+
+
+def _read_extended(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in children:
+        raise ConfigError(f"{children[-1]}: extends: '{path.name}' closes a circle; break it")
+    mapping = _read_mapping(path)
+    parents = mapping.pop("extends", [])
+    names = [parents] if isinstance(parents, str) else parents
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: extends: must be a file name, or a list of them")
+    chain = (*children, path.resolve())
+    bases = [_read_extended(path.parent / name, chain) for name in names]
+    return reduce(merge, [*bases, mapping])
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -194,13 +194,19 @@ def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
     assert read_yaml(child) == {"a": {"x": 1}, "b": 2, "c": 4}
 
 
+def test_extends_takes_several_and_the_later_one_wins(tmp_path):
+    files = {"a": "x: 1\ny: 1\nz: 1", "b": "extends: top.yaml\ny: 2\nz: 2", "top": "w: 3\nx: 3"}
+    child = write(tmp_path, child="extends: [a.yaml, b.yaml]\nz: 0", **files)
+    assert read_yaml(child) == {"x": 3, "y": 2, "z": 0, "w": 3}
+
+
 def test_extends_errors(tmp_path):
     child = write(tmp_path, child="extends: base.yaml", base="extends: child.yaml")
     message = complaint(read_yaml, child)
-    assert str(child) in message and "circle" in message
+    assert str(tmp_path / "base.yaml") in message and "'child.yaml' closes a circle" in message
     child = write(tmp_path, child="extends: gone.yaml")
     assert "gone.yaml: no such file" in complaint(read_yaml, child)
-    child = write(tmp_path, child="extends: [a, b]")
+    child = write(tmp_path, child="extends: [a, 2]")
     message = complaint(read_yaml, child)
     assert str(child) in message and "extends" in message
     child = write(tmp_path, child="extends: child.yaml")
