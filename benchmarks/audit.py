@@ -27,6 +27,7 @@ from benchmarks.options import (
     resolve_suite,
     tell,
 )
+from common import processes
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def audit(
     if not list(planner.finals()):
         raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
     failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
-    if not failed:
+    if not failed and processes.is_main():
         _report(planner, chosen, wanted)
     for text in failed.values():
         tell(f"failed: {text}")

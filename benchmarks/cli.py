@@ -26,6 +26,7 @@ from benchmarks.options import (
     resolve_suite,
     tell,
 )
+from common import processes
 from common.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -299,6 +300,7 @@ def main() -> None:
     logging.captureWarnings(True)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        processes.leave()
     except UserError as error:
         tell(f"error: {error}")
         code = 2

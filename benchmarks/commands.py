@@ -27,6 +27,7 @@ from benchmarks.options import (
     resolve_suite,
     tell,
 )
+from common import processes
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def _run(
     pool.shutdown()
     board = make_leaderboard(suite, StageStore(runtime.store))
     shown = (runtime.store / "tensorboard" / suite.name).is_dir()
-    write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
+    if processes.is_main():
+        write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
     return board, outcome.failed
 
 
@@ -111,7 +113,7 @@ def _fail(failed: dict[str, str]) -> None:
 
 @app.command(
     epilog="Examples:  unlearn plan digits-class --keys, then: unlearn stage digits-class "
-    "KEY  ·  accelerate launch -m benchmarks stage lethevit-cifar10 KEY"
+    "KEY  ·  accelerate launch --multi_gpu -m benchmarks stage lethevit-cifar10 KEY"
 )
 def stage(
     suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],

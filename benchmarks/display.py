@@ -3,13 +3,13 @@ the leaderboard and where everything lies."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Stage
+from common import processes
 
 if TYPE_CHECKING:
     from benchmarks.leaderboard import Leaderboard
@@ -100,7 +100,7 @@ class StepBar:
         self._progress: Any = None
 
     def __enter__(self) -> Callable[[int, int], None] | None:
-        if not self._console.is_terminal or os.environ.get("RANK", "0") != "0":
+        if not self._console.is_terminal or not processes.is_main():
             return None
         from rich.progress import Progress
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
+from common import processes
 from common.errors import ConfigError
 from common.registry import load_plugins
 
@@ -90,9 +91,19 @@ def abandon(executor: Executor) -> None:
 
 
 def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...]) -> Executor:
-    """An executor by name; ``auto`` is inline for one worker and a process pool for more."""
+    """An executor by name; ``auto`` is inline for one worker and a process pool for more.
+
+    Under a launcher of several processes all of them do one stage after the other.
+    """
     if name not in NAMES:
         raise ConfigError(f"unknown executor '{name}'; known: {', '.join(NAMES)}")
+    if processes.count() > 1:
+        if name not in ("auto", "inline"):
+            raise ConfigError(
+                f"executor {name}: {processes.count()} launched processes share every stage; "
+                "leave --executor out"
+            )
+        name = "inline"
     if name == "auto":
         name = "inline" if workers <= 1 else "processes"
     if name == "ray":

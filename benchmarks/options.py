@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from common import processes
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.suite import ResolvedSuite
     from common.benchmark import Runtime
 
-console = Console(width=None if sys.stdout.isatty() else 160)
+console = Console(width=None if sys.stdout.isatty() else 160, quiet=not processes.is_main())
 error_console = Console(stderr=True)
 
 Store = Annotated[Path, typer.Option(help="Root folder of everything written.")]

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Stage
-from common.benchmark import Benchmark, Runtime
+from common import processes
+from common.benchmark import Benchmark, Runtime, pick_device
 from common.checkpoints import WEIGHTS, load_weights, save_weights
 from common.config import validate
 from common.errors import ConfigError, DataError, Diverged, GateError
@@ -37,6 +39,8 @@ SCALARS = "scalars.jsonl"
 TRAJECTORY = "trajectory"
 FACTS = {"original": ("status", "trained_on", "data")}
 """What a complete stage must say of itself, where that is more than its status."""
+ALONE = ("split", "evaluate")
+"""Kinds that train nothing: of several processes the first one does them."""
 Progress = Callable[[int, int], None]
 
 
@@ -44,6 +48,9 @@ def run_stage(
     stage: Stage, runtime: Runtime, *, board: Path | None = None, progress: Progress | None = None
 ) -> str:
     """Makes a stage complete unless it is; returns its status.
+
+    Of several processes, which must all call it, the first one writes; the others return when the
+    stage is complete.
 
     Args:
         stage: What to do; its parents must be complete.
@@ -53,7 +60,10 @@ def run_stage(
     """
     store = StageStore(runtime.store)
     done = store.done(stage.kind, stage.key)
-    if done is None:
+    complete = done is not None
+    if processes.count() > 1:
+        complete = _agreed(stage, complete, runtime)
+    if not complete and (processes.is_main() or stage.kind not in ALONE):
         benchmark = _benchmark(stage.spec["benchmark"], json.dumps(stage.spec["protocol"]), runtime)
         work = _Work(stage, benchmark, store, board, progress)
         {
@@ -65,9 +75,36 @@ def run_stage(
             "audit": work.audit,
             "map": work.map,
         }[stage.kind]()
+    if not complete:
+        processes.wait_for_all()
         done = store.done(stage.kind, stage.key)
-        assert done is not None
+    if done is None:
+        assert not processes.is_main()
+        raise DataError(
+            f"--store {store.root}: process {processes.index()} does not see {stage.name}, which "
+            "is complete; use a folder that all processes share"
+        )
     return done["status"]
+
+
+def _agreed(stage: Stage, complete: bool, runtime: Runtime) -> bool:
+    """What the first process says of ``complete``, once all processes are at this stage.
+
+    Raises:
+        DataError: The processes are not at the same stage.
+    """
+    import torch
+
+    from common.engine import join_processes
+
+    _check_device(runtime.device)
+    join_processes(torch.device(pick_device(runtime.device)))
+    said = processes.announce(f"{int(complete)}{stage.key}")
+    if said[1:] != stage.key:
+        raise DataError(
+            f"--store {runtime.store}: it changed while the processes planned; run again"
+        )
+    return said[0] == "1"
 
 
 @functools.lru_cache(maxsize=4)
@@ -109,6 +146,11 @@ class _Work:
 
     @contextmanager
     def _writing(self) -> Iterator[Path]:
+        """The stage's new folder; for processes that do not write, one that is thrown away."""
+        if not processes.is_main():
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder)
+            return
         started = time.perf_counter()
         with self.store.writing(self.stage.kind, self.stage.key, self.about) as folder:
             yield folder
@@ -185,12 +227,12 @@ class _Work:
     ) -> None:
         with self._writing() as folder:
             published = self.benchmark.published(self.stage.kind, split)
-            task = self._task(split, access, folder, model=published)
+            task = self._task(split, access, model=published)
             self.about["published"] = published is not None
-            model = self._guarded(train if published is None else lambda _: published, task)
+            model = self._guarded(train if published is None else lambda _: published, task, folder)
             trained = split.train if "forget" in access else split.parts["retain"]
             self.about |= {"trained_on": _ids_digest(trained), "data": split.source_digest}
-            if model is not None:
+            if model is not None and processes.is_main():
                 save_weights(model, folder)
                 try:
                     accuracy = self.benchmark.collect(model, trained).accuracy
@@ -220,10 +262,10 @@ class _Work:
         method: UnlearningMethod = cls(config)
         with self._writing() as folder:
             original = self._load_model("original")
-            task = self._task(split, cls.info.access, folder, model=original)
+            task = self._task(split, cls.info.access, model=original)
             reset_peak()
-            model = self._guarded(method.unlearn, task)
-            if model is None:
+            model = self._guarded(method.unlearn, task, folder)
+            if model is None or not processes.is_main():
                 return
             trainable, base = trainable_share(model)
             self.about["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
@@ -242,8 +284,8 @@ class _Work:
             original = self._load_model("original")
 
             def task(access: frozenset[str]) -> UnlearnTask:
-                made = self._task(split, access, folder, model=copy.deepcopy(original))
-                self._tracker.close()
+                made = self._task(split, access, model=copy.deepcopy(original))
+                self._close_log()
                 made.tracker = made.checkpoint = None
                 return made
 
@@ -341,7 +383,7 @@ class _Work:
     # Helpers -------------------------------------------------------------------------------------
 
     def _task(
-        self, split: ForgetSplit, access: frozenset[str], folder: Path, model: nn.Module | None
+        self, split: ForgetSplit, access: frozenset[str], model: nn.Module | None
     ) -> UnlearnTask:
         from common.tracking import Tracker
 
@@ -352,12 +394,11 @@ class _Work:
             model = benchmark.build(seed)
         scratch = self.store.scratch(self.stage.kind, self.stage.key)
         checkpoint = scratch / "checkpoint.safetensors"
-        # the log lives beside the checkpoint, so that a resumed run continues both
-        rank = int(os.environ.get("RANK", "0"))
-        self._log = scratch / (SCALARS if rank == 0 else f"rank-{rank}-{SCALARS}")
-        _rewind(self._log, checkpoint)
-        self._tracker = Tracker(self._log, self.board if rank == 0 else None)
-        self._log_target = folder / SCALARS
+        self._tracker = None
+        if processes.is_main():
+            # the log lives beside the checkpoint, so that a resumed run continues both
+            _rewind(scratch / SCALARS, checkpoint)
+            self._tracker = Tracker(scratch / SCALARS, self.board)
         return UnlearnTask(
             model=model,
             source=benchmark.source,
@@ -387,8 +428,9 @@ class _Work:
         def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
             parts = self.benchmark.parts(split, trial=False, seed=self.seed)
             scores = self.benchmark.score(model, parts)
-            trajectory.mkdir(parents=True, exist_ok=True)
-            save_scores(scores, trajectory / f"{step:06d}.safetensors")
+            if processes.is_main():
+                trajectory.mkdir(parents=True, exist_ok=True)
+                save_scores(scores, trajectory / f"{step:06d}.safetensors")
             return self.benchmark.evaluate(scores, trial=False, seed=self.seed)
 
         return watch
@@ -401,7 +443,7 @@ class _Work:
         return _derived(self.seed, "request", request) if request else self.seed
 
     def _guarded(
-        self, work: Callable[[UnlearnTask], nn.Module], task: UnlearnTask
+        self, work: Callable[[UnlearnTask], nn.Module], task: UnlearnTask, folder: Path
     ) -> nn.Module | None:
         """Runs ``work``; divergence becomes a status. Notes cost and dynamics."""
         started = time.perf_counter()
@@ -411,13 +453,18 @@ class _Work:
         except Diverged as error:
             self._diverged(error)
         finally:
-            self._tracker.close()
+            self._close_log()
         self.about["cost"] = cost_of(task, time.perf_counter() - started)
         self.about["dynamics"] = dynamics_of(task)
-        for made in (self._log, self._log.parent / TRAJECTORY):
-            if made.exists():
-                os.replace(made, self._log_target.with_name(made.name))
+        scratch = self.store.scratch(self.stage.kind, self.stage.key)
+        for made in (SCALARS, TRAJECTORY) if processes.is_main() else ():
+            if (scratch / made).exists():
+                os.replace(scratch / made, folder / made)
         return model
+
+    def _close_log(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
 
     def _diverged(self, error: Diverged) -> None:
         self.about |= {"status": "diverged", "status_detail": str(error), "step": error.step}

@@ -14,6 +14,7 @@ from typing import Protocol
 from benchmarks.plan import Plan, Stage, make_plan
 from benchmarks.run import run_stage
 from benchmarks.suite import ResolvedSuite
+from common import processes
 from common.benchmark import Runtime
 from common.errors import UserError
 from common.stages import KEY_LENGTH, StageStore
@@ -173,6 +174,8 @@ class _Round:
             status = "failed"
             self.outcome.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
             self._log_failure(stage, error)
+            if processes.count() > 1:
+                raise  # the others wait inside the stage: the launcher must end them
         else:
             self._failure_log(stage).unlink(missing_ok=True)
         self.watcher.finished(stage, status)
@@ -184,8 +187,9 @@ class _Round:
         path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
 
     def _failure_log(self, stage: Stage) -> Path:
-        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}.log"
-        return self.runtime.store / "failed" / name
+        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
+        name += "" if processes.is_main() else f"-process-{processes.index()}"
+        return self.runtime.store / "failed" / f"{name}.log"
 
 
 def _ancestors(stage: Stage) -> list[Stage]:

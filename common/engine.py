@@ -19,8 +19,10 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from common.adapters import BoundedLinear, adapted_layers, adapter_statistics
 from common.config import did_you_mean
@@ -30,6 +32,7 @@ from common.objectives import Objective, Terms
 from common.quantised import dense_weight
 from common.reuse import reuse_weights
 from common.schemas import FitConfig
+from common.sharding import Sharded, like, whole_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,8 @@ Watch = Callable[[nn.Module, int], Mapping[str, float | None]]
 """(model in eval mode, steps done) -> metrics."""
 
 
-SHARDED = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
+FOREIGN = {DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
+"""Launchers that bring a loop of their own."""
 
 
 class ScalarSink(Protocol):
@@ -158,13 +162,15 @@ def fit(
     run = _Run(
         model, objective, loaders, config, forward, penalty, component_of, stateful or {}, seed
     )
-    with _seeded(seed, run.accelerator.device), contextlib.closing(run):
+    model.train()
+    with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
         first = run.resume(checkpoint)
-        model.train()
         for step in range(first, run.total):
             scalars = run.step(step)
-            for hook in after_step:
-                scalars.update(hook(model) or {})
+            if after_step:
+                with run.whole():
+                    for hook in after_step:
+                        scalars.update(hook(model) or {})
             saves = checkpoint is not None and run.saves(step)
             run.guard(step, sync=saves)
             if run.logs(step):
@@ -210,13 +216,18 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def join_processes(device: torch.device) -> None:
+    """Joins the processes of a launcher as training does, for whoever must agree before it."""
+    PartialState(cpu=device.type == "cpu")
+
+
 def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
     """An accelerator for this run; accelerate keeps one per process, so an old one is dropped.
 
     Its device goes too, unless processes are joined: the last run may have been elsewhere.
 
     Raises:
-        ConfigError: The launcher asks for sharded parameters (FSDP and its kin).
+        ConfigError: The launcher brings a loop of its own (DeepSpeed, Megatron).
     """
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     AcceleratorState._reset_state(reset_partial_state=not joined)
@@ -225,13 +236,50 @@ def make_accelerator(config: FitConfig, device: torch.device) -> Accelerator:
         gradient_accumulation_steps=config.accumulation,
         cpu=device.type == "cpu",
     )
-    if accelerator.distributed_type in SHARDED:
+    if accelerator.distributed_type in FOREIGN:
         raise ConfigError(
-            f"accelerate is set to {accelerator.distributed_type.value}, which splits parameters;"
-            " norms, projections and stored models need whole ones: launch plain data parallel,"
-            " or spread one process over the devices (text: protocol.model.device_map=auto)"
+            f"accelerate is set to {accelerator.distributed_type.value}, which is not supported;"
+            " launch plain data parallel or FSDP version 2"
         )
     return accelerator
+
+
+def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
+    """Splits the model where the launcher says FSDP; None where it does not.
+
+    accelerate's own preparation would change the caller's model for good, and does not split on a
+    CPU; its settings are read all the same: the classes to wrap, resharding after the forward.
+
+    Raises:
+        ConfigError: A setting that is not supported.
+    """
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not joined or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("FSDP version 1 is not supported: launch with --fsdp_version 2")
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
+    names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ()
+    present = {type(module).__name__ for module in model.modules()}
+    if missing := sorted(set(plugin.transformer_cls_names_to_wrap or ()) - present):
+        raise ConfigError(f"FSDP: no layer of class '{missing[0]}' to wrap in this model")
+    for wanted, mend in (
+        (
+            isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+            "CPU offload is not supported: --fsdp_offload_params false",
+        ),
+        (plugin.activation_checkpointing, "switch on the model's own gradient checkpointing"),
+        (plugin.min_num_params, "wrap by class: --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"),
+        (getattr(model, "hf_device_map", None), "leave device_map out of the protocol"),
+        (
+            config.mixed_precision == "fp16",
+            "the loss scale of fp16 is not supported: mixed_precision: bf16",
+        ),
+        (config.probe_every, "probes need whole gradients: probe_every: 0"),
+    ):
+        if wanted:
+            raise ConfigError(f"FSDP: {mend}")
+    return Sharded(model, set(names), reshard=bool(plugin.reshard_after_forward))
 
 
 class _Run:
@@ -258,16 +306,22 @@ class _Run:
         self.total = total_steps(config, loaders)
         self.warmup = warmup_steps(config, loaders)
         self.accelerator = make_accelerator(config, next(model.parameters()).device)
-        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.sharded = make_sharded(model, config)
+        home = model if self.sharded is None else self.sharded.twin
+        self.trained = {n: p for n, p in home.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
         self.raw_optimizer = _optimizer(config, list(self.trained.values()))
         self._own_forward = "forward" in model.__dict__
         if self.accelerator.num_processes > 1:
             for loader in self.loaders.values():
                 loader.take_shard(self.accelerator.process_index, self.accelerator.num_processes)
-        self.prepared, self.optimizer = self.accelerator.prepare(
-            model, self.raw_optimizer, device_placement=[False, None]
-        )  # models come placed, some over several devices
+        if self.sharded is None:
+            self.prepared, self.optimizer = self.accelerator.prepare(
+                model, self.raw_optimizer, device_placement=[False, None]
+            )  # models come placed, some over several devices
+        else:
+            self.prepared = home
+            self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
         self._forward = forward
         self.first_bad = torch.full((), -1, device=self.accelerator.device)
         self.logit_stats: tuple[Tensor, Tensor] | None = None
@@ -275,8 +329,23 @@ class _Run:
         self.last: dict[str, float] = {}
         self.peak: dict[str, float] = {}
 
+    def splitting(self) -> contextlib.AbstractContextManager[None]:
+        """Parameters are split over the processes inside, if at all."""
+        return contextlib.nullcontext() if self.sharded is None else self.sharded.training()
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """The model has whole parameters inside, for whoever looks or writes."""
+        return contextlib.nullcontext() if self.sharded is None else self.sharded.whole()
+
     def forward(self, batch: Batch) -> Tensor:
-        logits = self._forward(self.prepared, batch)
+        if self.sharded is None:
+            logits = self._forward(self.prepared, batch)
+        else:
+            with self.accelerator.autocast():  # elsewhere part of what is prepared
+                logits = self._forward(self.prepared, batch)
+            low = logits.dtype in (torch.bfloat16, torch.float16)
+            mixed = self.config.mixed_precision != "no"
+            logits = logits.float() if low and mixed else logits
         if self._measures:
             values = logits.detach().float()
             self.logit_stats = (values.mean(), values.std(correction=0))
@@ -296,12 +365,13 @@ class _Run:
         self, watch: Watch, step: int, tracker: ScalarSink | None
     ) -> Mapping[str, float | None]:
         """Measures the model as it is; random streams and training mode are put back."""
-        modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), reuse_weights(self.model):
-            metrics = watch(self.model.eval(), step + 1)
-        for module, training in modes:
-            module.training = training
+        with self.whole():
+            modes = [(module, module.training) for module in self.model.modules()]
+            with torch.random.fork_rng(devices=devices), reuse_weights(self.model):
+                metrics = watch(self.model.eval(), step + 1)
+            for module, training in modes:
+                module.training = training
         if tracker is not None and self.accelerator.is_main_process:
             known = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
             tracker.scalars(step + 1, known)
@@ -324,7 +394,7 @@ class _Run:
 
     def _micro_batches(self) -> contextlib.AbstractContextManager[None]:
         """Micro-batches share the effective weights: the last one's forward precedes the step."""
-        several = self.config.accumulation > 1
+        several = self.config.accumulation > 1 and self.sharded is None
         return reuse_weights(self.model) if several else contextlib.nullcontext()
 
     def _micro_step(self, step: int, sums: dict[str, Tensor]) -> None:
@@ -347,12 +417,17 @@ class _Run:
         batches = {part: self.loaders[part].next() for part in self.objective.parts}
         terms = self.objective(self.forward, batches)
         total = terms.total
-        if self.penalty is not None:
-            extra = self.penalty(self.model)
-            total = total + extra
-            terms = Terms(total, {**terms.parts, "penalty": extra})
-        self.accelerator.backward(total)
-        return terms, batches
+        if self.penalty is None:
+            self.accelerator.backward(total)
+            return terms, batches
+        if self.sharded is not None:  # a second one: the first one's may reduce on another stream
+            self.accelerator.backward(total)
+            extra = whole_tensor(self.penalty(self.sharded.twin))
+            self.accelerator.backward(extra)
+            return Terms(total + extra, {**terms.parts, "penalty": extra}), batches
+        extra = self.penalty(self.model)
+        self.accelerator.backward(total + extra)
+        return Terms(total + extra, {**terms.parts, "penalty": extra}), batches
 
     def _watch(self, step: int, terms: Terms) -> None:
         values = torch.stack([terms.total, *terms.parts.values()]).detach().float()
@@ -370,9 +445,10 @@ class _Run:
             if bad > 0:
                 raise Diverged(bad, f"loss not finite or above {self.config.loss_cap:g}")
         if final:
-            for name, parameter in self.trained.items():
-                if not bool(parameter.detach().isfinite().all()):
-                    raise Diverged(step + 1, f"parameter {name} is not finite")
+            with self.whole():
+                for name, parameter in self.model.named_parameters():
+                    if name in self.trained and not bool(parameter.detach().isfinite().all()):
+                        raise Diverged(step + 1, f"parameter {name} is not finite")
 
     def _clip(self) -> None:
         if self.config.max_grad_norm is not None:
@@ -396,7 +472,7 @@ class _Run:
                 if tensor is None:
                     continue
                 key = f"{kind}/{group}"
-                square = tensor.detach().float().square().sum() / unit**2
+                square = whole_tensor(tensor.detach().float().square().sum()) / unit**2
                 square = square.to(self.accelerator.device)  # a model may lie on several
                 squares[key] = squares[key] + square if key in squares else square
         return {key: math.sqrt(max(float(value), 0.0)) for key, value in squares.items()}
@@ -463,7 +539,8 @@ class _Run:
             mean, spread = self.logit_stats
             values |= {"logits/mean": float(mean), "logits/spread": float(spread)}
         if any(True for _ in adapted_layers(self.model)):
-            statistics = adapter_statistics(self.model)
+            with self.whole():
+                statistics = adapter_statistics(self.model)
             values |= {f"adapter/{key}": value for key, value in statistics.items()}
         return values
 
@@ -476,7 +553,8 @@ class _Run:
 
     def close(self) -> None:
         """Gives the caller's model back without accelerate's wrapping, whatever happened."""
-        self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
+        if self.sharded is None:
+            self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
         if not self._own_forward:
             self.model.__dict__.pop("forward", None)
         self.raw_optimizer.zero_grad(set_to_none=True)
@@ -490,14 +568,15 @@ class _Run:
 
     def save(self, path: Path, step: int) -> None:
         """Writes everything needed to continue, atomically."""
-        if not self.accelerator.is_main_process:
-            return
         from safetensors.torch import save_file
 
-        tensors = {f"model.{name}": p.detach() for name, p in self.trained.items()}
+        tensors = {f"model.{name}": whole_tensor(p.detach()) for name, p in self.trained.items()}
         tensors |= {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
         for index, state in self.raw_optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
+            for k, v in state.items():
+                tensors[f"optimizer.{index}.{k}"] = whole_tensor(torch.as_tensor(v))
+        if not self.accelerator.is_main_process:
+            return
         for name, item in self.stateful.items():
             tensors |= {f"state.{name}.{key}": value for key, value in item.state().items()}
         tensors["rng"] = torch.get_rng_state()
@@ -556,13 +635,14 @@ class _Run:
                 groups[kind][rest] = tensor
         with torch.no_grad():
             for name, parameter in self.trained.items():
-                parameter.copy_(groups["model"][name])
+                parameter.copy_(like(groups["model"][name], parameter))
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(groups["buffer"][name])
         packed: dict[int, dict[str, Tensor]] = {}
+        owners = [p for group in self.raw_optimizer.param_groups for p in group["params"]]
         for key, tensor in groups["optimizer"].items():
             index, _, leaf = key.partition(".")
-            packed.setdefault(int(index), {})[leaf] = tensor
+            packed.setdefault(int(index), {})[leaf] = like(tensor, owners[int(index)])
         whole = self.raw_optimizer.state_dict()
         self.raw_optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
         for name, item in self.stateful.items():

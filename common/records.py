@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from common import processes
 from common.errors import DataError
 
 SCHEMA = 1
@@ -99,7 +100,7 @@ def clean_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Python, platform, package versions, and the git state of *this* package's own tree."""
+    """Python, platform, processes, packages, and the git state of *this* package's own tree."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -110,6 +111,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processes": processes.count(),
         "packages": versions,
         "git": git_state(Path(__file__).resolve().parent),
     }

@@ -18,6 +18,7 @@ from benchmarks.apply.audit import AUDIT, reading, weight_change
 from benchmarks.apply.request import AppliedResult, ApplyRequest
 from benchmarks.apply.subject import Subject
 from benchmarks.run import Progress, cost_of, dynamics_of, reset_peak
+from common import processes
 from common.benchmark import pick_device
 from common.config import Strict, apply_overrides
 from common.errors import CheckpointError, ConfigError, Diverged
@@ -56,6 +57,11 @@ def apply(request: ApplyRequest, *, progress: Progress | None = None) -> Applied
     _check_applicable(request.method, subject)
     device = _device(request.device)
     make_deterministic(request.threads)
+    if processes.count() > 1:
+        from common.engine import join_processes
+
+        join_processes(device)
+        processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
     subject.load(device, config)
     return _Application(request, config, subject, device, progress).run()
 
@@ -218,8 +224,9 @@ class _Application:
         audit |= {"status": "diverged", "status_detail": str(error), "after": None}
         audit["dynamics"] = dynamics_of(task)
         audit["reading"] = reading(audit, self.subject)
-        with writing(self.request.out) as folder:
-            write_json(folder / AUDIT, audit)
+        if processes.is_main():
+            with writing(self.request.out) as folder:
+                write_json(folder / AUDIT, audit)
         message = (
             f"{self.request.method} {error}; no model was written, only "
             f"{self.request.out / AUDIT}; lower lr or steps and choose another folder"
@@ -228,6 +235,8 @@ class _Application:
 
     def _write(self, audit: dict[str, Any], merged: nn.Module, scratch: Path) -> AppliedResult:
         out = self.request.out
+        if not processes.is_main():
+            return AppliedResult("ok", out, {**audit, "reading": ""}, "")
         with writing(out) as folder:
             audit["output"] = self.subject.write(merged, folder)
             if (scratch / ADAPTER).is_dir():

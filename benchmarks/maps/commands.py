@@ -23,6 +23,7 @@ from benchmarks.options import (
     register_all,
     split_lists,
 )
+from common import processes
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def map(
         raise ConfigError(
             f"no complete seed of {resolved.name} in {store}; run: unlearn map {name}"
         )
+    if not processes.is_main():
+        return
     folder = write_map(board, runtime.store)
     print_map(board)
     console.print(f"\n[bold]Map[/bold]  {folder}/MAP.md (map.svg, map.json, cells.jsonl)")

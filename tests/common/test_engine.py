@@ -722,9 +722,9 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
         small(stop_below={"mu": 1.0})
 
 
-def test_a_launcher_that_splits_parameters_is_refused(tiny, run, monkeypatch):
+def test_a_launcher_with_its_own_loop_is_refused(tiny, run, monkeypatch):
     from accelerate import DistributedType
 
-    monkeypatch.setattr("common.engine.SHARDED", {DistributedType.NO})  # what runs here
-    with pytest.raises(ConfigError, match=r"accelerate is set to NO.* plain data parallel"):
+    monkeypatch.setattr("common.engine.FOREIGN", {DistributedType.NO})  # what runs here
+    with pytest.raises(ConfigError, match=r"accelerate is set to NO.* or FSDP version 2"):
         run(tiny.net(), small())

@@ -1,0 +1,66 @@
+"""One stage in several processes: how they meet, who writes, and what the others wait for.
+
+A launcher (``torchrun``, ``accelerate launch``) starts every process with the same command line.
+All of them train; the first one alone writes, and the others read what it wrote.  Importing this
+module imports no torch, and without a launcher nothing here does either.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import sys
+from typing import Any
+
+PATIENCE = datetime.timedelta(days=30)
+"""How long the others wait: one process may measure or write a large model for hours."""
+
+
+def count() -> int:
+    """Processes that the launcher started; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+
+
+def index() -> int:
+    """This process among them, from 0."""
+    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes."""
+    return index() == 0
+
+
+def announce(text: str) -> str:
+    """The first process's ``text`` (ASCII, equally long in all), once all processes are here."""
+    import torch
+
+    wait_for_all()
+    buffer = torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
+    torch.distributed.broadcast(buffer, 0, _group())
+    return bytes(buffer.tolist()).decode("ascii")
+
+
+def wait_for_all() -> None:
+    """Returns once all processes are here, at once where there is one."""
+    if count() > 1:
+        import torch
+
+        torch.distributed.barrier(_group())
+
+
+@functools.cache
+def _group() -> Any:
+    """On the CPU: a device's own collectives give up after minutes."""
+    import torch
+
+    return torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def leave() -> None:
+    """Parts from the other processes, if this one ever joined them."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        _group.cache_clear()
+        distributed.destroy_process_group()

@@ -1,0 +1,202 @@
+"""Suites run by two processes of a launcher: one store, filled by the first process alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.executors import InlineExecutor, make_executor
+from benchmarks.run import run_stage
+from common import processes
+from common.benchmark import Runtime
+from common.errors import ConfigError, DataError
+from common.stages import DONE
+
+ROWS = {
+    "original": None,
+    "retrain": None,
+    "gd_sine": {"params": {"evaluate_every": 3, "checkpoint_every": 2}},
+    "gd_bad": {"method": "gd", "params": {"lr": 1e6}},
+}
+SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+LAUNCH = ("--standalone", "--nproc-per-node", "2", "-m", "benchmarks")
+SECOND = """
+import os
+
+from common.baselines import Finetune
+from common.registry import METHODS
+
+
+@METHODS.register("second_fails")
+class Fails(Finetune):
+    def unlearn(self, task):
+        if os.environ.get("RANK") == "1":
+            raise RuntimeError("only here")
+        return super().unlearn(task)
+"""
+
+
+@pytest.fixture(scope="module")
+def suite(tiny_suite, tmp_path_factory):
+    defaults = {"steps": 6, "log_every": 2}
+    return tiny_suite(tmp_path_factory.mktemp("launched"), methods=ROWS, defaults=defaults)
+
+
+@pytest.fixture(scope="module")
+def launch(spawn):
+    """Runs ``torchrun --nproc-per-node 2 -m benchmarks ARGS``; gives code, out and err."""
+
+    def run(*args, **env):
+        script = (
+            f"import sys; from torch.distributed.run import main; main({[*LAUNCH]} + sys.argv[1:])"
+        )
+        process = spawn(*args, script=script, **env)
+        try:
+            out, err = process.communicate(timeout=400)
+        finally:
+            process.kill()
+        return process.returncode, out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def stores(suite, launch, cli, tmp_path_factory):
+    """Name -> (store, what was printed): by one process, by two, and by two that split models."""
+    root = tmp_path_factory.mktemp("stores")
+    args = ("--device", "cpu")
+    alone = cli("run", suite, "--store", root / "one", "--workers", 1, *args)
+    assert alone.code == 0, alone.err
+    found = {"one": (root / "one", alone.out)}
+    for name, env in (("two", {}), ("split", SPLIT)):
+        code, out, err = launch("run", suite, "--store", root / name, *args, **env)
+        assert code == 0, err
+        found[name] = (root / name, out)
+    return found
+
+
+def files(store):
+    """Everything but TensorBoard's files, whose names hold the time."""
+    found = (path.relative_to(store) for path in store.rglob("*") if path.is_file())
+    return {path for path in found if path.parts[0] != "tensorboard"}
+
+
+def numbers(value):
+    """Every metric of a record."""
+    return {key: math.nan if number is None else number for key, number in value.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two", "split"])
+def test_launched_processes_fill_the_store_that_one_fills(stores, nothing_half, name):
+    (one, _), (store, out) = stores["one"], stores[name]
+    nothing_half(store)
+    assert files(store) == files(one)
+    assert not any((store / "unfinished").iterdir())
+    assert out.count("Report ") == 1, "the first process alone speaks"
+    for path in (store / "stages").rglob(DONE):
+        done = json.loads(path.read_text())
+        before = json.loads((one / path.relative_to(store)).read_text())
+        assert done["status"] == before["status"]
+        assert (before["environment"]["processes"], done["environment"]["processes"]) == (1, 2)
+    for path in (one / "stages").rglob("record.json"):
+        first, second = (
+            json.loads((root / path.relative_to(one)).read_text())["metrics"]
+            for root in (one, store)
+        )
+        assert numbers(second) == pytest.approx(numbers(first), rel=1e-3, abs=1e-3, nan_ok=True)
+    for path in (one / "stages").rglob("scores.safetensors"):
+        first, second = load_file(path), load_file(store / path.relative_to(one))
+        for key, value in first.items():
+            torch.testing.assert_close(second[key], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_tensorboard_has_one_file_per_run(stores):
+    for store, _ in stores.values():
+        boards = [path.parent for path in store.rglob("events.out.tfevents.*")]
+        assert boards and len(boards) == len(set(boards))
+
+
+@pytest.mark.slow
+def test_a_second_launch_executes_nothing(stores, suite, launch):
+    store, _ = stores["two"]
+    before = {p: p.stat().st_mtime_ns for p in (store / "stages").rglob("*")}
+    code, out, err = launch("run", suite, "--store", store, "--device", "cpu")
+    assert code == 0, err
+    assert out.count("9 stages, 9 of them already in the store") == 1
+    assert before == {p: p.stat().st_mtime_ns for p in (store / "stages").rglob("*")}
+
+
+@pytest.mark.slow
+def test_a_failure_of_one_process_ends_all(stores, launch, tiny_suite, tmp_path):
+    store = shutil.copytree(stores["two"][0], tmp_path / "store")
+    plugin = tmp_path / "second.py"
+    plugin.write_text(SECOND)
+    rows = {**ROWS, "second_fails": None}
+    path = tiny_suite(tmp_path, methods=rows, defaults={"steps": 6, "log_every": 2})
+    code, _, err = launch("run", path, "--store", store, "--device", "cpu", "--plugin", plugin)
+    assert code == 1
+    assert "RuntimeError: only here" in err
+    logs = {log.stem.partition("-process-")[2]: log for log in (store / "failed").iterdir()}
+    assert "RuntimeError: only here" in logs["1"].read_text()
+    assert not [
+        folder for folder in (store / "stages").glob("[!.]*") if not (folder / DONE).exists()
+    ]
+
+
+# What needs no launch ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """This process believes to be the second of two; what the first says is in the list."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = []
+    monkeypatch.setattr(processes, "announce", lambda text: said[0])
+    monkeypatch.setattr(processes, "wait_for_all", lambda: None)
+    monkeypatch.setattr("common.engine.join_processes", lambda device: None)
+    return said
+
+
+@pytest.fixture
+def split_stage(suite, tmp_path, find_stage):
+    stage = find_stage(suite, tmp_path, "split", "split/seed-1")
+    return stage, Runtime(store=tmp_path, device="cpu")
+
+
+def test_processes_at_different_stages_stop(second, split_stage):
+    stage, runtime = split_stage
+    second.append("0" + "f" * len(stage.key))
+    with pytest.raises(DataError, match="changed while the processes planned; run again"):
+        run_stage(stage, runtime)
+
+
+@pytest.mark.parametrize("complete", ["0", "1"])
+def test_a_store_that_is_not_shared_is_named(second, split_stage, complete):
+    stage, runtime = split_stage
+    second.append(complete + stage.key)
+    with pytest.raises(DataError, match=r"process 1 does not see split/seed-1.* all processes sha"):
+        run_stage(stage, runtime)
+    assert not list(runtime.store.iterdir()), "the second process writes nothing"
+
+
+def test_a_launcher_and_a_pool_exclude_each_other(second, monkeypatch):
+    with pytest.raises(ConfigError, match="2 launched processes share every stage"):
+        make_executor("processes", 2, 1, ())
+    monkeypatch.setattr("benchmarks.executors.prepare_worker", lambda *_, **__: None)
+    assert isinstance(make_executor("auto", 8, 1, ()), InlineExecutor)
+
+
+def test_a_world_size_without_a_launcher_means_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert (processes.count(), processes.index(), processes.is_main()) == (1, 0, True)

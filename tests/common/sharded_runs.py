@@ -1,0 +1,259 @@
+"""Training runs that must not depend on how parameters are split; also a program, one per rank.
+
+In float64, so that what the order of summation rounds off (and training amplifies: at these rates
+up to 1e4 times) stays far below any mistake; one run also in the precisions that people use.
+
+    python sharded_runs.py FOLDER
+
+writes ``FOLDER/<rank>-<run>.safetensors`` (weights) and ``FOLDER/<rank>.json`` (logged scalars).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import conftest as tiny
+
+from common.adapters import attach, clip_factors_, project_ball_, save_adapter
+from common.engine import fit
+from common.loading import Batch
+from common.objectives import CrossEntropy, GradientDifference
+from common.schemas import AdapterConfig, FitConfig
+
+OBJECTIVE = GradientDifference(1.0, 0.3)
+
+
+class Sink:
+    def __init__(self):
+        self.rows, self.share = {}, None
+
+    def scalars(self, step, values):
+        self.rows.setdefault(step, {}).update(values)
+
+
+class Stopped(Exception):
+    pass
+
+
+def adapted(phi="sine", base=None, targets=("*mlp.c_fc", "*mlp.c_proj")):
+    model = tiny.make_net() if base is None else base
+    targets = ("blocks.*.mlp.fc*",) if base is None else targets
+    attach(model, targets, AdapterConfig(rank=3, phi=phi, omega=5.0), torch.Generator())
+    return model
+
+
+def gpt_neo():
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    config = GPTNeoConfig(
+        vocab_size=4,
+        hidden_size=8,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=12,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=8,
+        window_size=4,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPTNeoForCausalLM(config)
+
+
+def llama():
+    """Recomputes its blocks in backward; every weight is a bfloat16 number."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=4,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=8,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).bfloat16()
+    old = model.gradient_checkpointing_enable  # its name before transformers 5
+    getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+    return model
+
+
+def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return model(batch.inputs["x"].to(next(model.parameters()).dtype))
+
+
+def last_token(model: nn.Module, batch: Batch) -> torch.Tensor:
+    tokens = (batch.inputs["x"] * 2).long() % 4
+    return model(input_ids=tokens).logits[:, -1]
+
+
+def constrain(model):
+    clip_factors_(model, 0.5)
+    return {"outside": project_ball_(model, 0.05)}
+
+
+def watch(model, step):
+    batch = tiny.VectorSource().fetch(torch.arange(16))
+    with torch.no_grad():
+        return {"logit": float(forward(model, batch).square().mean())}
+
+
+def squares(model):
+    return sum(0.01 * parameter.square().sum() for parameter in model.parameters())
+
+
+def note_pieces(model, sink, progress):
+    """Which share of the children's entries this process holds while it trains."""
+
+    def note(step, total):
+        held = whole = 0
+        for parameter in (p for child in model.children() for p in child.parameters()):
+            whole += parameter.numel()
+            held += (
+                parameter.to_local().numel()
+                if isinstance(parameter, DTensor)
+                else parameter.numel()
+            )
+        sink.share = held / whole
+        if progress is not None:
+            progress(step, total)
+
+    return note
+
+
+def go(model, sink, objective=OBJECTIVE, forward=forward, options=None, **fields):
+    dtype = fields.pop("dtype", torch.float64)
+    model, source = model.to(dtype) if dtype else model, tiny.VectorSource()
+    parts = {"retain": range(32), "forget": range(32, 48)}
+    loaders = {part: tiny.make_loader(source, list(parts[part])) for part in objective.parts}
+    fields = {"steps": 4, "batch_size": 8, "lr": 1e-2, "eps": 1e-3, "log_every": 1} | fields
+    config = FitConfig(**fields)
+    options = dict(options or {})
+    options["progress"] = note_pieces(model, sink, options.get("progress"))
+    fit(model, objective, loaders, config, forward=forward, seed=3, tracker=sink, **options)
+    return model
+
+
+def full(sink, folder):
+    """Fine-tuning, two forwards per loss, clipped gradients, accumulation."""
+    return go(tiny.make_net(), sink, max_grad_norm=0.5, accumulation=2)
+
+
+def bounded(sink, folder):
+    """Adapters with projections after each step and an evaluation in training."""
+    options = {"after_step": [constrain], "watch": watch}
+    model = go(adapted(), sink, options=options, evaluate_every=2)
+    save_adapter(model, folder / f"adapter-{os.environ.get('RANK', 'one')}")
+    return model
+
+
+def plain_lora(sink, folder):
+    return go(adapted("identity"), sink)
+
+
+def penalised(sink, folder):
+    return go(tiny.make_net(), sink, CrossEntropy("retain"), options={"penalty": squares})
+
+
+def resumed(sink, folder):
+    """Stopped behind a checkpoint, and gone on with from there, twice in one process."""
+    path = folder / "checkpoint.safetensors"
+
+    def stop(step, total):
+        if step == 3:
+            raise Stopped
+
+    for progress in (stop, None):
+        options = {"checkpoint": path, "progress": progress}
+        model = tiny.make_net()
+        try:
+            go(model, sink, options=options, checkpoint_every=2)
+        except Stopped:
+            if torch.distributed.is_initialized():
+                torch.distributed.barrier()
+            assert path.is_file()
+    return model
+
+
+def text(sink, folder):
+    """A causal model with tied embeddings, its blocks gathered one by one."""
+    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token)
+
+
+def text_bounded(sink, folder):
+    return go(adapted(base=gpt_neo()), sink, forward=last_token)
+
+
+def _llama(sink, base, **fields):
+    model = adapted(base=base, targets=("*mlp.*_proj",))
+    return go(model, sink, forward=last_token, **fields)
+
+
+def llama_double(sink, folder):
+    return _llama(sink, llama())
+
+
+def llama_single(sink, folder):
+    return _llama(sink, llama(), dtype=torch.float32)
+
+
+def llama_low(sink, folder):
+    """As large models are trained: a bfloat16 model, float32 adapters, bfloat16 products."""
+    return _llama(sink, llama(), dtype=None, mixed_precision="bf16")
+
+
+def double(sink, folder):
+    return go(adapted(), sink)
+
+
+def single(sink, folder):
+    return go(adapted(), sink, dtype=torch.float32)
+
+
+def low(sink, folder):
+    return go(adapted(), sink, dtype=torch.float32, mixed_precision="bf16")
+
+
+RUNS = {
+    run.__name__: run
+    for run in (
+        *(full, bounded, plain_lora, penalised, resumed, text, text_bounded),
+        *(double, single, low),
+        *(llama_double, llama_single, llama_low),
+    )
+}
+
+
+def main(folder: Path) -> None:
+    rank, scalars = os.environ.get("RANK", "one"), {}
+    for name, run in RUNS.items():
+        sink = Sink()
+        model = run(sink, folder)
+        scalars[name] = {"share": sink.share, "rows": sink.rows}
+        for parameter in model.parameters():
+            assert parameter.untyped_storage().nbytes() == parameter.nbytes
+        weights = {key: value.clone() for key, value in model.state_dict().items()}
+        save_file(weights, folder / f"{rank}-{name}.safetensors")
+    (folder / f"{rank}.json").write_text(json.dumps(scalars))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

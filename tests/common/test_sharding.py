@@ -1,0 +1,196 @@
+"""Two processes that split parameters (FSDP2, gloo) train what one process trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from common.adapters import load_adapter
+from common.engine import make_sharded
+from common.errors import ConfigError
+from common.schemas import FitConfig
+
+PROGRAM = Path(__file__).with_name("sharded_runs.py")
+RUNS = (
+    "full",
+    "bounded",
+    "plain_lora",
+    "penalised",
+    "resumed",
+    "text",
+    "text_bounded",
+    "double",
+    "llama_double",
+)
+COARSER = (
+    ("single", "double"),
+    ("low", "single"),
+    ("llama_single", "llama_double"),
+    ("llama_low", "llama_single"),
+)
+"""A run, and the same one in the next finer precision."""
+LAUNCH = {
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+    "WORLD_SIZE": "2",
+}
+
+
+def launch(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root = str(Path(__file__).parents[2])
+    ranks = []
+    for rank in "01":
+        more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": root}
+        command = [sys.executable, str(PROGRAM), str(folder)]
+        env = {**os.environ, **LAUNCH, **more}
+        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], errors
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(the program as a module, its folder): run by two processes, then by this one."""
+    folder = tmp_path_factory.mktemp("sharded")
+    launch(folder)
+    spec = importlib.util.spec_from_file_location("sharded_runs", PROGRAM)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.main(folder)
+    return program, folder
+
+
+def outcome(folder, who, name):
+    """(weights, logged scalars by step and name) of one process's run."""
+    scalars = json.loads((folder / f"{who}.json").read_text())[name]
+    assert (scalars["share"] == 1.0) == (who == "one") and scalars["share"] <= 1.0
+    assert who == "one" or scalars["share"] < 0.6, "really split"
+    rows = {
+        (step, key): value
+        for step, row in scalars["rows"].items()
+        for key, value in row.items()
+        if not key.startswith(("loss/", "logits/"))  # of this process's samples
+    }
+    return load_file(folder / f"{who}-{name}.safetensors"), rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RUNS, *(name for name, _ in COARSER)])
+def test_both_processes_end_with_the_same_bits(runs, name):
+    _, folder = runs
+    first, second = (load_file(folder / f"{rank}-{name}.safetensors") for rank in "01")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def distance(mine, other):
+    """Largest difference of weights, and largest relative one of scalars."""
+    assert mine[0].keys() == other[0].keys() and mine[1].keys() == other[1].keys()
+    weights = max(float((mine[0][key].double() - other[0][key]).abs().max()) for key in mine[0])
+    return weights, max(
+        abs(mine[1][key] - value) / max(abs(value), 1e-6) for key, value in other[1].items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_split_training_equals_whole_training(runs, name):
+    _, folder = runs
+    one, first = (outcome(folder, who, name) for who in ("one", 0))
+    weights, scalars = distance(first, one)
+    assert weights < 1e-12
+    assert scalars < 1e-6, "norms are summed in float32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "finer"), COARSER)
+def test_split_training_rounds_as_whole_training_does(runs, name, finer):
+    """Both round one exact run: how far whole training is from it says how far they may differ.
+
+    Twice that if splitting rounds as much; four times leaves room for rounding three times as much.
+    """
+    _, folder = runs
+    one, first = (outcome(folder, who, name) for who in ("one", 0))
+    found, rounding = distance(first, one), distance(one, outcome(folder, "one", finer))
+    assert found[0] <= 4 * rounding[0] and found[1] <= 4 * rounding[1]
+
+
+@pytest.mark.slow
+def test_a_saved_adapter_loads_in_one_process(runs, tiny):
+    program, folder = runs
+    trained = load_file(folder / "one-bounded.safetensors")
+    for rank in "01":
+        model = tiny.net()
+        load_adapter(model, folder / f"adapter-{rank}")
+        for key, value in model.state_dict().items():
+            rounding = 1e-7 if key.endswith((".A", ".Bt")) else 0  # loaded as float32
+            torch.testing.assert_close(value.double(), trained[key], rtol=0, atol=rounding)
+        start = program.adapted().state_dict()
+        moved = {
+            key
+            for key, value in model.state_dict().items()
+            if not torch.equal(value.double(), start[key].double())
+        }
+        assert moved == {key for key in start if key.endswith((".A", ".Bt"))}
+
+
+def test_one_process_never_splits(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert make_sharded(nn.Linear(2, 2), FitConfig(steps=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("FSDP_VERSION", "1", "launch with --fsdp_version 2"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "--fsdp_offload_params false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model's own gradient checkpointing"),
+        ("FSDP_TRANSFORMER_CLS_TO_WRAP", "Blok", "no layer of class 'Blok'"),
+        ("FSDP_MIN_NUM_PARAMS", "100", "TRANSFORMER_BASED_WRAP"),
+    ],
+)
+def test_settings_that_are_not_supported(monkeypatch, setting, value, message):
+    wrap = {
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "TRANSFORMER_BASED_WRAP",
+        "FSDP_MIN_NUM_PARAMS": "SIZE_BASED_WRAP",
+    }
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", wrap.get(setting, "NO_WRAP"))
+    monkeypatch.setenv(setting, value)
+    with pytest.raises(ConfigError, match=message):
+        make_sharded(nn.Linear(2, 2), FitConfig(steps=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"probe_every": 1}, "probe_every: 0"), ({"mixed_precision": "fp16"}, "bf16")],
+)
+def test_what_needs_whole_gradients_is_refused(monkeypatch, fields, message):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    with pytest.raises(ConfigError, match=message):
+        make_sharded(nn.Linear(2, 2), FitConfig(steps=1, **fields))
