@@ -32,14 +32,13 @@ for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--stor
 keys, drawing = {}, set()
 heavy = {"torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"}
 found = set()
-suites = [load_suite(name) for name in suite_names()]
-for suite in suites:
+for name in suite_names():
+    suite = load_suite(name)
     plan = make_plan(suite, StageStore(Path(store)))
-    keys[suite.spec.suite] = [stage.key for stage in plan.stages()]
-    if not (suite.spec.tune and suite.spec.tune.spaces):  # drawing points takes SciPy
-        found |= heavy & set(sys.modules) - drawing
-    else:
-        drawing |= {"scipy"}
+    keys[name] = [stage.key for stage in plan.stages()]
+    if suite.spec.tune and suite.spec.tune.spaces:
+        drawing = {"scipy"}  # points are drawn with it
+    found |= heavy & set(sys.modules) - drawing
 print("\\n" + json.dumps([codes, sorted(found), keys]))
 """
 
