@@ -7,6 +7,7 @@ and Munson, SIAM J. Optim. 2002), so it costs n r^2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +122,7 @@ def _step(programme: Programme, at: _Point) -> _Point:
     return _moved(at, direction, _SHORTER * _reach(programme, at, direction))
 
 
-def _solver(programme: Programme, diagonal: np.ndarray):
+def _solver(programme: Programme, diagonal: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """v -> (diag + S G G' S)^-1 v, by the Woodbury identity."""
     rows = (programme.signs / np.sqrt(diagonal))[:, None] * programme.features
     small = rows.T @ rows

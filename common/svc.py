@@ -109,6 +109,8 @@ def fit_low_rank(problem: Problem) -> Decision | None:
             break
         if (solution := certified_optimum(problem, kernel)) is not None:
             return functools.partial(_decide, problem, kernel, *solution)
+        if kernel.error <= ERRORS[-1]:
+            break
     logger.info("no certified low-rank fit of %d samples: libsvm", len(problem.samples))
     return None
 
