@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from common.errors import ConfigError, DataError
 from common.scores import Scores
 from common.seeding import hash_order
 from common.splits import balanced_draw
-
-if TYPE_CHECKING:
-    from sklearn.svm import SVC
 
 FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
 """What an SVC attack may look at; the published "MIA" is ``confidence``."""
@@ -97,40 +93,21 @@ def svc_attack(
 ) -> AttackResult:
     """The SVC attack of the SalUn lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
 
+    The optimum is that of scikit-learn's fit; how it is found is :mod:`common.svc`'s.
+
     Args:
         members: Samples that the model was trained on and keeps.
         nonmembers: Samples that it never saw, as many as members.
         targets: The forget set.
         feature: One of :data:`FEATURES`.
     """
+    from common.svc import fit_svc
+
     inside, outside = feature_matrix(members, feature), feature_matrix(nonmembers, feature)
-    classifier = _fit_svc(inside, outside)
+    is_member = fit_svc(inside, outside)
     return _result(
-        _is_member(classifier, inside),
-        _is_member(classifier, outside),
-        _is_member(classifier, feature_matrix(targets, feature)),
+        is_member(inside), is_member(outside), is_member(feature_matrix(targets, feature))
     )
-
-
-def _fit_svc(inside: np.ndarray, outside: np.ndarray) -> SVC:
-    """Equal samples become one sample with a weight: the same optimum, as C_i = C * weight."""
-    from sklearn.svm import SVC
-
-    samples, labels, weights = [], [], []
-    for label, values in ((1, inside), (0, outside)):
-        distinct, counts = np.unique(values, axis=0, return_counts=True)
-        samples.append(distinct)
-        weights.append(counts.astype(np.float64))
-        labels.append(np.full(len(distinct), label))
-    classifier = SVC(C=3, gamma="auto", kernel="rbf", cache_size=500)
-    return classifier.fit(
-        np.concatenate(samples), np.concatenate(labels), sample_weight=np.concatenate(weights)
-    )
-
-
-def _is_member(classifier: SVC, values: np.ndarray) -> np.ndarray:
-    distinct, inverse = np.unique(values, axis=0, return_inverse=True)
-    return classifier.predict(distinct)[inverse.reshape(-1)] == 1
 
 
 def _result(inside: np.ndarray, outside: np.ndarray, targets: np.ndarray) -> AttackResult:

@@ -33,7 +33,7 @@ BENCHMARKS: dict[str, str] = {
     "engine_loop": "vision_engine:loop",
     "augmentation": "vision_engine:augmentation",
     "evaluation": "evaluation:one_pass",
-    "svc_attack": "evaluation:svc",
+    "svc_mia": "svc_mia:attacks",
     "tofu_evaluation": "tofu_eval:evaluation",
     "bounded_layer": "bounded_layer:cases",  # last: its layers change the allocator for good
 }

@@ -1,7 +1,7 @@
-"""Evaluation: one pass whose scores feed every metric, and the SVC attack on distinct samples.
+"""Evaluation: one pass whose scores feed every metric.
 
-The peers do what the scripts of the SalUn lineage do: a pass for accuracies, another one for what
-the attack sees, and a support vector machine fitted on all samples as they come.
+The peer does what the scripts of the SalUn lineage do: a pass for accuracies, another one for what
+the attack sees.
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ from benchmarks.perf.measure import (
     make_vit,
 )
 from common.loading import Batch, ordered_batches
-from common.mia import svc_attack
 from common.scores import Scores, collect
 from common.seeding import generator
-
-ATTACK_POINTS = 0.1
-"""Largest difference between the two attacks that passes, in percentage points."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,6 @@ EVALUATION_SIZES: dict[Size, EvaluationSize] = {
         {"forget": 3, "retain": 11, "validation": 4, "test": 6},
     ),
 }
-ATTACK_SIZES: dict[Size, tuple[int, int]] = {
-    "full": (4000, 1000),
-    "quick": (1000, 250),
-    "tiny": (60, 20),
-}
-"""Members (as many non-members), and targets."""
 
 
 class TensorSource:
@@ -152,52 +142,3 @@ def _same_scores(
         Check("same accuracies (points)", max(gaps), 1e-9),
         Check("same confidences (largest difference)", max(apart), 1e-5),
     ]
-
-
-# The attack --------------------------------------------------------------------------------------
-
-
-def svc(size: Size) -> Iterator[Case]:
-    """Fit and decisions on confidences of a trained model, most of them near or at 1."""
-    count, targets = ATTACK_SIZES[size]
-    members = _saturated(count, 14.0, 4.0, "members")
-    nonmembers = _saturated(count, 11.0, 6.0, "nonmembers")
-    attacked = _saturated(targets, 12.0, 5.0, "targets")
-
-    def ours() -> float:
-        return svc_attack(members, nonmembers, attacked).efficacy
-
-    def plain() -> float:
-        return _plain_efficacy(*(part.probability for part in (members, nonmembers, attacked)))
-
-    distinct = sum(len(np.unique(part.probability)) for part in (members, nonmembers))
-    variants = [
-        Variant("ours, distinct samples", ours, {"samples fitted": distinct}),
-        Variant("plain fit", plain, {"samples fitted": 2 * count}),
-    ]
-    yield Case(
-        "svc_attack",
-        f"SVC attack on {count:,} + {count:,} confidences, {targets:,} targets",
-        variants,
-        [("ours, distinct samples", "plain fit")],
-        [Check("same efficacy (points)", abs(ours() - plain()), ATTACK_POINTS)],
-    )
-
-
-def _saturated(count: int, mean: float, std: float, name: str) -> Scores:
-    """Scores of two-class logits with normal margins; float32, as a model gives them."""
-    stream = generator(0, "perf", "svc", name)
-    margin = mean + std * torch.randn(count, generator=stream)
-    logits = torch.stack([margin, torch.zeros(count)], dim=1)
-    batch = Batch({"x": logits}, torch.zeros(count, dtype=torch.int64), torch.arange(count))
-    return collect(lambda b: b.inputs["x"], [batch])
-
-
-def _plain_efficacy(members: np.ndarray, nonmembers: np.ndarray, targets: np.ndarray) -> float:
-    from sklearn.svm import SVC
-
-    values = np.concatenate([members, nonmembers]).astype(np.float64)[:, None]
-    labels = np.repeat([1, 0], [len(members), len(nonmembers)])
-    classifier = SVC(C=3, gamma="auto", kernel="rbf").fit(values, labels)
-    called = classifier.predict(targets.astype(np.float64)[:, None])
-    return 100.0 * float(np.mean(called == 0))

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.perf import __main__ as cli
-from benchmarks.perf import adapters, bounded_layer, evaluation, measure, vision_engine
+from benchmarks.perf import adapters, bounded_layer, evaluation, measure, svc_mia, vision_engine
 from benchmarks.perf.measure import Case, Check, Effort, Variant
 from common.errors import ConfigError
 
@@ -251,10 +251,18 @@ def test_evaluation_runs_every_sample_once(counts):
     assert found["a pass per metric"]["samples"] == total + again
 
 
-def test_equal_confidences_are_fitted_once(counts):
-    found = counts["svc_attack"]
-    assert found["plain fit"]["samples fitted"] == 2 * evaluation.ATTACK_SIZES["tiny"][0]
-    assert found["ours, distinct samples"]["samples fitted"] < found["plain fit"]["samples fitted"]
+def test_small_attacks_are_left_to_libsvm(counts):
+    found = counts["svc_mia"]
+    fitted = 5 * 2 * svc_mia.SIZES["tiny"][0]
+    assert found[svc_mia.PLAIN]["samples to libsvm"] == fitted
+    assert 0 < found[svc_mia.OURS]["samples to libsvm"] < fitted  # distinct ones
+
+
+def test_large_attacks_leave_only_correctness_to_libsvm(monkeypatch):
+    monkeypatch.setitem(svc_mia.SIZES, "tiny", (400, 50))
+    (case,) = svc_mia.attacks("tiny")
+    assert {v.name: v.counts["samples to libsvm"] for v in case.variants}[svc_mia.OURS] <= 4
+    assert all(check.ok for check in case.checks)
 
 
 def test_a_batch_is_augmented_without_a_loop(counts):
@@ -306,7 +314,8 @@ def test_the_goals_stand_beside_steps_and_forwards(results):
         assert limits[f"bounded_step_{name}", bounded_layer.NAIVE] == 0.75
         assert limits[f"bounded_step_{name}", bounded_layer.PEFT] == 1.25
     assert limits["bounded_tiny_fc1_1576_forward", bounded_layer.PEFT] == 1.05
-    assert len(limits) == 7
+    assert limits["svc_mia", svc_mia.PLAIN] == 0.1
+    assert len(limits) == 8
 
 
 def test_steady_cases_are_measured_steadily_and_said_so(monkeypatch):
@@ -356,31 +365,31 @@ def test_markdown_has_every_pair_and_count_in_whole_tables(results):
 
 def test_the_command_writes_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(adapters.SIZES, "quick", adapters.SIZES["tiny"])
-    monkeypatch.setitem(evaluation.ATTACK_SIZES, "quick", evaluation.ATTACK_SIZES["tiny"])
+    monkeypatch.setitem(svc_mia.SIZES, "quick", svc_mia.SIZES["tiny"])
     out: Path = tmp_path / "out"
-    args = ["--quick", "--only", "svc_attack", "--only", "adapter_layer", "--seconds", "0"]
+    args = ["--quick", "--only", "svc_mia", "--only", "adapter_layer", "--seconds", "0"]
     done = CliRunner().invoke(_app(), [*args, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "ours / peer" in done.stdout
     names = [case["name"] for case in json.loads((out / "perf.json").read_text())["cases"]]
-    assert names == ["svc_attack", "adapter_layer"]
+    assert names == ["svc_mia", "adapter_layer"]
     assert (out / "perf.md").read_text().startswith("# Performance")
 
 
 def test_a_failed_check_is_an_error_but_everything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(evaluation.ATTACK_SIZES, "quick", evaluation.ATTACK_SIZES["tiny"])
-    monkeypatch.setattr(evaluation, "ATTACK_POINTS", -1.0)
-    args = ["--quick", "--only", "svc_attack", "--seconds", "0", "--out", str(tmp_path)]
+    monkeypatch.setitem(svc_mia.SIZES, "quick", svc_mia.SIZES["tiny"])
+    monkeypatch.setattr(svc_mia, "POINTS", -1.0)
+    args = ["--quick", "--only", "svc_mia", "--seconds", "0", "--out", str(tmp_path)]
     done = CliRunner().invoke(_app(), args)
     assert done.exit_code == 1
-    assert "error: not the same job: svc_attack: same efficacy" in done.output
+    assert "error: not the same job: svc_mia: same efficacy" in done.output
     assert "- FAILED: same efficacy" in (tmp_path / "perf.md").read_text()
 
 
 def test_an_unknown_benchmark_is_one_clear_line(tmp_path):
-    done = CliRunner().invoke(_app(), ["--only", "svc_atack", "--out", str(tmp_path / "none")])
+    done = CliRunner().invoke(_app(), ["--only", "svc_mya", "--out", str(tmp_path / "none")])
     assert done.exit_code == 2
-    assert "did you mean 'svc_attack'?" in done.output
+    assert "did you mean 'svc_mia'?" in done.output
     assert not (tmp_path / "none").exists()
     with pytest.raises(ConfigError):
         list(cli.cases(["nothing"], "tiny"))
