@@ -101,6 +101,8 @@ def audit(
     resolved, store = _target(suite, store, set_, seeds, only)
     chosen = choose(audits, minutes, with_ or ())
     wanted = _shadows(shadows, design, originals)
+    if wanted is not None:
+        _check_shadows(wanted, chosen, len(resolved.spec.seeds))
     runtime = make_runtime(store, data_root, device, threads, plugin)
     planner = RequestPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
@@ -177,6 +179,24 @@ def _shadows(count: int, design: str, originals: int) -> Shadows | None:
     if originals and design == "halves":
         raise ConfigError("--originals: halves need an Original each; leave it out")
     return Shadows(count, design, originals or None)  # type: ignore[arg-type]
+
+
+def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
+    """Refuses trainings that no chosen audit would read; seeds may share one population."""
+    from common.audits.base import PopulationAudit
+
+    count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
+    least = {
+        name: audit.least[design]
+        for name, audit in audits.items()
+        if isinstance(audit, PopulationAudit) and design in audit.least
+    }
+    if not least:
+        readers = "ulira" if design == "halves" else "klom, epsilon and ulira"
+        raise ConfigError(f"--shadows with --design {design}: only {readers} read them; choose one")
+    if count < min(least.values()):
+        name = min(least, key=lambda name: least[name])
+        raise ConfigError(f"--shadows {shadows.count}: {name} needs {least[name]} or more")
 
 
 def _target(
@@ -276,7 +296,7 @@ def _duration(seconds: float) -> str:
 def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audit_report import AuditReport
-    from benchmarks.audit_table import report_json, report_path, table_rows
+    from benchmarks.audit_table import pieces, report_json, report_path, table_rows
     from benchmarks.render import rich_table
     from common.audits import AUDITS
     from common.stages import write_json
@@ -287,7 +307,8 @@ def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shado
         summary = AUDITS.entry(table.name).summary
         console.print(f"[bold]{table.name}[/bold]: {summary}", highlight=False)
         if len(heads) > 1:
-            console.print(rich_table(None, heads, rows))
+            for piece in pieces(heads, rows, console.width):
+                console.print(rich_table(None, *piece))
         for line in lines:
             console.print(line, style="dim", highlight=False, markup=False)
         console.print()

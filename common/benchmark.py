@@ -180,6 +180,15 @@ class Benchmark(ABC):
         """
         return {}
 
+    @classmethod
+    def choices(cls, scores: Scores) -> np.ndarray | None:
+        """(N, C) distributions over the answers that each sample has to choose from, if any.
+
+        Stored scores -> the softmax over classes.  Override it where every sample brings answers of
+        its own.
+        """
+        return scores.probs
+
     def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
         """Scores of every part.  Override it where one pass over all parts is cheaper."""
         return {name: self.collect(model, indices) for name, indices in parts.items()}

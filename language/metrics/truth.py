@@ -73,6 +73,23 @@ def normalised_probabilities(columns: Columns, style: Style) -> np.ndarray:
     return p / (p + others)
 
 
+def options(columns: Columns) -> np.ndarray | None:
+    """(N, 1 + K) p / (sum of p), p = exp(-L): the right answer first, then the wrong ones.
+
+    A question with fewer wrong answers than K has zeros at its end.  None unless every sample has
+    wrong answers.
+    """
+    rows = compared(columns)
+    if not rows.all():
+        return None
+    wrong, present = _wrong(columns, rows)
+    loss = np.concatenate(
+        [np.asarray(columns["answer_loss"])[:, None], np.where(present, wrong, np.inf)], axis=1
+    )
+    weights = np.exp(loss.min(axis=1, keepdims=True) - loss)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 def log_truth_ratios(columns: Columns) -> np.ndarray:
     """(M,) Lc - Lw = log r, exact however unlikely the answers are."""
     right, wrong = losses(columns)
