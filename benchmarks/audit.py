@@ -28,7 +28,7 @@ from benchmarks.options import (
     tell,
 )
 from common import processes
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from benchmarks.audit_cost import Cost
@@ -156,7 +156,7 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     else:
         unasked = Sequential if minutes else (Sequential, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
-    given: dict[str, Any] = apply_overrides({}, settings)
+    given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
         AUDITS.entry(name)
         if name not in classes or not isinstance(values, Mapping):
@@ -211,7 +211,13 @@ def _target(
 
     if set_ or seeds or only:
         raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
-    resolved = suite_of_record(RunRecord.load(path))
+    try:
+        record = RunRecord.load(path)
+    except DataError as error:
+        if path.name == "record.json":
+            raise
+        raise ConfigError(f"{error.args[0].partition(';')[0]}; give a run's record.json") from None
+    resolved = suite_of_record(record)
     where = path.resolve().parents
     inside = len(where) > 2 and where[1].name == "stages"
     return resolved, where[2] if inside and store == STORE else store

@@ -36,6 +36,7 @@ PERCENT = (0.0, 100.0)
 NOT_NEGATIVE = (0.0, None)
 NOT_APPLICABLE = "not applicable"
 Parts = Mapping[str, "Scores"]
+PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def unseen(parts: Iterable[str]) -> list[str]:
@@ -45,10 +46,18 @@ def unseen(parts: Iterable[str]) -> list[str]:
 
 
 def wanted_parts(names: Iterable[str], present: Iterable[str]) -> list[str]:
-    """The parts of a config that are there; ``test`` stands for all of :func:`unseen`."""
-    there = list(present)
-    found = [unseen(there) if name == "test" else [name] for name in names]
-    return list(dict.fromkeys(part for group in found for part in group if part in there))
+    """The parts of a config that are there; ``test`` stands for all of :func:`unseen`.
+
+    Raises:
+        NotApplicable: None is.
+    """
+    asked, there = list(names), list(present)
+    groups = [unseen(there) if name == "test" else [name] for name in asked]
+    found = list(dict.fromkeys(part for group in groups for part in group if part in there))
+    if not found:
+        known = ", ".join(sorted(there))
+        raise NotApplicable(f"nothing is called {', '.join(asked) or '(none)'}; parts: {known}")
+    return found
 
 
 class NotApplicable(UserError):

@@ -15,6 +15,7 @@ from common.audits.base import (
     Measures,
     NotApplicable,
     PairAudit,
+    PartNames,
     Parts,
     wanted_parts,
 )
@@ -36,7 +37,7 @@ class PairConfig(Strict):
             left out.
     """
 
-    parts: tuple[str, ...] = PARTS
+    parts: PartNames = PARTS
 
 
 def aligned(
@@ -133,7 +134,7 @@ class KolmogorovSmirnov(PairAudit):
     info = AuditInfo(1, "free", "distance (log10 p)")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test")
+        parts: PartNames = ("forget", "test")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """Statistic and log10 p per part."""
@@ -236,7 +237,7 @@ class RetainedKL(PairAudit):
     info = AuditInfo(1, "free", "nats", scenario="class")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test_forget")
+        parts: PartNames = ("forget", "test_forget")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One mean per part, with a bootstrap over samples."""
@@ -272,7 +273,7 @@ class NeighbourClass(PairAudit):
     info = AuditInfo(1, "free", "% AUC", "50, at the floor", "class")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test_forget")
+        parts: PartNames = ("forget", "test_forget")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One AUC per part, with a bootstrap over inputs (pairs kept together)."""

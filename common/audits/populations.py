@@ -23,6 +23,7 @@ from common.audits.base import (
     AuditInfo,
     Measure,
     Measures,
+    PartNames,
     Parts,
     PopulationAudit,
     TooFew,
@@ -47,7 +48,7 @@ class PopulationConfig(Strict):
         clip: Margins are clipped to [-clip, clip].
     """
 
-    parts: tuple[str, ...] = PARTS
+    parts: PartNames = PARTS
     clip: Annotated[float, Field(gt=0)] = 100.0
 
 

@@ -287,6 +287,10 @@ def test_without_a_second_retrain_the_floor_says_so(run):
     [
         (("--audits", "relern"), "did you mean 'relearn'"),
         (("--with", "relearn.max_steps=3"), "choose the audit"),
+        (("--with", "js"), "--with js: write it as key.sub=value"),
+        (("--with", "js.parts=[]"), "at least 1 item"),
+        (("--with", "klom.clip=.nan"), "finite"),
+        (("--store", "nowhere"), "run: unlearn run"),
         (("--audits", "relearn", "--with", "relearn.max_step=3"), "did you mean 'max_steps'"),
         (("--shadows", 1), "two models"),
         (("--shadows", 4, "--design", "thirds"), "fixed or halves"),
@@ -299,6 +303,17 @@ def test_without_a_second_retrain_the_floor_says_so(run):
 )
 def test_faults_are_one_line(run, one_line_error, args, text):
     assert text in one_line_error(run.audit(*args))
+
+
+def test_what_is_no_record_is_not_to_be_deleted(run, one_line_error):
+    run.audit("--audits", "js")
+    line = one_line_error(run.audit(target=run.report))
+    assert "give a run's record.json" in line and "delete" not in line
+
+
+def test_parts_that_are_not_there_are_named_with_those_that_are(run):
+    done = run.audit("--audits", "js", "--with", "js.parts=[forgot]")
+    assert "nothing is called forgot; parts: forget, retain" in done.out
 
 
 def test_a_suite_is_asked_for(cli, one_line_error):
