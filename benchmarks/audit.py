@@ -25,10 +25,9 @@ from benchmarks.options import (
     make_runtime,
     register_all,
     resolve_suite,
-    tell,
 )
 from common import processes
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.audit_cost import Cost
@@ -96,6 +95,7 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audit_plan import RequestPlanner
+    from benchmarks.working import finish
     from common.stages import StageStore
 
     resolved, store = _target(suite, store, set_, seeds, only)
@@ -110,10 +110,7 @@ def audit(
     failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
     if not failed and processes.is_main():
         _report(planner, chosen, wanted)
-    for text in failed.values():
-        tell(f"failed: {text}")
-    if failed:
-        raise typer.Exit(1)
+    finish(failed)
 
 
 def _list(only: str | None) -> None:
@@ -207,6 +204,7 @@ def _target(
     if path.suffix != ".json":
         return resolve_suite(suite, set_, seeds, only), store
     from benchmarks.audit_plan import suite_of_record
+    from common.errors import DataError
     from common.records import RunRecord
 
     if set_ or seeds or only:
@@ -252,21 +250,12 @@ def _work(
 
 
 def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
-    from benchmarks.commands import _default_workers
-    from benchmarks.display import Display
-    from benchmarks.executors import abandon, make_executor
     from benchmarks.schedule import run_plan
+    from benchmarks.working import working
 
-    runtime, workers, executor = how
-    count = workers or _default_workers(runtime.device)
-    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
-    try:
-        with Display(console, f"{plan.suite.name} audits") as display:
-            outcome = run_plan(plan, runtime, pool, watcher=display)
-    except BaseException:
-        abandon(pool)
-        raise
-    pool.shutdown()
+    runtime = how[0]
+    with working(f"{plan.suite.name} audits", *how) as (pool, display):
+        outcome = run_plan(plan, runtime, pool, watcher=display)
     return outcome.failed
 
 

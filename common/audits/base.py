@@ -304,13 +304,21 @@ class AuditTask:
         Raises:
             NotApplicable: There are none: the forget set is not whole classes.
         """
-        import numpy as np
+        return whole_classes(*(self.labels(self.split.parts[p]) for p in ("forget", "retain")))
 
-        forget = np.unique(self.labels(self.split.parts["forget"]))
-        gone = np.setdiff1d(forget, np.unique(self.labels(self.split.parts["retain"])))
-        if not len(gone) or len(gone) < len(forget):
-            raise NotApplicable("only where whole classes are forgotten")
-        return gone
+
+def whole_classes(forget: np.ndarray, retain: np.ndarray) -> np.ndarray:
+    """Classes of the forget labels, sorted, of which nothing is retained.
+
+    Raises:
+        NotApplicable: There are none, or some are retained in part.
+    """
+    import numpy as np
+
+    classes = np.unique(forget)
+    if not len(classes) or np.isin(classes, retain).any():
+        raise NotApplicable("only where whole classes are forgotten")
+    return classes
 
 
 class ModelAudit(Audit):

@@ -18,6 +18,7 @@ from common.audits.base import (
     PartNames,
     Parts,
     wanted_parts,
+    whole_classes,
 )
 from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
 from common.config import Strict
@@ -214,10 +215,7 @@ def forgotten_labels(scores: Parts) -> np.ndarray:
     forget, retain = scores["forget"].labels, scores["retain"].labels
     if forget is None or retain is None:
         raise NotApplicable("needs one class label per sample")
-    gone = np.setdiff1d(np.unique(forget), np.unique(retain))
-    if not len(gone) or len(gone) < len(np.unique(forget)):
-        raise NotApplicable("only where whole classes are forgotten")
-    return gone
+    return whole_classes(forget, retain)
 
 
 def over_retained(probs: np.ndarray, gone: np.ndarray) -> np.ndarray:

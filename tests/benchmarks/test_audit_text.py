@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
 from benchmarks.audit_plan import RequestPlanner
 from benchmarks.audit_report import AuditReport
@@ -17,41 +16,18 @@ from common.audits import AUDITS
 from common.stages import StageStore
 from language.metrics.truth import normalised_probabilities
 
-SUITE = {
-    "suite": "talk",
-    "benchmark": "language",
-    "protocol": {
-        "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
-        "model": {
-            "name": "tiny",
-            "dim": 16,
-            "depth": 1,
-            "heads": 2,
-            "context": 128,
-            "tokenizer": 400,
-        },
-        "scenario": {"kind": "authors", "forget_authors": 3},
-        "train": {"epochs": 1, "batch_size": 8, "lr": 1e-3},
-        "evaluation": {"max_new_tokens": 4},
-        "minimum_train_accuracy": 0,
-    },
-    "seeds": [1],
-    "retrains": 2,
-    "columns": ["mu"],
-    "defaults": {"steps": 2, "batch_size": 4},
-    "methods": {"original": None, "retrain": None, "gd_sine": None},
-}
 ROWS = [FLOOR, "original", "gd_sine"]
 PARTS = ("forget", "retain", "test_real_authors", "test_world_facts")
 CLASSES_ONLY = ("retained_kl", "cmia", "prototype", "linear_probe", "over_unlearning")
 
 
 @pytest.fixture(scope="module")
-def run(cli, tmp_path_factory):
+def run(cli, tiny_text_suite, tmp_path_factory):
     """A tiny language suite, run once; tests add audits to its store."""
     root = tmp_path_factory.mktemp("audit-text")
-    path, store = root / "talk.yaml", root / "store"
-    path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
+    scenario = {"kind": "authors", "forget_authors": 3}
+    path = tiny_text_suite(root, suite="talk", retrains=2, protocol={"scenario": scenario})
+    store = root / "store"
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
 
     def audit(*args):
