@@ -67,8 +67,9 @@ def normalised_probabilities(columns: Columns, style: Style) -> np.ndarray:
     if style == "openunlearning":
         p, others = np.exp(-right), (np.exp(-wrong) * present).sum(axis=1)
         return p / (p + others + EPSILON)
-    least = np.minimum(right, np.where(present, wrong, np.inf).min(axis=1))
-    others = (np.exp(least[:, None] - wrong) * present).sum(axis=1)
+    wrong = np.where(present, wrong, np.inf)  # a factor 0 would make NaN of a padded overflow
+    least = np.minimum(right, wrong.min(axis=1))
+    others = np.exp(least[:, None] - wrong).sum(axis=1)
     p = np.exp(least - right)
     return p / (p + others)
 
