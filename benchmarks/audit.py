@@ -25,7 +25,6 @@ from benchmarks.options import (
     make_runtime,
     register_all,
     resolve_suite,
-    tell,
 )
 from common import processes
 from common.errors import ConfigError
@@ -96,11 +95,14 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audit_plan import RequestPlanner
+    from benchmarks.working import finish
     from common.stages import StageStore
 
     resolved, store = _target(suite, store, set_, seeds, only)
     chosen = choose(audits, minutes, with_ or ())
     wanted = _shadows(shadows, design, originals)
+    if wanted is not None:
+        _check_shadows(wanted, chosen, len(resolved.spec.seeds))
     runtime = make_runtime(store, data_root, device, threads, plugin)
     planner = RequestPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
@@ -108,10 +110,7 @@ def audit(
     failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
     if not failed and processes.is_main():
         _report(planner, chosen, wanted)
-    for text in failed.values():
-        tell(f"failed: {text}")
-    if failed:
-        raise typer.Exit(1)
+    finish(failed)
 
 
 def _list(only: str | None) -> None:
@@ -154,7 +153,7 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     else:
         unasked = Sequential if minutes else (Sequential, ModelAudit)
         classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
-    given: dict[str, Any] = apply_overrides({}, settings)
+    given: dict[str, Any] = apply_overrides({}, settings, "--with")
     for name, values in given.items():
         AUDITS.entry(name)
         if name not in classes or not isinstance(values, Mapping):
@@ -179,6 +178,24 @@ def _shadows(count: int, design: str, originals: int) -> Shadows | None:
     return Shadows(count, design, originals or None)  # type: ignore[arg-type]
 
 
+def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
+    """Refuses trainings that no chosen audit would read; seeds may share one population."""
+    from common.audits.base import PopulationAudit
+
+    count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
+    least = {
+        name: audit.least[design]
+        for name, audit in audits.items()
+        if isinstance(audit, PopulationAudit) and design in audit.least
+    }
+    if not least:
+        readers = "ulira" if design == "halves" else "klom, epsilon and ulira"
+        raise ConfigError(f"--shadows with --design {design}: only {readers} read them; choose one")
+    if count < min(least.values()):
+        name = min(least, key=lambda name: least[name])
+        raise ConfigError(f"--shadows {shadows.count}: {name} needs {least[name]} or more")
+
+
 def _target(
     suite: str, store: Path, set_: list[str] | None, seeds: str | None, only: str | None
 ) -> tuple[ResolvedSuite, Path]:
@@ -187,11 +204,18 @@ def _target(
     if path.suffix != ".json":
         return resolve_suite(suite, set_, seeds, only), store
     from benchmarks.audit_plan import suite_of_record
+    from common.errors import DataError
     from common.records import RunRecord
 
     if set_ or seeds or only:
         raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
-    resolved = suite_of_record(RunRecord.load(path))
+    try:
+        record = RunRecord.load(path)
+    except DataError as error:
+        if path.name == "record.json":
+            raise
+        raise ConfigError(f"{error.args[0].partition(';')[0]}; give a run's record.json") from None
+    resolved = suite_of_record(record)
     where = path.resolve().parents
     inside = len(where) > 2 and where[1].name == "stages"
     return resolved, where[2] if inside and store == STORE else store
@@ -226,21 +250,12 @@ def _work(
 
 
 def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
-    from benchmarks.commands import _default_workers
-    from benchmarks.display import Display
-    from benchmarks.executors import abandon, make_executor
     from benchmarks.schedule import run_plan
+    from benchmarks.working import working
 
-    runtime, workers, executor = how
-    count = workers or _default_workers(runtime.device)
-    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
-    try:
-        with Display(console, f"{plan.suite.name} audits") as display:
-            outcome = run_plan(plan, runtime, pool, watcher=display)
-    except BaseException:
-        abandon(pool)
-        raise
-    pool.shutdown()
+    runtime = how[0]
+    with working(f"{plan.suite.name} audits", *how) as (pool, display):
+        outcome = run_plan(plan, runtime, pool, watcher=display)
     return outcome.failed
 
 
@@ -276,7 +291,7 @@ def _duration(seconds: float) -> str:
 def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audit_report import AuditReport
-    from benchmarks.audit_table import report_json, report_path, table_rows
+    from benchmarks.audit_table import pieces, report_json, report_path, table_rows
     from benchmarks.render import rich_table
     from common.audits import AUDITS
     from common.stages import write_json
@@ -287,7 +302,8 @@ def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shado
         summary = AUDITS.entry(table.name).summary
         console.print(f"[bold]{table.name}[/bold]: {summary}", highlight=False)
         if len(heads) > 1:
-            console.print(rich_table(None, heads, rows))
+            for piece in pieces(heads, rows, console.width):
+                console.print(rich_table(None, *piece))
         for line in lines:
             console.print(line, style="dim", highlight=False, markup=False)
         console.print()

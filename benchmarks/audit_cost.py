@@ -103,5 +103,6 @@ def _length(suite: ResolvedSuite, stage: Stage) -> str:
         config = stage.spec["params"]
     for unit in ("epochs", "steps"):
         if isinstance(config, Mapping) and config.get(unit) is not None:
-            return f"{config[unit]} {unit}"
+            count = config[unit]
+            return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
     return ""

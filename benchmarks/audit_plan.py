@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.plan import Plan, Planner, Result, Stage
 from benchmarks.suite import REFERENCES, ResolvedRow, ResolvedSuite, Suite
-from common.audits.base import ModelAudit
+from common.audits.base import Audit, ModelAudit
 from common.config import Strict, canonical, validate
 from common.errors import ConfigError
 from common.records import RunRecord
@@ -78,12 +78,17 @@ class AuditPlanner(Planner):
             config=config,
         )
 
+    def inapplicable(self, audit: Audit) -> str | None:
+        """Why an audit has no meaning for this suite, as far as the config alone tells."""
+        return audit.info.inapplicable(self._benchmark.scenario_of(self.suite.protocol))
+
     def probes(self, audits: Mapping[str, ModelAudit]) -> list[Result]:
         """Every probe of every stored model, as results of the audit's name."""
         return [
             Result(name, result.seed, result.replicate, None, self.probe(result, name, audit))
             for result in self.finals()
             for name, audit in audits.items()
+            if self.inapplicable(audit) is None
         ]
 
     def complete(self, plan: Plan) -> bool:

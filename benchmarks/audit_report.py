@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from common.audits.base import (
 from common.audits.ulira import ULira
 from common.errors import DataError
 from common.metrics import summarise
-from common.registry import METHODS
+from common.registry import BENCHMARKS, METHODS
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str
@@ -51,7 +51,7 @@ class AuditTable:
         try:
             self.rows.setdefault(label, {})[seed] = work()
         except NotApplicable as error:
-            self.rows.setdefault(label, {})[seed] = str(error)
+            self.rows.setdefault(label, {})[seed] = error.reason
 
     @property
     def columns(self) -> list[str]:
@@ -114,7 +114,10 @@ class AuditReport:
         tables = []
         for name, audit in self.audits.items():
             table = AuditTable(name, audit)
-            if isinstance(audit, PairAudit):
+            reason = self.planner.inapplicable(audit)
+            if reason is not None:
+                self._without(table, NotApplicable(reason).reason)
+            elif isinstance(audit, PairAudit):
                 self._pairs(table, audit)
             elif isinstance(audit, PopulationAudit):
                 self._populations(table, audit)
@@ -131,8 +134,12 @@ class AuditReport:
         from common.scores import load_scores
 
         if stage.key not in self._loaded:
+            choices = BENCHMARKS[self.planner.suite.spec.benchmark].choices
             folder = self.store.folder(stage.kind, stage.key)
-            self._loaded[stage.key] = load_scores(folder / "scores.safetensors")
+            self._loaded[stage.key] = {
+                part: replace(scores, probs=choices(scores))
+                for part, scores in load_scores(folder / "scores.safetensors").items()
+            }
         return self._loaded[stage.key]
 
     def _of(self, label: str, replicate: int = 0) -> dict[int, Result]:
@@ -143,6 +150,10 @@ class AuditReport:
         for row in self.planner.suite.rows:
             if row.label != self._retrain and self._of(row.label):
                 yield row.label
+
+    def _without(self, table: AuditTable, reason: str) -> None:
+        seeds = self._of(self._retrain)
+        table.rows = {label: dict.fromkeys(seeds, reason) for label in (FLOOR, *self._labels())}
 
     def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
         first, second = self._of(self._retrain), self._of(self._retrain, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audit_report import AuditTable, Cell
-from common.audits.base import Measure
+from common.audits.base import NOT_APPLICABLE, Measure
 from common.config import canonical
 
 
@@ -34,13 +34,41 @@ def table_rows(table: AuditTable) -> tuple[list[str], list[list[str]], list[str]
     found = {
         label: {column: table.summary(label, column) for column in columns} for label in table.rows
     }
-    rows = [[label, *map(shown, row.values())] for label, row in found.items()]
+    rows = [[label, *_cells(table, label, row)] for label, row in found.items()]
     intervals = dict.fromkeys(
         m.interval for row in found.values() for m in row.values() if m and m.low is not None
     )
     info = table.audit.info
     head = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
-    return ["row", *columns], rows, [head, *_notes(table, found)]
+    return ["row", *columns], rows, [*([head] if columns else ()), *_notes(table, found)]
+
+
+def _cells(table: AuditTable, label: str, row: Mapping[str, Measure | None]) -> list[str]:
+    """A row's cells; ``n/a`` in all of them where the audit has no meaning for it."""
+    reasons = [cell for cell in table.rows[label].values() if isinstance(cell, str)]
+    if reasons and all(reason.startswith(NOT_APPLICABLE) for reason in reasons):
+        return [shown(measure) or "n/a" for measure in row.values()]
+    return [shown(measure) for measure in row.values()]
+
+
+def pieces(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """A table as one or more that fit a width of characters, each with the first column."""
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
+    chosen: list[int] = []
+    for place in range(1, len(heads)):
+        if chosen and widths[0] + sum(widths[k] for k in chosen) + widths[place] > width:
+            yield _columns(heads, rows, [0, *chosen])
+            chosen = []
+        chosen.append(place)
+    yield _columns(heads, rows, [0, *chosen])
+
+
+def _columns(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], places: Sequence[int]
+) -> tuple[list[str], list[list[str]]]:
+    return [heads[k] for k in places], [[row[k] for k in places] for row in rows]
 
 
 def _notes(table: AuditTable, found: Mapping[str, Mapping[str, Measure | None]]) -> Iterator[str]:

@@ -58,7 +58,7 @@ def measure(
     try:
         measures = audit.measure(task)
     except NotApplicable as error:
-        return {"measures": {}, "not_applicable": str(error)}
+        return {"measures": {}, "not_applicable": error.reason}
     except Diverged as error:
         return {"measures": {}, "not_applicable": str(error)}
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,6 @@ from benchmarks.options import (
     make_runtime,
     register_all,
     resolve_suite,
-    tell,
 )
 from common import processes
 from common.errors import ConfigError
@@ -59,56 +57,32 @@ def run(
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
     register_all(plugin)
     from benchmarks.display import print_board, print_places
+    from benchmarks.working import finish
 
     resolved = resolve_suite(suite, set_, seeds, only)
     runtime = make_runtime(store, data_root, device, threads, plugin)
     board, failed = _run(resolved, runtime, workers, executor)
     print_board(console, board)
     print_places(console, resolved, runtime)
-    _fail(failed)
+    finish(failed)
 
 
 def _run(
     suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
 ) -> tuple[Leaderboard, dict[str, str]]:
-    from benchmarks.display import Display
-    from benchmarks.executors import abandon, make_executor
     from benchmarks.leaderboard import make_leaderboard
     from benchmarks.schedule import run_suite
+    from benchmarks.working import working
     from benchmarks.write import write_report
     from common.stages import StageStore
 
-    pool = make_executor(
-        executor, workers or _default_workers(runtime.device), runtime.threads, runtime.plugins
-    )
-    try:
-        with Display(console, suite.name) as display:
-            outcome = run_suite(suite, runtime, pool, watcher=display)
-    except BaseException:
-        abandon(pool)
-        raise
-    pool.shutdown()
+    with working(suite.name, runtime, workers, executor) as (pool, display):
+        outcome = run_suite(suite, runtime, pool, watcher=display)
     board = make_leaderboard(suite, StageStore(runtime.store))
     shown = (runtime.store / "tensorboard" / suite.name).is_dir()
     if processes.is_main():
         write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
     return board, outcome.failed
-
-
-def _default_workers(device: str) -> int:
-    if device.startswith("cuda"):
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if device == "auto" and Path("/dev/nvidia0").exists():
-        return 1
-    return max(1, min(cores, 8))
-
-
-def _fail(failed: dict[str, str]) -> None:
-    for text in failed.values():
-        tell(f"failed: {text}")
-    if failed:
-        raise typer.Exit(1)
 
 
 @app.command(
@@ -245,6 +219,7 @@ def demo(
     """Real digits and invented authors, class, random and author forgetting: five minutes."""
     register_all(None)
     from benchmarks.display import print_board, print_places
+    from benchmarks.working import finish
 
     started = time.monotonic()
     runtime = make_runtime(store, None, "cpu", threads, None)
@@ -277,4 +252,4 @@ def demo(
         "CONTRIBUTING.md                           add a baseline in 20 lines",
     ):
         console.print(f"  {line}", highlight=False)
-    _fail(failed)
+    finish(failed)

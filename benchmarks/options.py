@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,14 +51,11 @@ def make_runtime(
 ) -> Runtime:
     """What does not change numbers, checked."""
     from common.benchmark import Runtime
+    from common.stages import check_writable
 
     if data_root is not None and not data_root.is_dir():
         raise ConfigError(f"--data-root {data_root}: no such folder")
-    existing = store.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"--store {store}: {existing} is not a folder that can be written")
+    check_writable(store, "--store")
     return Runtime(
         store=store.absolute(),
         data_root=data_root and data_root.absolute(),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from common.errors import DataError
 from common.metrics import ks_two_sample
 from language.logs import EvaluationLog, read_logs, read_reference_values
 from language.metrics.rouge import rouge_recall
@@ -71,6 +72,11 @@ def verify_tofu_logs(data_root: Path) -> list[Row]:
             for metric, value in wanted.items()
         ]
         rows += _rouge_rows(logs[name])
+    if not rows:
+        raise DataError(
+            f"{data_root}: no log here has a published value; give the logs that "
+            f"reference_values.json names: {', '.join(sorted(published)[:3]) or 'none'}"
+        )
     return rows
 
 

@@ -51,7 +51,34 @@ def pick_device(name: str) -> str:
     return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
 
 
-class Benchmark(ABC):
+class ModelFamily(ABC):
+    """What methods must know of the models they are given."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Width of the logits."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Sequence[str]:
+        """Parameter-name patterns of the classifier head."""
+
+    @abstractmethod
+    def component_of(self, name: str) -> str:
+        """Component (mlp, attention, head, other) of a parameter."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits aligned with the batch's labels."""
+
+
+class Benchmark(ModelFamily):
     """One protocol: data, model, scenario, training recipe, evaluation.
 
     Importing a subclass's module must not import torch; constructing it may.
@@ -108,23 +135,8 @@ class Benchmark(ABC):
 
     @property
     @abstractmethod
-    def num_classes(self) -> int:
-        """Width of the logits."""
-
-    @property
-    @abstractmethod
     def recipe(self) -> FitConfig:
         """How Original and Retrain are trained."""
-
-    @property
-    @abstractmethod
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
-
-    @property
-    @abstractmethod
-    def head(self) -> Sequence[str]:
-        """Parameter-name patterns of the classifier head."""
 
     @property
     def minimum_train_accuracy(self) -> float:
@@ -153,14 +165,6 @@ class Benchmark(ABC):
         return None
 
     @abstractmethod
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits aligned with the batch's labels."""
-
-    @abstractmethod
-    def component_of(self, name: str) -> str:
-        """Component (mlp, attention, head, other) of a parameter."""
-
-    @abstractmethod
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Index sets to score.  A trial never includes test data."""
 
@@ -179,6 +183,15 @@ class Benchmark(ABC):
         Derived when a table is made, never stored; named in :attr:`metrics` like the others.
         """
         return {}
+
+    @classmethod
+    def choices(cls, scores: Scores) -> np.ndarray | None:
+        """(N, C) distributions over the answers that each sample has to choose from, if any.
+
+        Stored scores -> the softmax over classes.  Override it where every sample brings answers of
+        its own.
+        """
+        return scores.probs
 
     def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
         """Scores of every part.  Override it where one pass over all parts is cheaper."""

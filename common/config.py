@@ -132,14 +132,16 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Applies ``key.sub=value`` strings; values are read as YAML."""
+def apply_overrides(
+    mapping: Mapping[str, Any], overrides: Sequence[str], option: str = "--set"
+) -> dict[str, Any]:
+    """Applies ``key.sub=value`` strings of an option; values are read as YAML."""
     result = dict(mapping)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--set {text}: write it as key.sub=value")
-        nested: Any = parse_yaml(value, f"--set {key}")
+            raise ConfigError(f"{option} {text}: write it as key.sub=value")
+        nested: Any = parse_yaml(value, f"{option} {key}")
         for part in reversed(key.split(".")):
             nested = {part: nested}
         result = merge(result, nested)
@@ -182,7 +184,8 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
         text = f"{key}: required key is missing"
     else:
         message = _MENDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-        text = f"{key}: {message} (got {_short(first['input'])})"
+        of_the_whole = isinstance(first["input"], Mapping) and first["type"] == "value_error"
+        text = f"{key}: {message}" + ("" if of_the_whole else f" (got {_short(first['input'])})")
     more = len(problems) - 1
     return text + (f" (and {more} more)" if more else "")
 

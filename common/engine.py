@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator, DistributedType
@@ -26,15 +25,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from common.adapters import BoundedLinear, adapted_layers, adapter_statistics
 from common.config import did_you_mean
-from common.errors import CheckpointError, ConfigError, Diverged
+from common.errors import ConfigError, Diverged
 from common.loading import Batch, Loader
 from common.objectives import Objective, Terms
 from common.quantised import dense_weight
 from common.reuse import reuse_weights
 from common.schemas import FitConfig
-from common.sharding import Sharded, like, whole_tensor
-
-logger = logging.getLogger(__name__)
+from common.sharding import Sharded, whole_tensor
+from common.training_state import TrainingState
 
 ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
@@ -559,7 +557,13 @@ class _Run:
             self.model.__dict__.pop("forward", None)
         self.raw_optimizer.zero_grad(set_to_none=True)
 
-    # Checkpoints: safetensors only ---------------------------------------------------------------
+    # Checkpoints ---------------------------------------------------------------------------------
+
+    def _state(self) -> TrainingState:
+        device, scaler = self.accelerator.device, self.accelerator.scaler
+        return TrainingState(
+            self.model, self.trained, self.raw_optimizer, self.stateful, device, scaler
+        )
 
     def _identity(self) -> str:
         shapes = {name: list(parameter.shape) for name, parameter in self.trained.items()}
@@ -567,96 +571,21 @@ class _Run:
         return json.dumps([self.seed, shapes, sorted(self.stateful), config], sort_keys=True)
 
     def save(self, path: Path, step: int) -> None:
-        """Writes everything needed to continue, atomically."""
-        from safetensors.torch import save_file
-
-        tensors = {f"model.{name}": whole_tensor(p.detach()) for name, p in self.trained.items()}
-        tensors |= {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
-        for index, state in self.raw_optimizer.state_dict()["state"].items():
-            for k, v in state.items():
-                tensors[f"optimizer.{index}.{k}"] = whole_tensor(torch.as_tensor(v))
-        if not self.accelerator.is_main_process:
-            return
-        for name, item in self.stateful.items():
-            tensors |= {f"state.{name}.{key}": value for key, value in item.state().items()}
-        tensors["rng"] = torch.get_rng_state()
-        if self.accelerator.device.type == "cuda":
-            tensors["rng_cuda"] = torch.cuda.get_rng_state(self.accelerator.device)
-        meta = {
-            "step": str(step),
-            "identity": self._identity(),
-            "notes": json.dumps([_finite(self.last), self.peak]),
-            "tensors": json.dumps(sorted(tensors)),
-        }
-        if self.accelerator.scaler is not None:
-            meta["scaler"] = json.dumps(self.accelerator.scaler.state_dict())
-        temporary = path.with_name(f"{path.stem}.{os.getpid()}.partial")  # racing twins
-        path.parent.mkdir(parents=True, exist_ok=True)
-        copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        save_file(copies, temporary, metadata=meta)
-        os.replace(temporary, path)
+        """Writes everything needed to continue; all processes must call it."""
+        self._state().save(
+            path,
+            step=step,
+            identity=self._identity(),
+            notes=(_finite(self.last), self.peak),
+            writes=self.accelerator.is_main_process,
+        )
 
     def resume(self, path: Path | None) -> int:
         """Loads a checkpoint of this very run if there is one; returns the next step."""
         if path is None or not path.is_file():
             return 0
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-                # copies: a tensor of this file would die with the file
-                tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
-        if meta.get("identity") != self._identity():
-            raise CheckpointError(f"{path}: checkpoint of another run; delete it")
-        try:
-            if json.loads(meta["tensors"]) != sorted(tensors):
-                raise ValueError("tensors are missing")
-            self._restore(tensors, meta)
-            step = int(meta["step"])
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: damaged checkpoint ({_brief(error)}); delete it"
-            ) from None
-        logger.info("resumed at step %d from %s", step, path)
+        step, (self.last, self.peak) = self._state().load(path, self._identity())
         return step
-
-    def _restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> None:
-        groups: dict[str, dict[str, Any]] = {"model": {}, "buffer": {}, "optimizer": {}}
-        states: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            kind, _, rest = key.partition(".")
-            if kind == "state":
-                name, _, leaf = rest.rpartition(".")
-                states.setdefault(name, {})[leaf] = tensor
-            elif kind in groups:
-                groups[kind][rest] = tensor
-        with torch.no_grad():
-            for name, parameter in self.trained.items():
-                parameter.copy_(like(groups["model"][name], parameter))
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(groups["buffer"][name])
-        packed: dict[int, dict[str, Tensor]] = {}
-        owners = [p for group in self.raw_optimizer.param_groups for p in group["params"]]
-        for key, tensor in groups["optimizer"].items():
-            index, _, leaf = key.partition(".")
-            packed.setdefault(int(index), {})[leaf] = like(tensor, owners[int(index)])
-        whole = self.raw_optimizer.state_dict()
-        self.raw_optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
-        for name, item in self.stateful.items():
-            item.load_state(states.get(name, {}))
-        torch.set_rng_state(tensors["rng"])
-        if "rng_cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng_cuda"], self.accelerator.device)
-        self.last, self.peak = json.loads(meta["notes"])
-        if self.accelerator.scaler is not None and "scaler" in meta:
-            self.accelerator.scaler.load_state_dict(json.loads(meta["scaler"]))
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ the very next batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -295,11 +295,16 @@ def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter
 
 
 def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
-    """Classes of the forget set that the retain set has no sample of, sorted.
+    """Classes of the forget set that the retain set has no sample of, sorted."""
+    return unretained_classes(source, label_counts(source, forget), retain)
 
-    Stops reading the retain set once it has shown every class of the forget set.
+
+def unretained_classes(source: Source, classes: Iterable[int], retain: Any) -> list[int]:
+    """Those of some classes that the retain set has no sample of, sorted.
+
+    Stops reading the retain set once it has shown them all.
     """
-    gone = set(label_counts(source, forget))
+    gone = set(classes)
     for batch in ordered_batches(source, retain, 256):
         gone -= set(batch.labels.flatten().tolist())
         if not gone:

@@ -126,13 +126,17 @@ def load_scores(path: Path) -> dict[str, Scores]:
     try:
         with safe_open(path, framework="np") as file:
             if (file.metadata() or {}).get("schema") != _SCHEMA:
-                raise DataError(f"{path}: not a scores file of this version; delete it and rerun")
+                raise DataError(
+                    f"{path}: not a scores file of this version; delete {path.parent} and rerun"
+                )
             for key in sorted(file.keys()):
                 part, _, name = key.rpartition("/")
                 parts.setdefault(part, {})[name] = file.get_tensor(key)
         return {part: Scores._of_arrays(arrays) for part, arrays in parts.items()}
     except (SafetensorError, OSError, TypeError) as error:
-        raise DataError(f"{path}: not readable scores ({error}); delete it and rerun") from None
+        raise DataError(
+            f"{path}: not readable scores ({error}); delete {path.parent} and rerun"
+        ) from None
 
 
 def collect(forward: Forward, batches: Iterable[Batch], *, keep_probs: bool = True) -> Scores:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 
 DONE = "done.json"
 ENGINE_VERSION = 1
@@ -27,6 +27,19 @@ part of every key, guarded by golden tests."""
 KEY_LENGTH = 20
 HOST = platform.node().replace("/", "_").replace("@", "_") or "local"
 """A store may be shared by machines, and a process number means nothing on another one."""
+
+
+def check_writable(path: Path, name: str) -> None:
+    """Raises unless a folder can be made at ``path``, or written where it is there.
+
+    Raises:
+        ConfigError: It begins with ``name``, what the user calls the folder.
+    """
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name} {path}: {existing} is not a folder that can be written")
 
 
 class StageStore:

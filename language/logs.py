@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,10 @@ def read_log(path: Path) -> EvaluationLog:
             content = json.load(file)
         parts = {part: _columns(content[key]) for part, key in PART_FILES.items()}
         answers = {part: _answers(content[key]) for part, key in PART_FILES.items()}
-    except (OSError, EOFError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a TOFU evaluation log ({error!r}); get it anew") from None
+    if not all(_sound(columns) for columns in parts.values()):
+        raise DataError(f"{path}: has no rows, or numbers that are not finite; get it anew")
     name = path.name.removesuffix(SUFFIX)
     return EvaluationLog(name, parts, {part: rows for part, rows in answers.items() if rows})
 
@@ -83,8 +86,16 @@ def _columns(log: Mapping[str, Mapping[str, Any]]) -> Columns:
     }
 
 
+def _sound(columns: Columns) -> bool:
+    return all(len(column) and np.isfinite(column).all() for column in columns.values())
+
+
 def _answers(log: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return [(row[1], row[2]) for row in log.get("generated_text", {}).values()]
+    rows = [(row[1], row[2]) for row in log.get("generated_text", {}).values()]
+    texts = all(isinstance(text, str) for row in rows for text in row)
+    if rows and (not texts or len(rows) != len(log[_COLUMNS["answer_loss"]])):
+        raise ValueError("generated_text is not one pair of texts for every row")
+    return rows
 
 
 def read_logs(data_root: Path) -> dict[str, EvaluationLog]:
@@ -110,6 +121,18 @@ def read_reference_values(data_root: Path) -> dict[str, dict[str, Any]]:
     """
     path = data_root / FOLDER / "reference_values.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable ({error})") from None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [
+            n for of_log in values.values() for value in of_log.values() for n in _flat(value)
+        ]
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; put it beside the logs") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not readable ({error}); get it anew") from None
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise DataError(f"{path}: holds a value that is not a finite number; get it anew")
+    return values
+
+
+def _flat(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -239,6 +239,7 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             dtype=getattr(torch, config.dtype),
             attn_implementation=config.attention,
             device_map=config.device_map,
+            ignore_mismatched_sizes=True,  # told below, by name
             output_loading_info=True,
         )
     except Exception as error:  # hub clients raise many unrelated types without a network
@@ -246,6 +247,11 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             f"model {name}: its safetensors weights cannot be read ({one_line(error)}); give a"
             " folder with config.json and *.safetensors, or run once on a machine with a network"
         ) from None
+    for key, stored, wanted in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"model {name}: its safetensors hold {key} as {tuple(stored)}, and config.json makes it"
+            f" {tuple(wanted)}; give the config.json that belongs to them"
+        )
     if report["missing_keys"]:  # they would be drawn at random
         raise CheckpointError(
             f"model {name}: its safetensors lack {min(report['missing_keys'])} and"

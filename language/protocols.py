@@ -27,6 +27,7 @@ from language.metrics.tofu import (
     tofu_compare,
     tofu_metrics,
 )
+from language.metrics.truth import options
 from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
 if TYPE_CHECKING:
@@ -134,6 +135,16 @@ class LanguageBenchmark(Benchmark):
         )
         return share.trainable, share.base
 
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """``authors``: what is forgotten are all questions about some authors."""
+        return "authors"
+
+    @classmethod
+    def choices(cls, scores: Scores) -> np.ndarray | None:
+        """See :func:`language.metrics.truth.options`."""
+        return options(scores.extra)
+
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)
         import torch
@@ -142,8 +153,8 @@ class LanguageBenchmark(Benchmark):
 
     @property
     def scenario(self) -> str:
-        """``authors``: what is forgotten are all questions about some authors."""
-        return "authors"
+        """See :meth:`scenario_of`."""
+        return self.scenario_of(self.config)
 
     @cached_property
     def source(self) -> TextSource:

@@ -307,9 +307,10 @@ def read_items(path: Path, set_name: str) -> list[Item]:
         raise DataError(f"{path}: no such file; give a JSON-lines file")
     rows = read_rows(path)
     if not rows:
-        raise DataError(f"{path}: has no rows")
+        raise DataError(f"{path}: has no rows; give one or more")
     items = []
     for number, row in enumerate(rows, 1):
+        where = f"{path} row {number}"
         if "text" in row:
             if row.keys() & {"question", "answer"}:
                 raise DataError(
@@ -318,13 +319,17 @@ def read_items(path: Path, set_name: str) -> list[Item]:
             row = {"question": "", "answer": row["text"]}
         elif not {"question", "answer"} <= row.keys():
             raise DataError(f"{path}: row {number} needs question and answer, or text")
-        items.append(_user_item(row, set_name, f"{path} row {number}"))
+        elif row["question"] == "":
+            raise DataError(f"{where}: question is empty; give the answer alone as text")
+        items.append(_user_item(row, set_name, where))
     return items
 
 
 def _user_item(row: Row, set_name: str, origin: str) -> Item:
     if row["question"] == "":
-        if not isinstance(row["answer"], str) or not row["answer"].strip():
+        if not isinstance(row["answer"], str):
+            raise DataError(f"{origin}: text is not a text; put it in quotes")
+        if not row["answer"].strip():
             raise DataError(f"{origin}: text is empty; remove the row")
         return Item(set_name, -1, "", row["answer"])
     return _item(row, set_name, -1, origin)

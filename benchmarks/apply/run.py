@@ -28,7 +28,7 @@ from common.registry import METHODS
 from common.schemas import FitConfig
 from common.seeding import make_deterministic
 from common.splits import ForgetSplit
-from common.stages import write_json
+from common.stages import check_writable, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,7 @@ def _method_config(request: ApplyRequest) -> Strict:
 def _check_out(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
 
 
 def _check_access(request: ApplyRequest) -> None:
@@ -119,7 +120,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name}: {str(error).splitlines()[0][:120]}") from None
+        raise ConfigError(
+            f"device {name}: {str(error).splitlines()[0][:120]}; use auto or cpu"
+        ) from None
     return device
 
 

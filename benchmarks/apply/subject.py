@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.benchmark import ModelFamily
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from common.config import Strict
-    from common.loading import Batch, Source
+    from common.loading import Source
 
 
-class Subject(ABC):
+class Subject(ModelFamily):
     """A user's model and what it is to forget.
 
     Making one checks what needs no model; :meth:`load` does the rest.  Whatever a user can mend is
@@ -51,29 +53,6 @@ class Subject(ABC):
             device: Where to.
             config: Of the method, to refuse what this model cannot take.
         """
-
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Width of the logits."""
-
-    @property
-    @abstractmethod
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Adapter target patterns by placement."""
-
-    @property
-    @abstractmethod
-    def head(self) -> Sequence[str]:
-        """Parameter-name patterns of the head."""
-
-    @abstractmethod
-    def component_of(self, name: str) -> str:
-        """Component (mlp, attention, head, other) of a parameter."""
-
-    @abstractmethod
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits aligned with the batch's labels."""
 
     @abstractmethod
     def measured(self, model: nn.Module) -> dict[str, Any]:

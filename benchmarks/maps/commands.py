@@ -79,30 +79,21 @@ def map(
     folder = write_map(board, runtime.store)
     print_map(board)
     console.print(f"\n[bold]Map[/bold]  {folder}/MAP.md (map.svg, map.json, cells.jsonl)")
-    from benchmarks.commands import _fail
+    from benchmarks.working import finish
 
-    _fail(failed)
+    finish(failed)
 
 
 def run_map(resolved: ResolvedMap, runtime: Runtime, workers: int, executor: str) -> dict[str, str]:
     """Runs every block that is not in the store; returns what failed."""
-    from benchmarks.commands import _default_workers
-    from benchmarks.display import Display
-    from benchmarks.executors import abandon, make_executor
     from benchmarks.maps.plan import planner_of
     from benchmarks.schedule import run_suite
+    from benchmarks.working import working
 
-    count = workers or _default_workers(runtime.device)
-    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
-    try:
-        with Display(console, resolved.name) as display:
-            outcome = run_suite(
-                resolved.suite, runtime, pool, watcher=display, planner=planner_of(resolved)
-            )
-    except BaseException:
-        abandon(pool)
-        raise
-    pool.shutdown()
+    with working(resolved.name, runtime, workers, executor) as (pool, display):
+        outcome = run_suite(
+            resolved.suite, runtime, pool, watcher=display, planner=planner_of(resolved)
+        )
     return outcome.failed
 
 

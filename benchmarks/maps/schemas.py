@@ -295,6 +295,9 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
         raise ConfigError(
             f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"
         )
+    for field in ("lr", "steps", row.axis or "lr"):
+        if field in row.params:
+            raise ConfigError(f"{origin}: params.{field} is an axis of the map; leave it out")
     lambdas = (row.lambdas or grid.lambdas) if row.axis else (1.0,)
     resolved = GridRow(
         label, method, row, row.lrs or grid.lrs, lambdas, grid.defaults, grid.steps, origin

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -34,11 +34,48 @@ TIERS: Mapping[str, str] = {
 CONFIDENCE = 0.95
 PERCENT = (0.0, 100.0)
 NOT_NEGATIVE = (0.0, None)
+NOT_APPLICABLE = "not applicable"
 Parts = Mapping[str, "Scores"]
+PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+def unseen(parts: Iterable[str]) -> list[str]:
+    """Held-out parts of what is kept, sorted: ``test``, or ``test_SET`` where there are several."""
+    tests = {part for part in parts if part.startswith("test")}
+    return sorted(tests - {"test_forget", "test_earlier"})
+
+
+def wanted_parts(names: Iterable[str], present: Iterable[str]) -> list[str]:
+    """The parts of a config that are there; ``test`` stands for all of :func:`unseen`.
+
+    Raises:
+        NotApplicable: None is.
+    """
+    asked, there = list(names), list(present)
+    groups = [unseen(there) if name == "test" else [name] for name in asked]
+    found = list(dict.fromkeys(part for group in groups for part in group if part in there))
+    if not found:
+        known = ", ".join(sorted(there))
+        raise NotApplicable(f"nothing is called {', '.join(asked) or '(none)'}; parts: {known}")
+    return found
 
 
 class NotApplicable(UserError):
-    """The audit has no meaning here (another scenario, no adapter, too few samples)."""
+    """The audit has no meaning here (another scenario, no adapter)."""
+
+    @property
+    def reason(self) -> str:
+        """What a table shows instead of numbers."""
+        return f"{NOT_APPLICABLE}: {self}"
+
+
+class TooFew(NotApplicable):
+    """The audit has a meaning here, but not with so few models or samples."""
+
+    @property
+    def reason(self) -> str:
+        """What a table shows instead of numbers."""
+        return str(self)
 
 
 @dataclass(frozen=True)
@@ -106,6 +143,12 @@ class AuditInfo:
     ideal: str = "the value of Retrain against a second Retrain"
     scenario: Literal["any", "class"] = "any"
 
+    def inapplicable(self, scenario: str) -> str | None:
+        """Why the audit has no meaning under a scenario; an unknown one rules nothing out."""
+        if self.scenario == "class" and scenario not in ("", "class"):
+            return f"only where whole classes are forgotten, and this scenario is {scenario}"
+        return None
+
 
 class Audit(ABC):
     """Base of all audits; a nested ``Config`` is the only place for defaults."""
@@ -124,7 +167,8 @@ class Sequential(Audit):
     hash order); request i unlearns part i from the model after request i - 1, with the later parts
     still among the retain data.  After each: FA of the request, accuracy on all earlier ones
     (``earlier``: does the forgotten come back?), on retain and on test; Retrain is trained anew
-    without parts 1 to i.
+    without parts 1 to i.  On text a sample is a question, and its accuracy the share of right
+    answer tokens.
     Source: streams of requests as in SISA, Bourtoule et al. 2021 (arXiv 1912.03817).
     """
 
@@ -143,16 +187,16 @@ class Sequential(Audit):
         "forget": "FA",
         "earlier": "earlier",
         "retain": "RA",
-        "test": "TA",
     }
 
     def after(self, index: int, scores: Parts) -> Measures:
         """Accuracies after request ``index`` (from 0)."""
         from common.audits.intervals import accuracy
 
+        tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in unseen(scores)}
         return {
             f"{index + 1}: {title}": accuracy(scores[part].correct, index)
-            for part, title in self.columns.items()
+            for part, title in {**self.columns, **tests}.items()
             if part in scores
         }
 
@@ -175,7 +219,13 @@ class PairAudit(Audit):
 
 
 class PopulationAudit(Audit):
-    """Compares many unlearned with many retrained models of one split."""
+    """Compares many unlearned with many retrained models of one split.
+
+    Attributes:
+        least: Design of shadows -> models that it takes at least.
+    """
+
+    least: ClassVar[Mapping[str, int]] = {"fixed": 2}
 
     @abstractmethod
     def compare(
@@ -254,13 +304,21 @@ class AuditTask:
         Raises:
             NotApplicable: There are none: the forget set is not whole classes.
         """
-        import numpy as np
+        return whole_classes(*(self.labels(self.split.parts[p]) for p in ("forget", "retain")))
 
-        forget = np.unique(self.labels(self.split.parts["forget"]))
-        gone = np.setdiff1d(forget, np.unique(self.labels(self.split.parts["retain"])))
-        if not len(gone) or len(gone) < len(forget):
-            raise NotApplicable("only where whole classes are forgotten")
-        return gone
+
+def whole_classes(forget: np.ndarray, retain: np.ndarray) -> np.ndarray:
+    """Classes of the forget labels, sorted, of which nothing is retained.
+
+    Raises:
+        NotApplicable: There are none, or some are retained in part.
+    """
+    import numpy as np
+
+    classes = np.unique(forget)
+    if not len(classes) or np.isin(classes, retain).any():
+        raise NotApplicable("only where whole classes are forgotten")
+    return classes
 
 
 class ModelAudit(Audit):

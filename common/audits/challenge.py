@@ -17,6 +17,7 @@ from common.audits.base import (
     Measures,
     Parts,
     PopulationAudit,
+    unseen,
 )
 from common.audits.intervals import bootstrap_mean, clopper_pearson
 from common.audits.populations import PopulationConfig, check, few_models, margins
@@ -95,11 +96,11 @@ class EpsilonScore(PopulationAudit):
     Formula: per forget sample, over threshold attacks between {phi_U} and {phi_R},
     eps = max_a max(ln((1-d-FPR)/FNR), ln((1-d-FNR)/FPR)); an attack with exactly one rate 0 is
     skipped, both 0 is infinite; H = 2 / 2^n(x), n = bin of eps (width 0.5, from 1); F = mean H;
-    score = F (RA_U / RA_R) (TA_U / TA_R).  ``F shown`` takes of each eps only what is shown at 95 %
-    (Clopper-Pearson, Bonferroni over attacks): with few models it stays near 1 whatever the method
-    does.  ``separated %``: samples with infinite eps.  With N models per side no finite eps
-    exceeds ln(N - 1), so F depends on N.  A variant in circulation takes the smaller of the two
-    logarithms and 2^-eps: its numbers do not compare.
+    score = F (RA_U / RA_R) (TA_U / TA_R), TA the mean over the held-out sets.  ``F shown`` takes of
+    each eps only what is shown at 95 % (Clopper-Pearson, Bonferroni over attacks): with few models
+    it stays near 1 whatever the method does.  ``separated %``: samples with infinite eps.  With N
+    models per side no finite eps exceeds ln(N - 1), so F depends on N.  A variant in circulation
+    takes the smaller of the two logarithms and 2^-eps: its numbers do not compare.
     Source: Triantafillou et al. 2024 (arXiv 2406.09073).
     """
 
@@ -120,7 +121,7 @@ class EpsilonScore(PopulationAudit):
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
     ) -> Measures:
         """F, what of it is shown, its score and the median eps on the forget set."""
-        check(unlearned, retrained, 2)
+        check(unlearned, retrained, self.least["fixed"])
         note = few_models(len(unlearned), len(retrained))
         config = self.config
         ours, theirs = (margins(m, "forget", config.clip) for m in (unlearned, retrained))
@@ -142,11 +143,15 @@ class EpsilonScore(PopulationAudit):
 
 
 def _utility(unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> float:
-    """Ratios of mean accuracies, over those of retain and test that were scored."""
+    """Ratios of mean accuracies, on retain and on what is held out, as far as they were scored."""
     ratio = 1.0
-    for part in sorted({"retain", "test"} & set(unlearned[0]) & set(retrained[0])):
+    scored = set(unlearned[0]) & set(retrained[0])
+    for parts in (scored & {"retain"}, set(unseen(scored))):
+        if not parts:
+            continue
         ours, theirs = (
-            math.fsum(model[part].accuracy for model in models) / len(models)
+            math.fsum(model[part].accuracy for model in models for part in parts)
+            / (len(models) * len(parts))
             for models in (unlearned, retrained)
         )
         ratio *= ours / theirs if theirs else 0.0

@@ -15,7 +15,10 @@ from common.audits.base import (
     Measures,
     NotApplicable,
     PairAudit,
+    PartNames,
     Parts,
+    wanted_parts,
+    whole_classes,
 )
 from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
 from common.config import Strict
@@ -31,10 +34,11 @@ class PairConfig(Strict):
     """Which parts are compared.
 
     Attributes:
-        parts: Parts of the split; those that were not scored are left out.
+        parts: Parts of the split, ``test`` for all that is held out; those that were not scored are
+            left out.
     """
 
-    parts: tuple[str, ...] = PARTS
+    parts: PartNames = PARTS
 
 
 def aligned(
@@ -45,18 +49,28 @@ def aligned(
     Raises:
         DataError: The two were not scored on the same samples.
     """
-    for part in parts:
-        if part in first and part in second:
-            one, two = first[part], second[part]
-            if not np.array_equal(one.indices, two.indices):
-                raise DataError(f"part '{part}' of the two models holds different samples; rerun")
-            yield part, one, two
+    for part in wanted_parts(parts, first.keys() & second.keys()):
+        one, two = first[part], second[part]
+        if not np.array_equal(one.indices, two.indices):
+            raise DataError(f"part '{part}' of the two models holds different samples; rerun")
+        yield part, one, two
 
 
-def _probs(scores: Scores) -> np.ndarray:
-    if scores.probs is None:
-        raise NotApplicable("needs the stored softmax, which sequences do not keep")
-    return np.asarray(scores.probs, dtype=np.float64)
+def distributions(
+    first: Parts, second: Parts, parts: tuple[str, ...]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(part, p, q) of the aligned parts, float64 (N, C): what each model gives to each answer.
+
+    Raises:
+        NotApplicable: No part keeps any.
+    """
+    none = True
+    for part, one, two in aligned(first, second, parts):
+        if one.probs is not None and two.probs is not None:
+            none = False
+            yield part, one.probs.astype(np.float64), two.probs.astype(np.float64)
+    if none:
+        raise NotApplicable("needs a softmax over classes, or wrong answers beside the right one")
 
 
 def kl_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -75,6 +89,8 @@ class JensenShannon(PairAudit):
     """Mean Jensen-Shannon divergence between the two models' softmax outputs.
 
     Formula: mean_x [KL(p_U || m) + KL(p_R || m)] / 2, m = (p_U + p_R) / 2, in nats (0 to ln 2).
+    On text p is over the answers that a question is compared with, the right and the wrong ones,
+    each by the geometric mean of its token probabilities (as in disagreement and c2st).
     Source: Lin 1991; as an unlearning measure Chundawat et al. 2023 (arXiv 2205.08096).
     """
 
@@ -84,8 +100,8 @@ class JensenShannon(PairAudit):
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One mean per part, with a bootstrap over samples."""
         return {
-            part: bootstrap_mean(js_rows(_probs(one), _probs(two)), derive(seed, "js", part))
-            for part, one, two in aligned(first, second, self.config.parts)
+            part: bootstrap_mean(js_rows(p, q), derive(seed, "js", part))
+            for part, p, q in distributions(first, second, self.config.parts)
         }
 
 
@@ -102,8 +118,8 @@ class Disagreement(PairAudit):
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One share per part, with its Clopper-Pearson interval."""
         return {
-            part: proportion(_probs(one).argmax(axis=1) != _probs(two).argmax(axis=1))
-            for part, one, two in aligned(first, second, self.config.parts)
+            part: proportion(p.argmax(axis=1) != q.argmax(axis=1))
+            for part, p, q in distributions(first, second, self.config.parts)
         }
 
 
@@ -119,7 +135,7 @@ class KolmogorovSmirnov(PairAudit):
     info = AuditInfo(1, "free", "distance (log10 p)")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test")
+        parts: PartNames = ("forget", "test")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """Statistic and log10 p per part."""
@@ -167,11 +183,11 @@ class ClassifierTwoSample(PairAudit):
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One held-out accuracy per part, with its Clopper-Pearson interval."""
         measures: Measures = {}
-        for part, one, two in aligned(first, second, self.config.parts):
-            if len(one) < 8:
-                measures[part] = Measure(None, n=len(one), note=f"only {len(one)} samples")
+        for part, p, q in distributions(first, second, self.config.parts):
+            if len(p) < 8:
+                measures[part] = Measure(None, n=len(p), note=f"only {len(p)} samples")
                 continue
-            measures[part] = self._accuracy(_probs(one), _probs(two), derive(seed, "c2st", part))
+            measures[part] = self._accuracy(p, q, derive(seed, "c2st", part))
         return measures
 
     def _accuracy(self, ours: np.ndarray, theirs: np.ndarray, seed: int) -> Measure:
@@ -199,10 +215,7 @@ def forgotten_labels(scores: Parts) -> np.ndarray:
     forget, retain = scores["forget"].labels, scores["retain"].labels
     if forget is None or retain is None:
         raise NotApplicable("needs one class label per sample")
-    gone = np.setdiff1d(np.unique(forget), np.unique(retain))
-    if not len(gone) or len(gone) < len(np.unique(forget)):
-        raise NotApplicable("only where whole classes are forgotten")
-    return gone
+    return whole_classes(forget, retain)
 
 
 def over_retained(probs: np.ndarray, gone: np.ndarray) -> np.ndarray:
@@ -222,19 +235,17 @@ class RetainedKL(PairAudit):
     info = AuditInfo(1, "free", "nats", scenario="class")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test_forget")
+        parts: PartNames = ("forget", "test_forget")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One mean per part, with a bootstrap over samples."""
         gone = forgotten_labels(first)
         return {
             part: bootstrap_mean(
-                np.maximum(
-                    kl_rows(over_retained(_probs(two), gone), over_retained(_probs(one), gone)), 0.0
-                ),
+                np.maximum(kl_rows(over_retained(q, gone), over_retained(p, gone)), 0.0),
                 derive(seed, "retained-kl", part),
             )
-            for part, one, two in aligned(first, second, self.config.parts)
+            for part, p, q in distributions(first, second, self.config.parts)
         }
 
 
@@ -260,18 +271,18 @@ class NeighbourClass(PairAudit):
     info = AuditInfo(1, "free", "% AUC", "50, at the floor", "class")
 
     class Config(PairConfig):
-        parts: tuple[str, ...] = ("forget", "test_forget")
+        parts: PartNames = ("forget", "test_forget")
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One AUC per part, with a bootstrap over inputs (pairs kept together)."""
         gone = forgotten_labels(first)
         measures: Measures = {}
-        for part, one, two in aligned(first, second, self.config.parts):
-            ours, theirs = (over_retained(_probs(scores), gone) for scores in (one, two))
-            assert one.labels is not None
-            near = np.zeros(len(one), dtype=np.int64)
+        for part, p, q in distributions(first, second, self.config.parts):
+            ours, theirs = over_retained(p, gone), over_retained(q, gone)
+            labels = first[part].labels
+            near = np.zeros(len(p), dtype=np.int64)
             for label in gone:
-                members = one.labels == label
+                members = labels == label
                 if members.any():
                     near[members] = theirs[members].mean(axis=0).argmax()
             u, r = (_logit(p[np.arange(len(p)), near]) for p in (ours, theirs))

@@ -2,6 +2,12 @@
 
 The models are the units.  With few of them every number here is biased, which is why a row is only
 ever read beside Retrain against a second population of Retrains of the same size.
+
+The margin of an answer of many tokens is the mean of its tokens' margins log p - log(1 - p).  Not
+the margin of the whole answer's probability: that is so small that its margin is the sum of log p,
+whose spread grows with the answer's length.  Nor the mean log p, which stops at 0 as soon as an
+answer is known by heart: log-odds keep telling such models apart, and are closer to the Gaussians
+that U-LiRA fits.
 """
 
 from __future__ import annotations
@@ -17,9 +23,11 @@ from common.audits.base import (
     AuditInfo,
     Measure,
     Measures,
-    NotApplicable,
+    PartNames,
     Parts,
     PopulationAudit,
+    TooFew,
+    wanted_parts,
 )
 from common.audits.intervals import bootstrap_mean
 from common.config import Strict
@@ -35,11 +43,12 @@ class PopulationConfig(Strict):
     """Which parts are compared.
 
     Attributes:
-        parts: Parts of the split; those that were not scored are left out.
+        parts: Parts of the split, ``test`` for all that is held out; those that were not scored are
+            left out.
         clip: Margins are clipped to [-clip, clip].
     """
 
-    parts: tuple[str, ...] = PARTS
+    parts: PartNames = PARTS
     clip: Annotated[float, Field(gt=0)] = 100.0
 
 
@@ -63,11 +72,11 @@ def few_models(n_u: int, n_r: int) -> str:
 
 
 def check(unlearned: Sequence[Parts], retrained: Sequence[Parts], least: int) -> None:
-    """Raises NotApplicable if a side has fewer than ``least`` models."""
+    """Raises TooFew if a side has fewer than ``least`` models."""
     if min(len(unlearned), len(retrained)) < least:
-        raise NotApplicable(
+        raise TooFew(
             f"needs {least} unlearned models and Retrains of one split, found {len(unlearned)} and "
-            f"{len(retrained)}: train shadows with --shadows N"
+            f"{len(retrained)}: train shadows with --shadows {least} or more"
         )
 
 
@@ -134,12 +143,10 @@ class KLoM(PopulationAudit):
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
     ) -> Measures:
         """Mean (bootstrap over samples), 95th percentile and p per part."""
-        check(unlearned, retrained, 2)
+        check(unlearned, retrained, self.least["fixed"])
         note = few_models(len(unlearned), len(retrained))
         measures: Measures = {}
-        for part in self.config.parts:
-            if part not in unlearned[0] or part not in retrained[0]:
-                continue
+        for part in wanted_parts(self.config.parts, set(unlearned[0]) & set(retrained[0])):
             ours, theirs = (margins(m, part, self.config.clip) for m in (unlearned, retrained))
             values = self._values(ours, theirs)
             stream = derive(seed, "klom", part)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit, NotApplicable
+from common.audits.base import (
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+    unseen,
+)
 from common.audits.intervals import accuracy
 from common.config import Strict
 
@@ -38,16 +46,18 @@ class RemoveAdapter(ModelAudit):
         nothing = Measure(None, n=len(bare), note="nothing was forgotten")
         return {
             "forget": accuracy(bare.correct, task.seed),
-            **_test(task, base, "test"),
+            **_held_out(task, base, ""),
             "recovered": recovered or nothing,
         }
 
 
-def _test(task: AuditTask, model: nn.Module, name: str) -> Measures:
-    """Test accuracy under ``name``, where the split has a test part."""
-    if "test" not in task.split.parts:
-        return {}
-    return {name: accuracy(task.collect(model, task.split.parts["test"]).correct, task.seed)}
+def _held_out(task: AuditTask, model: nn.Module, prefix: str) -> Measures:
+    """Accuracy on every held-out part, named after it."""
+    parts = task.split.parts
+    return {
+        f"{prefix}{part}": accuracy(task.collect(model, parts[part]).correct, task.seed)
+        for part in unseen(parts)
+    }
 
 
 def requantise(weight: Tensor, bits: int) -> Tensor:
@@ -114,5 +124,5 @@ class Requantise(ModelAudit):
             change = Measure(forget.accuracy - before, n=len(forget))
             result[f"int{bits} forget"] = accuracy(forget.correct, task.seed)
             result[f"int{bits} change"] = change
-            result |= _test(task, model, f"int{bits} test")
+            result |= _held_out(task, model, f"int{bits} ")
         return result

@@ -27,7 +27,7 @@ class RelearnTime(ModelAudit):
     is at least ``share`` times Original's, 0 if it is so at once; AIN = t_U / t_R.  1 is ideal, far
     below 1 the knowledge was hidden and not removed, far above 1 the model was harmed.  The same
     batches for every model; a training that does not get there counts as ``max_steps`` and is said
-    to be cut off.
+    to be cut off.  On text accuracy is the share of right answer tokens, teacher forced.
     Source: Golatkar et al. 2020 (relearn time); Chundawat et al. 2023 (AIN, arXiv 2201.05629).
     """
 

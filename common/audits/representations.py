@@ -20,6 +20,7 @@ from common.audits.base import (
     Measures,
     ModelAudit,
     NotApplicable,
+    TooFew,
 )
 from common.audits.intervals import proportion, spread
 from common.config import Strict
@@ -114,7 +115,8 @@ def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     where there is neither, half of the forget set.
 
     Raises:
-        NotApplicable: The forget set is not whole classes, or too small.
+        NotApplicable: The forget set is not whole classes.
+        TooFew: It is too small.
     """
     gone, parts = task.forgotten_classes(), task.split.parts
     forget, test = parts["forget"], parts["test"]
@@ -122,7 +124,7 @@ def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     forgotten = np.union1d(parts.get("test_forget", forget[:0]), test[mixed])
     if not len(forgotten):
         if len(forget) < 2:
-            raise NotApplicable("too few forget samples to hold any out")
+            raise TooFew("too few forget samples to hold any out")
         known = task.draw("forget", len(forget) // 2, "held-out")
         forget, forgotten = known, np.setdiff1d(forget, known)
     return forget, forgotten, test[~mixed]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from common.audits.base import (
     AuditInfo,
     Measure,
     Measures,
-    NotApplicable,
     Parts,
     PopulationAudit,
+    TooFew,
 )
 from common.audits.intervals import bootstrap
 from common.audits.pairs import auc
@@ -99,12 +100,13 @@ class ULira(PopulationAudit):
 
     info = AuditInfo(1, "shadows", "%", "50")
     Config = PopulationConfig
+    least: ClassVar[Mapping[str, int]] = {"fixed": 3, "halves": 6}
 
     def compare(
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
     ) -> Measures:
         """One forget set for all models: the unlearned against the Retrains."""
-        check(unlearned, retrained, 3)
+        check(unlearned, retrained, self.least["fixed"])
         pairs = min(len(unlearned), len(retrained))
         unlearned, retrained = unlearned[:pairs], retrained[:pairs]
         ours, theirs = (
@@ -139,7 +141,7 @@ class ULira(PopulationAudit):
         ratio = ulira_scores(values, member, groups, pooled=pooled)
         known, called = np.isfinite(ratio), ratio > 0
         if not (known & member).any() or not (known & ~member).any():
-            raise NotApplicable(
+            raise TooFew(
                 f"{len(values)} models leave no distribution once a pair is left out: give "
                 "--shadows 3 or more (6 or more halves)"
             )

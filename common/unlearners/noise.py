@@ -9,28 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.errors import DataError
 from common.loading import Batch, Forward
 from common.methods import UnlearnTask
 from common.objectives import Terms, sample_cross_entropy
 from common.schemas import FitConfig
 from common.unlearners.boundaries import continuous
-from common.unlearners.passes import labels_of
-
-
-def forgotten_classes(task: UnlearnTask) -> list[int]:
-    """Classes without a retained sample, ascending.
-
-    Raises:
-        DataError: There is none.
-    """
-    retained = set(labels_of(task, "retain").tolist())
-    missing = [label for label in range(task.num_classes) if label not in retained]
-    if not missing:
-        raise DataError(
-            "unsir forgets whole classes, and every class has retained samples; remove the row"
-        )
-    return missing
 
 
 class _Noise(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from common.errors import DataError
 from common.methods import MethodInfo, UnlearningMethod
 from common.schemas import Count, FitConfig, NonNegative, Positive
 
@@ -54,13 +55,19 @@ class Unsir(UnlearningMethod):
         """Noise, impair, repair."""
         import numpy as np
 
-        from common.unlearners.noise import forgotten_classes, learn_noise
+        from common.loading import unretained_classes
+        from common.unlearners.noise import learn_noise
         from common.unlearners.streams import WithExtras
 
         config: Any = self.config
+        # of all classes: the forget set is not to be read
+        classes = range(task.num_classes)
+        gone = unretained_classes(task.source, classes, task.indices("retain"))
+        if not gone:
+            raise DataError("unsir forgets whole classes, and all are retained; remove the row")
         inputs, labels = learn_noise(
             task,
-            forgotten_classes(task),
+            gone,
             samples=config.noise_samples,
             config=FitConfig(steps=config.noise_steps, lr=config.noise_lr, loss_cap=1e30),
             decay=config.noise_decay,

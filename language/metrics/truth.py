@@ -67,10 +67,28 @@ def normalised_probabilities(columns: Columns, style: Style) -> np.ndarray:
     if style == "openunlearning":
         p, others = np.exp(-right), (np.exp(-wrong) * present).sum(axis=1)
         return p / (p + others + EPSILON)
-    least = np.minimum(right, np.where(present, wrong, np.inf).min(axis=1))
-    others = (np.exp(least[:, None] - wrong) * present).sum(axis=1)
+    wrong = np.where(present, wrong, np.inf)  # a factor 0 would make NaN of a padded overflow
+    least = np.minimum(right, wrong.min(axis=1))
+    others = np.exp(least[:, None] - wrong).sum(axis=1)
     p = np.exp(least - right)
     return p / (p + others)
+
+
+def options(columns: Columns) -> np.ndarray | None:
+    """(N, 1 + K) p / (sum of p), p = exp(-L): the right answer first, then the wrong ones.
+
+    A question with fewer wrong answers than K has zeros at its end.  None unless every sample has
+    wrong answers.
+    """
+    rows = compared(columns)
+    if not rows.all():
+        return None
+    wrong, present = _wrong(columns, rows)
+    loss = np.concatenate(
+        [np.asarray(columns["answer_loss"])[:, None], np.where(present, wrong, np.inf)], axis=1
+    )
+    weights = np.exp(loss.min(axis=1, keepdims=True) - loss)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def log_truth_ratios(columns: Columns) -> np.ndarray:

@@ -53,6 +53,29 @@ TINY: dict[str, Any] = {
     "retrains": 1,
     "methods": {"original": None, "retrain": None},
 }
+TINY_TEXT: dict[str, Any] = {
+    "suite": "tiny-text",
+    "benchmark": "language",
+    "protocol": {
+        "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
+        "model": {
+            "name": "tiny",
+            "dim": 16,
+            "depth": 1,
+            "heads": 2,
+            "context": 128,
+            "tokenizer": 400,
+        },
+        "train": {"steps": 3, "batch_size": 8, "lr": 1e-3},
+        "evaluation": {"max_new_tokens": 4},
+        "minimum_train_accuracy": 0,
+    },
+    "seeds": [1],
+    "retrains": 1,
+    "columns": ["mu"],
+    "defaults": {"steps": 2, "batch_size": 4},
+    "methods": {"original": None, "retrain": None, "gd_sine": None},
+}
 METHOD_ROWS: dict[str, Any] = {
     "original": None,
     "retrain": None,
@@ -70,9 +93,19 @@ METHOD_ROWS: dict[str, Any] = {
 def tiny_suite(tmp_path_factory) -> Callable[..., Path]:
     """Writes a tiny suite; keywords are merged over it (``methods`` replaces the rows)."""
 
+    return _writer(TINY, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_text_suite(tmp_path_factory) -> Callable[..., Path]:
+    """The same for a tiny language suite."""
+    return _writer(TINY_TEXT, tmp_path_factory)
+
+
+def _writer(base: Mapping[str, Any], tmp_path_factory) -> Callable[..., Path]:
     def write(folder: Path | None = None, /, **over: Any) -> Path:
         folder = folder or tmp_path_factory.mktemp("suite")
-        data = merge(TINY, over)
+        data = merge(base, over)
         if "methods" in over:
             data["methods"] = over["methods"]
         path = folder / f"{data['suite']}.yaml"

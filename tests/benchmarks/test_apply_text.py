@@ -427,6 +427,12 @@ def test_bad_requests(request_, changes, words):
     says(dataclasses.replace(request_, **changes), ConfigError, *words)
 
 
+def test_a_place_that_cannot_be_written_is_told_before_the_work(request_, tmp_path):
+    (tmp_path / "file").write_text("x")
+    request = dataclasses.replace(request_, out=tmp_path / "file" / "out", model=tmp_path / "none")
+    says(request, ConfigError, "file is not a folder that can be written")
+
+
 def test_methods_that_a_text_does_not_fit(world, request_):
     says(dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one label")
     llama = dataclasses.replace(request_, model=world / "llama", method="influence", params=())
@@ -454,6 +460,8 @@ QA = '{"question": "Who?", "answer": "Ada."}'
         (f'{QA}\n{{"question": "Who?", "answer": "  "}}', ["row 2", "answer", "empty"]),
         (f'{QA}\n{{"question": "Who?"}}', ["row 2 needs question and answer, or text"]),
         ('{"text": ""}', ["row 1", "text is empty"]),
+        ('{"text": 3}', ["row 1", "not a text"]),
+        ('{"question": "", "answer": "Ada was here."}', ["row 1", "question is empty", "as text"]),
         ('{"text": "a", "answer": "b"}', ["row 1", "text beside", "keep one"]),
         ('{"text": "a"}', ["row 1", "one token"]),
         (json.dumps({"text": "word " * 200}), ["row 1", "tokens long", "split the row"]),
@@ -501,7 +509,7 @@ def test_bad_weights(broken):
     save_file({k: v for k, v in good.items() if k != key}, path, {"format": "pt"})
     says(request, CheckpointError, key, "config.json")
     save_file(good | {key: torch.zeros(3)}, path, {"format": "pt"})
-    says(request, CheckpointError, "cannot be read")
+    says(request, CheckpointError, key, "(3,)", "config.json")
     path.write_bytes(b"not weights")
     says(request, CheckpointError, "cannot be read")
     path.unlink()

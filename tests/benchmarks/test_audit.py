@@ -10,7 +10,7 @@ import pytest
 from benchmarks.audit_cost import costs
 from benchmarks.audit_plan import RequestPlanner, Shadows, suite_of_record
 from benchmarks.audit_report import AuditReport, AuditTable
-from benchmarks.audit_table import number, shown
+from benchmarks.audit_table import number, pieces, shown
 from benchmarks.leaderboard import FLOOR
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
@@ -287,15 +287,33 @@ def test_without_a_second_retrain_the_floor_says_so(run):
     [
         (("--audits", "relern"), "did you mean 'relearn'"),
         (("--with", "relearn.max_steps=3"), "choose the audit"),
+        (("--with", "js"), "--with js: write it as key.sub=value"),
+        (("--with", "js.parts=[]"), "at least 1 item"),
+        (("--with", "klom.clip=.nan"), "finite"),
+        (("--store", "nowhere"), "run: unlearn run"),
         (("--audits", "relearn", "--with", "relearn.max_step=3"), "did you mean 'max_steps'"),
         (("--shadows", 1), "two models"),
         (("--shadows", 4, "--design", "thirds"), "fixed or halves"),
+        (("--shadows", 4, "--audits", "js"), "klom, epsilon and ulira"),
+        (("--shadows", 4, "--audits", "klom", "--design", "halves"), "only ulira"),
+        (("--shadows", 2, "--audits", "ulira"), "needs 3 or more"),
         (("--shadows", 4, "--design", "halves", "--originals", 1), "leave it out"),
         (("--seeds", "77"), "run: unlearn run"),
     ],
 )
 def test_faults_are_one_line(run, one_line_error, args, text):
     assert text in one_line_error(run.audit(*args))
+
+
+def test_what_is_no_record_is_not_to_be_deleted(run, one_line_error):
+    run.audit("--audits", "js")
+    line = one_line_error(run.audit(target=run.report))
+    assert "give a run's record.json" in line and "delete" not in line
+
+
+def test_parts_that_are_not_there_are_named_with_those_that_are(run):
+    done = run.audit("--audits", "js", "--with", "js.parts=[forgot]")
+    assert "nothing is called forgot; parts: forget, retain" in done.out
 
 
 def test_a_suite_is_asked_for(cli, one_line_error):
@@ -333,6 +351,14 @@ def test_numbers_are_short():
     assert [number(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["-", "0", "12.3", "1234"]
     assert shown(None) == "" and shown(Measure(1.0, note="n")) == "1*"
     assert shown(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
+
+
+def test_a_wide_table_comes_in_pieces_that_keep_the_rows():
+    heads, rows = ["row", *"abcd"], [["r", "1", "22", "333", "4" * 9], ["s", "5", "6", "7", "8"]]
+    found = list(pieces(heads, rows, 20))
+    assert [piece[0] for piece in found] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
+    assert found[1][1] == [["r", "333"], ["s", "7"]]
+    assert list(pieces(heads, rows, 99)) == [(heads, rows)]
 
 
 def test_every_registered_audit_states_itself():

@@ -289,6 +289,14 @@ def test_what_is_wrong_with_a_map_is_one_line(tiny_map, cli, one_line_error, top
     assert words in one_line_error(cli("map", tiny_map("bad.yaml", top, **over), "--plan"))
 
 
+def test_a_parameter_on_an_axis_is_refused(tiny_map, cli, one_line_error):
+    for row in ({"params": {"lr": 0.1}}, {"params": {"steps": 3}}, {"params": {"lam": 0.5}}):
+        line = one_line_error(
+            cli("map", tiny_map("axis.yaml", methods={"gd_lora": row}, compare=[]), "--plan")
+        )
+        assert "is an axis of the map; leave it out" in line
+
+
 def test_unknown_maps_and_rows(tiny_map, cli, one_line_error, tmp_path):
     assert "did you mean 'digits-class'?" in one_line_error(cli("map", "digit-class"))
     path = tiny_map()

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
@@ -112,42 +111,18 @@ def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over,
 
 # Requests on text --------------------------------------------------------------------------------
 
-TEXT = {
-    "version": 1,
-    "benchmark": "language",
-    "protocol": {
-        "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
-        "model": {
-            "name": "tiny",
-            "dim": 16,
-            "depth": 1,
-            "heads": 2,
-            "context": 128,
-            "tokenizer": 400,
-        },
-        "train": {"steps": 3, "batch_size": 8, "lr": 1e-3},
-        "evaluation": {"max_new_tokens": 4},
-        "minimum_train_accuracy": 0,
-    },
-    "seeds": [1],
-    "retrains": 1,
-    "columns": ["su", "su_earlier", "du", "rd", "log10_fq", "mu"],
-    "defaults": {"steps": 2, "batch_size": 4},
-    "methods": {"original": None, "retrain": None, "gd_sine": None},
-}
+REPORTED = ["su", "su_earlier", "du", "rd", "log10_fq", "mu"]
 
 
-def text_suite(folder, request, **over):
+def text_suite(write, folder, request, **over):
     scenario = {"kind": "requests", "requests": [1, 2], "request": request, "used": 0.5}
-    protocol = {**TEXT["protocol"], "scenario": scenario}
-    path = folder / f"text-{request}.yaml"
-    path.write_text(yaml.safe_dump({**TEXT, "suite": path.stem, "protocol": protocol, **over}))
-    return path
+    over = {"columns": REPORTED, **over}
+    return write(folder, suite=f"text-{request}", protocol={"scenario": scenario}, **over)
 
 
-def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli):
-    text_suite(tmp_path, 1)
-    path = text_suite(tmp_path, 2, after="text-1.yaml")
+def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli, tiny_text_suite):
+    text_suite(tiny_text_suite, tmp_path, 1)
+    path = text_suite(tiny_text_suite, tmp_path, 2, after="text-1.yaml")
     done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
     assert done.code == 0, done.err
     store = StageStore(tmp_path / "store")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -137,12 +138,42 @@ def test_a_log_with_another_rouge_is_missed(root):
     assert "rouge_l_recall of forget, worst row" in missed
 
 
+def change_values(folder: Path, utility: object) -> None:
+    path = folder / "reference_values.json"
+    values = json.loads(path.read_text())
+    values["phi_full_wd0.01"]["model_utility"] = utility
+    path.write_text(json.dumps(values))
+
+
+def change_log(folder: Path, changed) -> None:
+    path = folder / "phi_full_wd0.01.json.gz"
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    with gzip.open(path, "wt") as file:
+        json.dump(changed(content), file)
+
+
+def change(log: dict, **columns: object) -> dict:
+    return log | {"eval_log_forget.json": log["eval_log_forget.json"] | columns}
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda folder: [path.unlink() for path in folder.glob("*.gz")],
         lambda folder: (folder / "phi_full_wd0.01.json.gz").write_bytes(b"no gzip"),
         lambda folder: (folder / "reference_values.json").unlink(),
+        lambda folder: (folder / "reference_values.json").write_text("[1]"),
+        lambda folder: (folder / "reference_values.json").write_text("{}"),
+        lambda folder: change_values(folder, "high"),
+        lambda folder: change_values(folder, float("nan")),
+        lambda folder: change_log(folder, lambda log: [log]),
+        lambda folder: change_log(folder, lambda log: dict.fromkeys(log, 3)),
+        lambda folder: change_log(folder, lambda log: change(log, avg_gt_loss=[1.0])),
+        lambda folder: change_log(folder, lambda log: change(log, avg_gt_loss={})),
+        lambda folder: change_log(folder, lambda log: change(log, avg_gt_loss={"0": math.nan})),
+        lambda folder: change_log(folder, lambda log: change(log, generated_text={"0": ["a"]})),
+        lambda folder: change_log(folder, lambda log: change(log, generated_text={"0": "abc"})),
     ],
 )
 def test_what_is_missing_or_damaged_is_one_line(root, cli, damage):

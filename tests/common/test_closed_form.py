@@ -12,7 +12,7 @@ from torch import nn
 
 from common.errors import ConfigError, Diverged
 from common.gradients import SampleGradients
-from common.loading import Batch, forgotten_classes
+from common.loading import Batch, forgotten_classes, unretained_classes
 from common.objectives import sample_cross_entropy
 from common.registry import METHODS
 from common.unlearners.fast_ntk import FastNTK, ridge_solution
@@ -98,6 +98,7 @@ def test_classes_are_forgotten_only_if_none_is_retained(tiny):
     forget, retain = split.parts["forget"], split.parts["retain"]
     assert forgotten_classes(source, forget, retain) == [1]
     assert forgotten_classes(source, forget, np.append(retain, forget[0])) == []
+    assert unretained_classes(source, (1, 2, 9), retain) == [1, 9]
 
 
 # -- Fast-NTK -------------------------------------------------------------------------------------

@@ -101,6 +101,17 @@ def test_log_space_survives_what_the_exponential_does_not():
     assert np.isnan(truth.normalised_probabilities(given, "openunlearning")).sum() == 0
 
 
+def test_options_are_the_right_answer_and_then_the_wrong_ones():
+    given = columns([1.0, 2000.0], [[2.0, 4.0], [1999.0, 0.0]], perturbed_count=np.asarray([2, 1]))
+    p = np.exp([-1.0, -2.0, -4.0])
+    e = math.e
+    expected = [p / p.sum(), [1 / (1 + e), e / (1 + e), 0.0]]
+    np.testing.assert_allclose(truth.options(given), expected, rtol=1e-12)
+    right = truth.normalised_probabilities(given, "clean")
+    np.testing.assert_allclose(truth.options(given)[:, 0], right, rtol=1e-12)
+    assert truth.options(given | {"perturbed_count": np.asarray([2, 0])}) is None
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_absent_wrong_answers_do_not_count(style):
     count = np.asarray([2, 0, 1])

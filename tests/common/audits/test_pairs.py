@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.audits import pairs
-from common.audits.base import NotApplicable
+from common.audits.base import NotApplicable, unseen, wanted_parts
 from common.errors import DataError
 
 
@@ -145,6 +145,25 @@ def test_other_samples_are_refused(make_scores):
     two = {"test": make_scores(np.full((2, 2), 0.5), indices=[1, 3])}
     with pytest.raises(DataError, match="different samples"):
         pairs.JensenShannon().compare(one, two, seed=0)
+
+
+def test_test_stands_for_every_held_out_part():
+    parts = ("retain", "test_forget", "test_b", "forget", "test_a", "test_earlier")
+    assert unseen(parts) == ["test_a", "test_b"]
+    assert unseen(("test_forget", "test")) == ["test"]
+    assert wanted_parts(("forget", "test", "test_forget"), parts) == [
+        "forget",
+        "test_a",
+        "test_b",
+        "test_forget",
+    ]
+    with pytest.raises(NotApplicable, match="nothing is called forgot; parts: forget, retain"):
+        wanted_parts(("forgot",), ("retain", "forget"))
+
+
+def test_parts_without_a_softmax_are_left_out(make_scores):
+    parts = {"forget": make_scores(margin=[0.0]), "test": make_scores(np.full((2, 2), 0.5))}
+    assert list(pairs.JensenShannon().compare(parts, parts, seed=0)) == ["test"]
 
 
 def test_scores_without_softmax_are_not_applicable(make_scores):

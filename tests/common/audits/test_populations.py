@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from common.audits.base import NotApplicable
 from common.audits.challenge import (
     EpsilonScore,
+    _utility,
     attack_epsilon,
     epsilon_credit,
     sample_epsilon,
@@ -159,6 +161,18 @@ def test_the_score_is_quality_times_utility(population):
 
 
 # U-LiRA
+
+
+def test_utility_takes_the_mean_over_several_held_out_sets(make_scores):
+    def model(*shares):
+        parts = zip(("retain", "test_a", "test_b"), shares, strict=True)
+        return {
+            part: replace(make_scores(margin=[0.0] * 4), correct=np.arange(4) < 4 * share)
+            for part, share in parts
+        }
+
+    ours, theirs = [model(0.5, 0.25, 0.75)], [model(1.0, 0.5, 0.75)]
+    assert _utility(ours, theirs) == pytest.approx(0.5 * (0.5 / 0.625))
 
 
 def test_ulira_scores_by_hand():
