@@ -58,7 +58,7 @@ class Suite(Strict):
         protocol: The benchmark's own config.
         seeds: One run of every row per seed.
         retrains: Retrains per split; the second one gives the noise floor.
-        columns: Metrics of the main table.
+        columns: Metrics of the main table; the benchmark's own when absent.
         methods: Label -> row, in any order.
         defaults: Params for every row whose config has them.
         tune: Tuning on a separate seed, if wanted.
@@ -76,7 +76,7 @@ class Suite(Strict):
     protocol: dict[str, Any]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
     retrains: Annotated[int, Field(ge=1, le=8)] = 2
-    columns: tuple[str, ...] = ("fa", "ra", "ta", "mia")
+    columns: tuple[str, ...] = ()
     methods: dict[Name, Row | None]
     defaults: dict[str, Any] = {}
     tune: Tune | None = None
@@ -184,7 +184,11 @@ def load_suite(
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(Suite, data, str(path))
-    protocol = validate(BENCHMARKS[spec.benchmark].Config, spec.protocol, f"{path}: protocol")
+    benchmark = BENCHMARKS[spec.benchmark]
+    protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    if not spec.columns:
+        columns = benchmark.gap.columns or benchmark.gap.metrics
+        spec = spec.model_copy(update={"columns": columns})
     _check_columns(spec, str(path))
     rows = tuple(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()

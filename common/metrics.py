@@ -87,6 +87,7 @@ class GapRule:
         trial: The same for tuning: nothing that reads test data.
         title: Head of AG's column.
         words: The formula, for legends.
+        columns: Main table of a suite that names none; ``metrics`` when empty.
         compact: Columns that a narrow terminal keeps.
         also: Further columns derived from gaps (``ag2``, ``max_gap``, ``tow``, ``tow_mia``).
     """
@@ -95,6 +96,7 @@ class GapRule:
     trial: tuple[str, ...]
     title: str = "AG"
     words: str = ""
+    columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
     also: tuple[str, ...] = ("max_gap",)
 

@@ -76,6 +76,7 @@ METRICS: tuple[MetricSpec, ...] = (
 GAP = GapRule(
     metrics=("ua", "ra", "ta", "mia"),
     trial=("ua", "ra", "va", "mia_validation"),
+    columns=("fa", "ra", "ta", "mia"),
     title="AG4",
     words="AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA.",
     compact=("fa", "ua", "ra", "ta", "mia"),

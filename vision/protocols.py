@@ -73,7 +73,7 @@ class VisionConfig(Strict):
 class VisionBenchmark(Benchmark):
     """Image classification under forgetting requests (see the module docstring)."""
 
-    version = 1
+    version = 2
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
     Config = VisionConfig

@@ -186,7 +186,7 @@ TEXTS = {
     "empty": ("", "must be a mapping"),
     "python tag": ("suite: !!python/object/apply:os.getcwd []\n", "line 1"),
     "missing parent": ("extends: nowhere.yaml\nsuite: a\n", "nowhere.yaml: no such file"),
-    "parent is no text": ("extends: [a]\nsuite: a\n", "extends: must be a file name"),
+    "parent is no text": ("extends: [1]\nsuite: a\n", "extends: must be a file name"),
     "recursive": ("suite: &a [*a]\n", "line 1"),
 }
 

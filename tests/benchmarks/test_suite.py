@@ -74,6 +74,18 @@ def test_built_in_suite_is_sound(name):
         assert len({digest(canonical(trial)) for trial in row.trials}) == len(row.trials)
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("digits-class", ("fa", "ra", "ta", "mia")),
+        ("authors", ("forget_prob", "forget_rouge", "forget_truth_ratio")),
+    ],
+)
+def test_a_suite_without_columns_has_its_benchmarks(name, columns):
+    found = load_suite(name, overrides=["columns=[]"]).spec.columns
+    assert found[: len(columns)] == columns
+
+
 def test_shared_parts_are_not_suites():
     assert any(path.stem.startswith("_") for path in SUITES.glob("*.yaml"))
     assert not [name for name in suite_names() if name.startswith("_")]
