@@ -13,8 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hashlib
 import ipaddress
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -242,3 +244,18 @@ def tiny() -> SimpleNamespace:
         targets=TARGETS,
         classes=CLASSES,
     )
+
+
+def _check_golden(path: Path, found: Mapping[str, Mapping[str, float]], tolerance: float) -> None:
+    if os.environ.get("SF_REGENERATE"):
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(path.read_text(encoding="utf-8"))
+    assert list(golden) == list(found), "new or renamed: see the module docstring"
+    for name, values in golden.items():
+        assert found[name] == pytest.approx(values, abs=tolerance), name
+
+
+@pytest.fixture(scope="session")
+def check_golden() -> Callable[..., None]:
+    """Compares name -> value by name with a JSON file; SF_REGENERATE=1 writes it first."""
+    return _check_golden

@@ -6,7 +6,7 @@ LetheViT, CoUn, class deletion and the small settings are configs of this one be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,14 +16,14 @@ from common.benchmark import Benchmark, Runtime, pick_device
 from common.config import Strict
 from common.schemas import Count, FitConfig
 from common.seeding import derive, hash_order
+from vision.family import VisionTransformers
 from vision.metrics import GAP, METRICS, vision_metrics
 from vision.schemas import DataConfig, ModelConfig, ScenarioConfig
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
+    from torch import nn
 
-    from common.loading import Batch
     from common.metrics import GapRule, MetricSpec
     from common.scores import Scores
     from common.splits import ForgetSplit
@@ -70,7 +70,7 @@ class VisionConfig(Strict):
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
 
 
-class VisionBenchmark(Benchmark):
+class VisionBenchmark(VisionTransformers, Benchmark):
     """Image classification under forgetting requests (see the module docstring)."""
 
     version = 2
@@ -142,18 +142,6 @@ class VisionBenchmark(Benchmark):
         return self.config.train
 
     @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of a timm vision transformer."""
-        from vision.models import TARGETS
-
-        return TARGETS
-
-    @property
-    def head(self) -> Sequence[str]:
-        """The classifier."""
-        return ("head.*", "fc.*", "classifier.*")
-
-    @property
     def minimum_train_accuracy(self) -> float:
         """The gate."""
         return self.config.minimum_train_accuracy
@@ -189,16 +177,6 @@ class VisionBenchmark(Benchmark):
             image_size=self.config.data.image_size,
         )
         return built.to(self.device)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, num_classes) logits."""
-        return model(batch.inputs["x"])
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        from vision.models import component_of
-
-        return component_of(name)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Everything, with retain subsampled if configured; a trial has no test parts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,20 +21,21 @@ from benchmarks.apply.images import (
 from benchmarks.apply.request import ApplyRequest
 from benchmarks.apply.subject import Subject
 from common.checkpoints import WEIGHTS, file_digest, save_weights
+from vision.family import VisionTransformers
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from common.config import Strict
-    from common.loading import Batch, Source
+    from common.loading import Source
     from common.scores import Scores
 
 BATCH = 64
 
 
-class ImageSubject(Subject):
+class ImageSubject(VisionTransformers, Subject):
     """A timm classifier and images in class subfolders.
 
     Images are prepared with timm's evaluation transform for the model, without augmentation, and
@@ -72,28 +73,6 @@ class ImageSubject(Subject):
     def num_classes(self) -> int:
         """As the checkpoint says."""
         return self.checkpoint.num_classes
-
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Those of vision transformers."""
-        from vision.models import TARGETS
-
-        return TARGETS
-
-    @property
-    def head(self) -> Sequence[str]:
-        """timm's usual names."""
-        return ("head.*", "fc.*", "classifier.*")
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        from vision.models import component_of
-
-        return component_of(name)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, C)."""
-        return model(batch.inputs["x"])
 
     def measured(self, model: nn.Module) -> dict[str, Any]:
         """See :func:`measured`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -210,14 +209,9 @@ def test_directions(tiny, results):
         assert rise["forget"] > 0.05 and rise["retain"] < 0.01, name
 
 
-def test_golden_losses(tiny, results):
+def test_golden_losses(tiny, results, check_golden):
     found = {name: losses(tiny, model) for name, (model, _) in results.items()}
-    if os.environ.get("SF_REGENERATE"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
-    for name, values in golden.items():
-        assert found[name] == pytest.approx(values, abs=1e-5), name
+    check_golden(GOLDEN, found, 1e-5)
 
 
 def test_golden_losses_can_tell_methods_apart():

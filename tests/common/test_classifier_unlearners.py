@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,14 +140,9 @@ def original(tiny, trained):
 # -- all of them ----------------------------------------------------------------------------------
 
 
-def test_golden_losses(results, losses):
+def test_golden_losses(results, losses, check_golden):
     found = {name: losses(model) for name, model in results.items()}
-    if os.environ.get("SF_REGENERATE"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert list(golden) == list(found), "a new or renamed method: see the module docstring"
-    for name, values in golden.items():
-        assert found[name] == pytest.approx(values, abs=1e-5), name
+    check_golden(GOLDEN, found, 1e-5)
 
 
 def test_golden_losses_can_tell_methods_apart():
