@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -59,14 +60,10 @@ class RetainConfig(ForgetConfig):
     retain_weight: NonNegative = 1.0
 
 
-class ForgetRetainMethod(GradientMethod):
-    """Forget term + retain term -> method; subclasses say what the terms are."""
+class RetainTermMethod(GradientMethod):
+    """A retain term, and FILA where configured; subclasses say in ``prepare`` what is minimised."""
 
     Config: ClassVar[type[Strict]] = RetainConfig
-
-    def forget_term(self, task: UnlearnTask) -> Term:
-        """What is minimised on forget data."""
-        raise NotImplementedError
 
     def retain_term(self, task: UnlearnTask) -> Term | None:
         """What is minimised on retain data: cross-entropy unless a subclass says otherwise."""
@@ -74,6 +71,21 @@ class ForgetRetainMethod(GradientMethod):
         from common.terms import Mean
 
         return Mean(cross_entropy, self.config.average)
+
+    def initialise(self, task: UnlearnTask) -> None:
+        """FILA, where configured."""
+        if self.config.fila is not None:
+            from common.fila import start_adapters
+
+            start_adapters(task, self.config.fila)
+
+
+class ForgetRetainMethod(RetainTermMethod):
+    """Forget term + retain term -> method; subclasses say what the terms are."""
+
+    @abstractmethod
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """What is minimised on forget data."""
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Parts whose batches are seen in another way."""
@@ -91,13 +103,6 @@ class ForgetRetainMethod(GradientMethod):
             getattr(config, "retain_weight", 1.0),
             self.views(task),
         )
-
-    def initialise(self, task: UnlearnTask) -> None:
-        """FILA, where configured."""
-        if self.config.fila is not None:
-            from common.fila import start_adapters
-
-            start_adapters(task, self.config.fila)
 
 
 class ForgetOnlyMethod(ForgetRetainMethod):

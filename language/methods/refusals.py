@@ -10,9 +10,9 @@ from common.methods import MethodInfo, UnlearnTask
 from common.schemas import FitConfig, Positive
 from common.unlearners.forget_retain import (
     ForgetConfig,
-    ForgetOnlyMethod,
     ForgetRetainMethod,
     RetainConfig,
+    RetainTermMethod,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class IDK(ForgetRetainMethod):
         return streams
 
 
-class DPO(ForgetOnlyMethod):
+class DPO(RetainTermMethod):
     """DPO: prefer a refusal to the true answer, relative to Original; no retain data.
 
     Formula: minimise -(2/beta) mean log sigmoid(beta [log r(y_idk) - log r(y)]), log r =
@@ -88,6 +88,10 @@ class DPO(ForgetOnlyMethod):
     class Config(ForgetConfig):
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
+
+    def retain_term(self, task: UnlearnTask) -> Term | None:
+        """None."""
+        return None
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The preference loss over pairs, and the retain term where there is one."""
@@ -136,4 +140,4 @@ class DPOGdr(DPO):
 
     def retain_term(self, task: UnlearnTask) -> Term | None:
         """Cross-entropy."""
-        return ForgetRetainMethod.retain_term(self, task)
+        return RetainTermMethod.retain_term(self, task)
