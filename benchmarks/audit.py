@@ -142,9 +142,9 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     Raises:
         ConfigError: An unknown audit or setting.
     """
-    from common.audits import AUDITS
+    from common.audits import AUDITS, make_audit
     from common.audits.base import ModelAudit, Sequential
-    from common.config import apply_overrides, validate
+    from common.config import apply_overrides
 
     classes = {name: AUDITS[name] for name in AUDITS.names()}
     if audits is not None:
@@ -158,10 +158,7 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
         AUDITS.entry(name)
         if name not in classes or not isinstance(values, Mapping):
             raise ConfigError(f"--with {name}: write {name}.key=value, and choose the audit")
-    return {
-        name: cls(validate(cls.Config, given.get(name, {}), f"--with {name}"))
-        for name, cls in classes.items()
-    }
+    return {name: make_audit(name, given.get(name), f"--with {name}") for name in classes}
 
 
 def _shadows(count: int, design: str, originals: int) -> Shadows | None:
@@ -262,7 +259,7 @@ def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
 def _print_cost(planner: RequestPlanner, plan: Plan) -> None:
     from benchmarks.audit_cost import costs
     from benchmarks.describe import left
-    from benchmarks.render import rich_table
+    from benchmarks.tables import rich_table
 
     found = costs(plan, planner.store, list(planner.base.stages()))
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
@@ -291,22 +288,12 @@ def _duration(seconds: float) -> str:
 def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audit_report import AuditReport
-    from benchmarks.audit_table import pieces, report_json, report_path, table_rows
-    from benchmarks.render import rich_table
-    from common.audits import AUDITS
+    from benchmarks.audit_table import report_json, report_path
+    from benchmarks.display import print_audits
     from common.stages import write_json
 
     tables = AuditReport(planner, audits, shadows).tables()
-    for table in tables:
-        heads, rows, lines = table_rows(table)
-        summary = AUDITS.entry(table.name).summary
-        console.print(f"[bold]{table.name}[/bold]: {summary}", highlight=False)
-        if len(heads) > 1:
-            for piece in pieces(heads, rows, console.width):
-                console.print(rich_table(None, *piece))
-        for line in lines:
-            console.print(line, style="dim", highlight=False, markup=False)
-        console.print()
+    print_audits(console, tables)
     path = report_path(planner.store.root, planner.suite.name)
     write_json(path, report_json(planner.suite.name, tables))
     console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)

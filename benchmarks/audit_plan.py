@@ -291,6 +291,12 @@ class RequestPlanner(AuditPlanner):
         return plan
 
 
+def probe_plan(suite: ResolvedSuite, store: StageStore) -> Plan:
+    """What the suite's own audits need of the models that are in the store."""
+    audits = {name: a for name, a in suite.audits.items() if isinstance(a, ModelAudit)}
+    return Plan(suite, AuditPlanner(suite, store).probes(audits))
+
+
 def suite_of_record(record: RunRecord) -> ResolvedSuite:
     """The smallest suite that holds a record's run: Original, two Retrains, its row.
 

@@ -9,9 +9,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.audit_plan import AUDIT_FILE, Design, RequestPlanner, Shadows
-from benchmarks.leaderboard import FLOOR
 from benchmarks.plan import Result, Stage
 from benchmarks.suite import ResolvedRow
+from benchmarks.tables import FLOOR
 from common.audits.base import (
     Audit,
     Measure,

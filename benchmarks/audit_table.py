@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audit_report import AuditTable, Cell
+from benchmarks.tables import markdown_table
+from common.audits import AUDITS
 from common.audits.base import NOT_APPLICABLE, Measure
 from common.config import canonical
 
@@ -51,6 +53,22 @@ def _cells(table: AuditTable, label: str, row: Mapping[str, Measure | None]) -> 
     return [shown(measure) for measure in row.values()]
 
 
+def summary(table: AuditTable) -> str:
+    """What an audit measures, in a line."""
+    return AUDITS.entry(table.name).summary
+
+
+def to_markdown(tables: Sequence[AuditTable], level: str = "###") -> str:
+    """Every audit under a heading of its own."""
+    blocks = []
+    for table in tables:
+        heads, rows, lines = table_rows(table)
+        blocks.append(f"{level} {table.name}: {summary(table)}")
+        blocks += [markdown_table(heads, rows)] if len(heads) > 1 else []
+        blocks.append("\n".join(f"- {line}" for line in lines))
+    return "\n\n".join(block for block in blocks if block)
+
+
 def pieces(
     heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -89,7 +107,12 @@ def _notes(table: AuditTable, found: Mapping[str, Mapping[str, Measure | None]])
 
 
 def report_json(suite: str, tables: Sequence[AuditTable]) -> dict[str, Any]:
-    """The whole report, per seed, as plain JSON types."""
+    """The whole report of one suite."""
+    return {"schema": "audit-1", "suite": suite, "audits": to_json(tables)}
+
+
+def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:
+    """Every audit, per row and seed, as plain JSON types."""
 
     def cell(value: Cell) -> Any:
         if isinstance(value, str):
@@ -97,22 +120,18 @@ def report_json(suite: str, tables: Sequence[AuditTable]) -> dict[str, Any]:
         return {name: measure.to_json() for name, measure in value.items()}
 
     return {
-        "schema": "audit-1",
-        "suite": suite,
-        "audits": {
-            table.name: {
-                "version": table.audit.info.version,
-                "tier": table.audit.info.tier,
-                "unit": table.audit.info.unit,
-                "ideal": table.audit.info.ideal,
-                "config": canonical(table.audit.config),
-                "rows": {
-                    label: {str(seed): cell(value) for seed, value in cells.items()}
-                    for label, cells in table.rows.items()
-                },
-            }
-            for table in tables
-        },
+        table.name: {
+            "version": table.audit.info.version,
+            "tier": table.audit.info.tier,
+            "unit": table.audit.info.unit,
+            "ideal": table.audit.info.ideal,
+            "config": canonical(table.audit.config),
+            "rows": {
+                label: {str(seed): cell(value) for seed, value in cells.items()}
+                for label, cells in table.rows.items()
+            },
+        }
+        for table in tables
     }
 
 

@@ -52,8 +52,8 @@ def list_all(
     register_all(plugin)
     from benchmarks.describe import left
     from benchmarks.maps.schemas import find_map, map_names
-    from benchmarks.render import rich_table
     from benchmarks.suite import find_suite, suite_names
+    from benchmarks.tables import rich_table
     from common.config import read_yaml
     from common.registry import BENCHMARKS, METHODS
 
@@ -129,7 +129,7 @@ def plan(
     register_all(plugin)
     from benchmarks.describe import left
     from benchmarks.plan import make_plan
-    from benchmarks.render import rich_table
+    from benchmarks.tables import rich_table
     from common.stages import KEY_LENGTH, StageStore
 
     resolved = resolve_suite(suite, set_, seeds, only)
@@ -165,6 +165,8 @@ def plan(
             f"After tuning: {len(planned.waiting)} rows x "
             f"{len(resolved.spec.seeds)} seeds more ({', '.join(planned.waiting)})."
         )
+    if resolved.audits:
+        console.print(f"Then the audits of every model: {', '.join(resolved.audits)}.")
 
 
 @app.command(
@@ -190,6 +192,7 @@ def report(
     from benchmarks.display import print_board
     from benchmarks.leaderboard import make_leaderboard
     from benchmarks.published import published_tables
+    from benchmarks.tables import rich_table
     from common.stages import StageStore
 
     resolved = resolve_suite(suite, set_, seeds, only)
@@ -211,7 +214,7 @@ def report(
     print_board(console, board)
     for title, heads, rows in published_tables(resolved.spec.published):
         console.print()
-        console.print(render.rich_table(title, heads, rows))
+        console.print(rich_table(title, heads, rows))
 
 
 @app.command(

@@ -71,18 +71,16 @@ def _run(
     suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
 ) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.leaderboard import make_leaderboard
-    from benchmarks.schedule import run_suite
-    from benchmarks.working import working
+    from benchmarks.working import run_with_audits
     from benchmarks.write import write_report
     from common.stages import StageStore
 
-    with working(suite.name, runtime, workers, executor) as (pool, display):
-        outcome = run_suite(suite, runtime, pool, watcher=display)
+    executed, failed = run_with_audits(suite, runtime, workers, executor)
     board = make_leaderboard(suite, StageStore(runtime.store))
     shown = (runtime.store / "tensorboard" / suite.name).is_dir()
     if processes.is_main():
-        write_report(board, runtime.store, boards=outcome.executed > 0 or not shown)
-    return board, outcome.failed
+        write_report(board, runtime.store, boards=executed > 0 or not shown)
+    return board, failed
 
 
 @app.command(

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
-from benchmarks.render import rich_table
 from benchmarks.suite import ResolvedSuite, find_suite, load_suite
 from benchmarks.sweep import short, sources
+from benchmarks.tables import rich_table
 from benchmarks.tune import Draw
 from common.config import canonical
 from common.registry import BENCHMARKS, METHODS

@@ -4,7 +4,7 @@ the leaderboard and where everything lies."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from benchmarks.plan import Stage
 from common import processes
 
 if TYPE_CHECKING:
+    from benchmarks.audit_report import AuditTable
     from benchmarks.leaderboard import Leaderboard
     from benchmarks.suite import ResolvedSuite
     from common.benchmark import Runtime
@@ -117,6 +118,7 @@ class StepBar:
 def print_board(console: Any, board: Leaderboard) -> None:
     """The leaderboard, its legend, its floor and its comparisons."""
     from benchmarks import render
+    from benchmarks.tables import rich_table
 
     spec = board.suite.spec
     title = f"{spec.suite} - {spec.title}" if spec.title else spec.suite
@@ -124,7 +126,7 @@ def print_board(console: Any, board: Leaderboard) -> None:
     compact = console.width < WIDE
     heads = render.main_columns(board, compact=compact)
     rows = render.main_rows(board, compact=compact)
-    console.print(render.rich_table(title, heads, rows, tight=compact))
+    console.print(rich_table(title, heads, rows, tight=compact))
     console.print(render.legend(board), style="dim", highlight=False, markup=False)
     if compact and any(row.diverged for row in board.rows):
         console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
@@ -139,6 +141,25 @@ def print_board(console: Any, board: Leaderboard) -> None:
         console.print(f"  {line}", highlight=False, markup=False)
     if not board.complete:
         console.print(f"[yellow]Incomplete: {board.missing} records are missing.[/yellow]")
+    if board.audits:
+        console.print()
+        print_audits(console, board.audits)
+
+
+def print_audits(console: Any, tables: Sequence[AuditTable]) -> None:
+    """Every audit: what it measures, its table, how to read it."""
+    from benchmarks.audit_table import pieces, summary, table_rows
+    from benchmarks.tables import rich_table
+
+    for table in tables:
+        heads, rows, lines = table_rows(table)
+        console.print(f"[bold]{table.name}[/bold]: {summary(table)}", highlight=False)
+        if len(heads) > 1:
+            for piece in pieces(heads, rows, console.width):
+                console.print(rich_table(None, *piece))
+        for line in lines:
+            console.print(line, style="dim", highlight=False, markup=False)
+        console.print()
 
 
 def print_places(console: Any, suite: ResolvedSuite, runtime: Runtime) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plan import Plan, make_plan, trial_gap
 from benchmarks.suite import ResolvedSuite
+from benchmarks.tables import FLOOR
 from common.benchmark import Benchmark
 from common.config import canonical
 from common.errors import DataError
@@ -39,6 +40,7 @@ from common.registry import BENCHMARKS
 from common.stages import StageStore
 
 if TYPE_CHECKING:
+    from benchmarks.audit_report import AuditTable
     from common.scores import Scores
 
 DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
@@ -48,7 +50,6 @@ DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
     "tow": lambda row, reference, rule: tow(row, reference),
     "tow_mia": lambda row, reference, rule: tow_mia(row, reference),
 }
-FLOOR = "retrain (second)"
 Found = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
 
@@ -133,6 +134,7 @@ class Leaderboard:
     trials: list[Trial]
     missing: int
     records: list[tuple[str, RunRecord]]
+    audits: list[AuditTable] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -182,7 +184,16 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
             if trial.chosen:
                 board_row.chosen, board_row.edges = dict(trial.params), trial.edges
     return Leaderboard(
-        suite, rule, specs, _ranked(rows), floor, _compare(suite, rows), trials, missing, records
+        suite,
+        rule,
+        specs,
+        _ranked(rows),
+        floor,
+        _compare(suite, rows),
+        trials,
+        missing,
+        records,
+        audit_tables(suite, store),
     )
 
 
@@ -297,6 +308,16 @@ def _row(
     row.dynamics = _means([record.dynamics for record in good.values()])
     row.cost = _means([record.cost for record in by_seed.values()])
     return row
+
+
+def audit_tables(suite: ResolvedSuite, store: StageStore) -> list[AuditTable]:
+    """The tables of the suite's own audits, as far as the store can answer."""
+    if not suite.audits:
+        return []
+    from benchmarks.audit_plan import RequestPlanner
+    from benchmarks.audit_report import AuditReport
+
+    return AuditReport(RequestPlanner(suite, store), suite.audits).tables()
 
 
 def _summary(name: str, values: Sequence[float | None]) -> dict[str, Summary]:

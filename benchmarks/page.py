@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Sequence
 
+from benchmarks import audit_table
 from benchmarks.leaderboard import Leaderboard
 from benchmarks.render import (
     BOUND_COLUMNS,
@@ -92,20 +93,23 @@ def to_html(board: Leaderboard) -> str:
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
+    def bullets(lines: Sequence[str]) -> str:
+        return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
     style = (
         "body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:collapse}"
         "td,th{padding:.25em .6em;text-align:right;border-bottom:1px solid #ddd}"
         "td:first-child,th:first-child{text-align:left}"
     )
-    notes = [*comparison_lines(board), *(f"diverged: {x}" for x in divergence_lines(board))]
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
+    read = [*comparison_lines(board), *(f"diverged: {x}" for x in divergence_lines(board))]
     sections = [
         f"<h1>{html.escape(board.suite.name)} (measured)</h1>",
         f"<p>{html.escape(board.suite.spec.title)}</p>",
         to_svg(board),
         f"<p>{html.escape(legend(board))}</p>",
         table(main_columns(board), main_rows(board)),
-        f"<p>{html.escape(floor_line(board) + ' ' + attack_line(board))}</p><ul>{lines}</ul>",
+        f"<p>{html.escape(floor_line(board) + ' ' + attack_line(board))}</p>",
+        bullets(read),
         "<h2>Signed gaps to Retrain, with 95 % t-intervals</h2>",
         table(*gap_table(board)),
         "<h2>Did the bound act, and what did it cost?</h2>",
@@ -113,10 +117,13 @@ def to_html(board: Leaderboard) -> str:
         "<h2>Further measurements</h2>",
         table(*further_table(board)),
     ]
+    for audit in board.audits:
+        heads, rows, lines = audit_table.table_rows(audit)
+        about = html.escape(f"{audit.name}: {audit_table.summary(audit)}")
+        sections += [f"<h2>Audit {about}</h2>", table(heads, rows), bullets(lines)]
     if board.trials:
-        sources = "".join(f"<li>{html.escape(line)}</li>" for line in tuning_lines(board))
         text = html.escape(tuning_text(board).replace("*", ""))
-        sections += ["<h2>Tuning</h2>", f"<p>{text}</p><ul>{sources}</ul>"]
+        sections += ["<h2>Tuning</h2>", f"<p>{text}</p>", bullets(tuning_lines(board))]
         sections.append(table(*tuning_table(board)))
     return (
         f"<!doctype html><meta charset='utf-8'><title>{html.escape(board.suite.name)}</title>"

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks import bounded_costs as costs
 from benchmarks.bounded_costs import Layers
-from benchmarks.render import rich_table
+from benchmarks.tables import rich_table
 from common.config import did_you_mean
 from common.errors import ConfigError
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.leaderboard import FLOOR, BoardRow, Leaderboard
+from benchmarks import audit_table
+from benchmarks.leaderboard import BoardRow, Leaderboard
 from benchmarks.sweep import short, tuning_json, tuning_lines, tuning_table, tuning_text
+from benchmarks.tables import FLOOR, markdown_table
 from common.metrics import Summary
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 COMPACT_COLUMNS = 4
 DIVERGED = "✗n: n of the row's seeds diverged; they are in no mean."
@@ -264,41 +263,6 @@ def comparison_lines(board: Leaderboard) -> list[str]:
     return lines
 
 
-def rich_table(
-    title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]], *, tight: bool = False
-) -> Table:
-    """A Rich table: first column left, the rest right; ``tight`` for narrow terminals."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(
-        title=escape(title) if title else None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        title_style="bold",
-        padding=(0, 1, 0, 0) if tight else (0, 1),
-        show_edge=not tight,
-        pad_edge=False,
-    )
-    for index, head in enumerate(heads):
-        table.add_column(escape(head), justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows:
-        style = "green" if row[0] == "retrain" else "dim" if row[0] in ("original", FLOOR) else None
-        table.add_row(*map(escape, row), style=style)
-    return table
-
-
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = "|---" + "|---:" * (len(heads) - 1) + "|"
-    return "\n".join([line(heads), rule, *map(line, rows)])
-
-
 def to_markdown(board: Leaderboard) -> str:
     """The whole report as Markdown."""
     spec = board.suite.spec
@@ -330,6 +294,8 @@ def to_markdown(board: Leaderboard) -> str:
         "the share of entries above 0.5, where sine, tanh and identity begin to differ.",
     ]
     parts += ["## Further measurements", markdown_table(*further_table(board))]
+    if board.audits:
+        parts += ["## Audits", audit_table.to_markdown(board.audits)]
     if board.trials:
         parts += ["## Tuning", tuning_text(board)]
         parts.append("\n".join(f"- {line}" for line in tuning_lines(board)))
@@ -422,4 +388,5 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "rows": rows,
         "tuning": tuning_json(board),
+        "audits": audit_table.to_json(board.audits),
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,9 @@ from common.config import (
 from common.errors import ConfigError
 from common.methods import MethodInfo, resolve_config
 from common.registry import BENCHMARKS, METHODS
+
+if TYPE_CHECKING:
+    from common.audits.base import Audit
 
 SUITES = Path(__file__).parent / "suites"
 REFERENCES = ("original", "retrain")
@@ -66,6 +69,7 @@ class Suite(Strict):
         after: A suite (name or path) of the request before this one: every row starts from the
             model that the same row left there, instead of from Original (sequential requests).
         published: Labels of published tables to print beside (never in) the measured one.
+        audits: Audit -> its settings: run after the rows, and shown in the report.
     """
 
     suite: Name
@@ -83,6 +87,7 @@ class Suite(Strict):
     compare: tuple[tuple[str, str], ...] = ()
     after: str | None = None
     published: tuple[str, ...] = ()
+    audits: dict[str, dict[str, Any] | None] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -138,6 +143,7 @@ class ResolvedSuite:
     protocol: Strict
     rows: tuple[ResolvedRow, ...]
     after: ResolvedSuite | None = None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -195,7 +201,9 @@ def load_suite(
     )
     _check_used(spec, rows, str(path))
     before = _before(spec, path, rows, overrides)
-    resolved = ResolvedSuite(spec, protocol, rows, before)
+    resolved = ResolvedSuite(
+        spec, protocol, rows, before, make_audits(spec.audits, f"{path}: audits")
+    )
     if only:
         resolved = _only(resolved, only, str(path))
     if overrides or seeds or only:
@@ -236,6 +244,32 @@ def _before(
         if row.label not in before.spec.methods:
             raise ConfigError(f"{path}: after: '{name}' has no row '{row.label}'; add it there")
     return before
+
+
+def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
+    """The audits of a report: those that need no further training of models.
+
+    Args:
+        settings: Audit -> its settings.
+        origin: Where they were written, for the error.
+
+    Raises:
+        ConfigError: An unknown audit or setting, or one that needs trainings of its own.
+    """
+    if not settings:
+        return {}
+    from common.audits import make_audit
+
+    audits = {
+        name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()
+    }
+    for name, audit in audits.items():
+        if audit.info.tier == "shadows":
+            raise ConfigError(
+                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn audit "
+                f"SUITE --audits {name}, which prints the cost first"
+            )
+    return audits
 
 
 def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:

@@ -213,7 +213,7 @@ def _p_value(n: int, steps: int) -> float:
 
 def print_rows(console: Any, rows: Sequence[Row], nearest: Nearest | None) -> None:
     """The table published | recomputed | difference, a verdict, and what the paper claims."""
-    from benchmarks.render import rich_table
+    from benchmarks.tables import rich_table
 
     cells = [
         [

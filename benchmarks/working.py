@@ -16,6 +16,7 @@ from benchmarks.executors import abandon, make_executor
 from benchmarks.options import console, tell
 
 if TYPE_CHECKING:
+    from benchmarks.suite import ResolvedSuite
     from common.benchmark import Runtime
 
 
@@ -40,6 +41,27 @@ def working(
         abandon(pool)
         raise
     pool.shutdown()
+
+
+def run_with_audits(
+    suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
+) -> tuple[int, dict[str, str]]:
+    """Runs what the store lacks of a suite and of its own audits.
+
+    Returns:
+        How many stages were run, and what failed.
+    """
+    from benchmarks.audit_plan import probe_plan
+    from benchmarks.schedule import run_plan, run_suite
+    from common.stages import StageStore
+
+    with working(suite.name, runtime, workers, executor) as (pool, display):
+        outcome = run_suite(suite, runtime, pool, watcher=display)
+        if not suite.audits:
+            return outcome.executed, outcome.failed
+        plan = probe_plan(suite, StageStore(runtime.store))
+        audits = run_plan(plan, runtime, pool, watcher=display)
+    return outcome.executed + audits.executed, outcome.failed | audits.failed
 
 
 def default_workers(device: str) -> int:

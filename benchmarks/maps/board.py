@@ -6,10 +6,12 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks import audit_table
+from benchmarks.leaderboard import audit_tables
 from benchmarks.maps.derive import (
     Ceiling,
     Cell,
@@ -23,9 +25,14 @@ from benchmarks.maps.derive import (
 )
 from benchmarks.maps.plan import SIDES, MapPlanner
 from benchmarks.maps.schemas import ResolvedMap
-from benchmarks.render import markdown_table, plain
+from benchmarks.render import plain
+from benchmarks.suite import ResolvedRow, ResolvedSuite, Row
+from benchmarks.tables import markdown_table
 from common.metrics import summarise
 from common.stages import StageStore, write_json
+
+if TYPE_CHECKING:
+    from benchmarks.audit_report import AuditTable
 
 HEADS = ["method", "accepted %", "strict %", "loose %", "band", "of", "worst RA", "median RA", "✗"]
 WHERE = ["method", "lower edge", "upper edge", "best cell", "seeds", "its TA"]
@@ -44,6 +51,7 @@ class MapBoard:
         cells: Every cell, for the JSON lines.
         targets: Seed -> Retrain.
         missing: Blocks that are not in the store.
+        probes: Audits of the best cells.
     """
 
     resolved: ResolvedMap
@@ -53,6 +61,7 @@ class MapBoard:
     cells: list[Cell]
     targets: dict[int, Target]
     missing: int
+    probes: list[AuditTable] = field(default_factory=list)
 
 
 def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
@@ -82,7 +91,35 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
         and b in by_label
         and (found_one := compare_lines(by_label[a], by_label[b])) is not None
     ]
-    return MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
+    board = MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
+    board.probes = audit_tables(probe_suite(board), store)
+    return board
+
+
+def probe_suite(board: MapBoard) -> ResolvedSuite:
+    """The best cell of every row as a suite with the map's probe as its audits.
+
+    A cell is trained again by its method itself, alone and for just as many steps.  Rows without
+    an accepted cell are left out; all are, and the audits too, while the map is incomplete.
+    """
+    resolved = board.resolved
+    suite, best = resolved.suite, {line.label: line.best for line in board.lines}
+    rows = list(suite.rows)
+    for row in resolved.rows:
+        cell = best.get(row.label)
+        if cell is not None:
+            config = row.config(cell.lr, cell.lam).model_copy(update={"steps": cell.step})
+            rows.append(ResolvedRow(row.label, row.method, config))
+    spec = suite.spec.model_copy(
+        update={
+            "suite": f"{resolved.name}-probe",
+            "methods": {row.label: Row(method=row.method) for row in rows},
+            "compare": (),
+            "published": (),
+        }
+    )
+    audits = {} if board.missing else resolved.probe
+    return replace(suite, spec=spec, rows=tuple(rows), audits=audits)
 
 
 def table_rows(board: MapBoard) -> list[list[str]]:
@@ -161,6 +198,17 @@ def legend(board: MapBoard) -> list[str]:
     ]
 
 
+def probe_text(board: MapBoard) -> str:
+    """What the probe's tables are about; empty without one."""
+    if not board.resolved.probe:
+        return ""
+    if board.missing:
+        return "The probe of the best cells waits for the missing blocks."
+    none = [line.label for line in board.lines if line.best is None]
+    text = "The best cell of each row, trained again and audited beside two Retrains."
+    return text + (f" No accepted cell: {', '.join(none)}." if none else "")
+
+
 def _list(values: Sequence[float]) -> str:
     return "{" + ", ".join(f"{value:g}" for value in values) + "}"
 
@@ -204,6 +252,7 @@ def to_json(board: MapBoard) -> dict[str, Any]:
         "ceiling": dataclasses.asdict(board.ceiling),
         "lines": lines,
         "comparisons": [dataclasses.asdict(c) for c in board.comparisons],
+        "probe": audit_table.to_json(board.probes),
     }
 
 
@@ -220,6 +269,8 @@ def to_markdown(board: MapBoard) -> str:
         blocks += ["## Paired differences", "\n".join(f"- {x}" for x in comparison_lines(board))]
     blocks += ["## Accepted % per effective learning rate"]
     blocks += [markdown_table(*rate_table(board)), "![map](map.svg)"]
+    if board.resolved.probe:
+        blocks += ["## Probe", probe_text(board), audit_table.to_markdown(board.probes)]
     return "\n\n".join(blocks) + "\n"
 
 

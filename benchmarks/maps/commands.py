@@ -58,8 +58,10 @@ def map(
 ) -> None:
     """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
     register_all(plugin)
-    from benchmarks.maps.board import make_board, write_map
+    from benchmarks.leaderboard import audit_tables
+    from benchmarks.maps.board import make_board, probe_suite, write_map
     from benchmarks.maps.schemas import load_map
+    from benchmarks.working import run_with_audits
     from common.stages import StageStore
 
     numbers, rows = split_lists(seeds, only)
@@ -70,6 +72,10 @@ def map(
     runtime = make_runtime(store, data_root, device, threads, plugin)
     failed = {} if report else run_map(resolved, runtime, workers, executor)
     board = make_board(resolved, StageStore(runtime.store))
+    suite = probe_suite(board)
+    if suite.audits and not report and not failed:
+        failed = run_with_audits(suite, runtime, workers, executor)[1]
+        board.probes = audit_tables(suite, StageStore(runtime.store))
     if not board.lines and not failed:
         raise ConfigError(
             f"no complete seed of {resolved.name} in {store}; run: unlearn map {name}"
@@ -99,8 +105,9 @@ def run_map(resolved: ResolvedMap, runtime: Runtime, workers: int, executor: str
 
 def print_map(board: MapBoard) -> None:
     """The table, how to read it, and the paired differences."""
+    from benchmarks.display import print_audits
     from benchmarks.maps import board as boards
-    from benchmarks.render import rich_table
+    from benchmarks.tables import rich_table
 
     spec = board.resolved.spec
     title = f"{board.resolved.name} - {spec.title}" if spec.title else board.resolved.name
@@ -111,6 +118,9 @@ def print_map(board: MapBoard) -> None:
     console.print(rich_table("Accepted % per effective lr", *boards.rate_table(board)))
     for line in boards.comparison_lines(board):
         console.print(f"  {line}", highlight=False, markup=False)
+    if board.resolved.probe:
+        console.print(f"\n{boards.probe_text(board)}", highlight=False, markup=False)
+        print_audits(console, board.probes)
     if board.missing:
         console.print(f"[yellow]Incomplete: {board.missing} blocks are missing.[/yellow]")
 
@@ -118,7 +128,7 @@ def print_map(board: MapBoard) -> None:
 def print_plan(resolved: ResolvedMap) -> None:
     """Runs, optimizer steps and samples per method, from counts."""
     from benchmarks.maps.plan import runs_together
-    from benchmarks.render import rich_table
+    from benchmarks.tables import rich_table
 
     rows, seeds = [], len(resolved.spec.seeds)
     for row in resolved.rows:
@@ -137,3 +147,9 @@ def print_plan(resolved: ResolvedMap) -> None:
         "seeds agree; columns that are added to find an edge come on top.",
         highlight=False,
     )
+    if resolved.probe:
+        console.print(
+            f"Then the probe ({', '.join(resolved.probe)}) of {len(rows)} best cells and "
+            f"2 Retrains on {seeds} seeds.",
+            highlight=False,
+        )

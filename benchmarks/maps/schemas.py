@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from benchmarks.suite import REFERENCES, SUITES, Name, ResolvedSuite, load_suite
+from benchmarks.suite import (
+    REFERENCES,
+    SUITES,
+    Name,
+    ResolvedSuite,
+    load_suite,
+    make_audits,
+)
 from common.config import Strict, apply_overrides, did_you_mean, digest, merge, read_yaml, validate
 from common.errors import ConfigError
 from common.methods import UnlearningMethod, resolve_config
 from common.registry import BENCHMARKS, METHODS
 from common.schemas import NonNegative, Positive
+
+if TYPE_CHECKING:
+    from common.audits.base import Audit
 
 MAPS = SUITES / "maps"
 NEEDED = ("fa", "ra", "ta", "forget_loss")
@@ -94,6 +104,8 @@ class MapConfig(Strict):
         block: Runs that share one forward, at most; a block is one stage.
         defaults: Params for every row whose config has them.
         compare: Pairs of labels whose paired difference is shown.
+        probe: Audit -> its settings, for the best cell of every row: the map shows how wide a
+            method's acceptable region is, the probe how deep the forgetting in it.
     """
 
     methods: dict[Name, MapRow | None]
@@ -105,6 +117,7 @@ class MapConfig(Strict):
     block: Annotated[int, Field(ge=1, le=256)] = 8
     defaults: dict[str, Any] = {}
     compare: tuple[tuple[str, str], ...] = ()
+    probe: dict[str, dict[str, Any] | None] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> MapConfig:
@@ -189,11 +202,12 @@ class GridRow:
 
 @dataclass(frozen=True)
 class ResolvedMap:
-    """A validated map: its spec, the suite of its references, its rows."""
+    """A validated map: its spec, the suite of its references, its rows, its probe."""
 
     spec: MapFile
     suite: ResolvedSuite
     rows: tuple[GridRow, ...]
+    probe: Mapping[str, Audit] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -254,7 +268,8 @@ def load_map(
     _check_defaults(spec, rows, path)
     suite = _references(spec, path)
     _check_applicable(suite, rows)
-    return ResolvedMap(spec, suite, rows)
+    probe = make_audits(spec.map.probe, f"{path}: map.probe")
+    return ResolvedMap(spec, suite, rows, probe)
 
 
 def _check_applicable(suite: ResolvedSuite, rows: Sequence[GridRow]) -> None:
@@ -286,18 +301,18 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
         cls = METHODS[method]
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
-    for field in ("lr", "steps", "evaluate_every"):
-        if field not in cls.Config.model_fields:
+    for needed in ("lr", "steps", "evaluate_every"):
+        if needed not in cls.Config.model_fields:
             raise ConfigError(
-                f"{origin}: method '{method}' has no '{field}', so it has no map; remove the row"
+                f"{origin}: method '{method}' has no '{needed}', so it has no map; remove the row"
             )
     if row.axis is not None and row.axis.partition(".")[0] not in cls.Config.model_fields:
         raise ConfigError(
             f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"
         )
-    for field in ("lr", "steps", row.axis or "lr"):
-        if field in row.params:
-            raise ConfigError(f"{origin}: params.{field} is an axis of the map; leave it out")
+    for fixed in ("lr", "steps", row.axis or "lr"):
+        if fixed in row.params:
+            raise ConfigError(f"{origin}: params.{fixed} is an axis of the map; leave it out")
     lambdas = (row.lambdas or grid.lambdas) if row.axis else (1.0,)
     resolved = GridRow(
         label, method, row, row.lrs or grid.lrs, lambdas, grid.defaults, grid.steps, origin

@@ -5,9 +5,16 @@ audits those of many models per side, *model* audits probe or attack one stored 
 registrations are lazy, and neither they nor the classes import torch.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from common.config import validate
 from common.registry import Registry
+
+if TYPE_CHECKING:
+    from common.audits.base import Audit
 
 AUDITS: Registry[Any] = Registry("audit", "common.audits.base:Audit")
 
@@ -30,3 +37,18 @@ for _name, _target, _summary in (
     ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
 ):
     AUDITS.register(_name, f"common.audits.{_target}", summary=_summary)
+
+
+def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Audit:
+    """An audit with its config.
+
+    Args:
+        name: Registered name.
+        settings: Overrides of its defaults.
+        origin: Where they were written, for the error.
+
+    Raises:
+        ConfigError: An unknown audit or setting.
+    """
+    cls = AUDITS[name]
+    return cls(validate(cls.Config, settings or {}, origin))

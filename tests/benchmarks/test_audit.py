@@ -11,9 +11,9 @@ from benchmarks.audit_cost import costs
 from benchmarks.audit_plan import RequestPlanner, Shadows, suite_of_record
 from benchmarks.audit_report import AuditReport, AuditTable
 from benchmarks.audit_table import number, pieces, shown
-from benchmarks.leaderboard import FLOOR
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
+from benchmarks.tables import FLOOR
 from common.audits import AUDITS
 from common.audits.base import Measure, ModelAudit
 from common.audits.pairs import JensenShannon
@@ -111,6 +111,51 @@ def test_model_audits_are_stages_that_are_not_done_again(run):
     assert stages(run.store) == before and run.report.read_bytes() == first
     run.audit("--audits", "relearn", "--with", "relearn.max_steps=2")
     assert len(stages(run.store)) == len(before) + 4  # another config is another stage
+
+
+def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
+    audits = {"js": None, "relearn": {"max_steps": 3}, "remove_adapter": {}}
+    path = tiny_suite(
+        tmp_path,
+        suite="tiny",
+        methods=ROWS,
+        retrains=2,
+        defaults={"steps": 4, "log_every": 2},
+        protocol={"scenario": {"kind": "class", "num_classes": 2}},
+        audits=audits,
+    )
+    assert "audits" in cli("plan", path, "--store", run.store).out
+    done = cli("run", path, "--store", run.store, "--workers", 1)
+    assert done.code == 0, done.err
+    folder = run.store / "suites" / "tiny"
+    shown = json.loads((folder / "leaderboard.json").read_text())["audits"]
+    assert list(shown) == list(audits) and shown["relearn"]["config"]["max_steps"] == 3
+    run.audit("--audits", ",".join(audits), "--with", "relearn.max_steps=3")
+    assert shown == results(run)
+    page = (folder / "LEADERBOARD.md").read_text()
+    for name in audits:
+        assert f"### {name}: " in page and f"{name}: " in done.out
+        assert f"Audit {name}: " in (folder / "leaderboard.html").read_text()
+    before = stages(run.store)
+    assert cli("report", path, "--store", run.store).out.count("AIN") == done.out.count("AIN") > 0
+    assert cli("run", path, "--store", run.store, "--workers", 1).code == 0
+    assert stages(run.store) == before
+
+
+@pytest.mark.parametrize(
+    ("audits", "words"),
+    [
+        ({"jss": None}, "did you mean 'js'?"),
+        ({"relearn": {"shot": 3}}, "audits.relearn: shot: unknown key; did you mean 'shots'?"),
+        ({"klom": None}, "trains models of its own; leave it out and run: unlearn audit"),
+        ({"sequential": None}, "--audits sequential"),
+    ],
+)
+def test_wrong_audits_of_a_suite_are_one_line(
+    cli, tiny_suite, tmp_path, one_line_error, audits, words
+):
+    path = tiny_suite(tmp_path, audits=audits)
+    assert words in one_line_error(cli("run", path, "--store", tmp_path / "store"))
 
 
 def test_shadows_say_what_they_cost_and_wait_for_yes(run):

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.audit_plan import RequestPlanner
 from benchmarks.audit_report import AuditReport
-from benchmarks.leaderboard import FLOOR
 from benchmarks.suite import load_suite
+from benchmarks.tables import FLOOR
 from common.audits import AUDITS
 from common.stages import StageStore
 from language.metrics.truth import normalised_probabilities

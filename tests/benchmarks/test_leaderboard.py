@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks import render
-from benchmarks.leaderboard import FLOOR, make_leaderboard
+from benchmarks.leaderboard import make_leaderboard
 from benchmarks.plan import make_plan
 from benchmarks.suite import load_suite
+from benchmarks.tables import FLOOR
 from common.errors import DataError
 from common.scores import COLUMNS, Scores, save_scores
 from common.stages import StageStore

@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
 import yaml
 
-from benchmarks.maps.board import MapBoard, make_board, table_rows, to_json, to_markdown, where_rows
+from benchmarks.maps.board import (
+    MapBoard,
+    make_board,
+    probe_suite,
+    table_rows,
+    to_json,
+    to_markdown,
+    where_rows,
+)
 from benchmarks.maps.derive import (
     Cell,
     Edge,
@@ -26,6 +35,8 @@ from benchmarks.maps.derive import (
 from benchmarks.maps.draw import to_svg
 from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
 from benchmarks.maps.schemas import Rule, load_map, map_names
+from benchmarks.plan import Planner
+from benchmarks.tables import FLOOR
 from common.methods import resolve_config
 from common.registry import METHODS
 from common.stages import StageStore
@@ -280,6 +291,9 @@ def tiny_map(tiny_suite, tmp_path_factory):
             {"methods": {"unsir": {"axis": None}}},
             "is for class forgetting only; remove the row",
         ),
+        ({}, {"probe": {"relern": None}}, "did you mean 'relearn'?"),
+        ({}, {"probe": {"relearn": {"shot": 3}}}, "did you mean 'shots'?"),
+        ({}, {"probe": {"klom": None}}, "trains models of its own"),
         ({"seeds": [1, 1]}, {}, "a seed twice"),
         ({"maps": {}}, {}, "unknown key"),
     ],
@@ -354,10 +368,54 @@ def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
     assert table_rows(make_board(resolved, StageStore(store)))[0][0] == "retrain*"
 
 
+def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path):
+    over = {
+        "methods": {"gd_ball": None, "gd_lora": None},
+        "extend": {"low": 0, "high": 0},
+        "probe": {"relearn": {"max_steps": 3, "repeats": 1}},
+    }
+    path, store = tiny_map("probe.yaml", **over), tmp_path / "store"
+    assert "Then the probe (relearn) of 2 best cells" in cli("map", path, "--plan").out
+    done = cli("map", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    board = json.loads((store / "maps" / "tiny-map" / "map.json").read_text())
+    rows = board["probe"]["relearn"]["rows"]
+    assert set(rows) == {"retrain", FLOOR, "original", "gd_ball", "gd_lora"}
+    page = (store / "maps" / "tiny-map" / "MAP.md").read_text()
+    assert "AIN" in rows["gd_ball"]["1"] and "## Probe" in page
+
+    kept = StageStore(store)
+    planner = Planner(probe_suite(make_board(load_map(str(path)), kept)), kept)
+    for line in board["lines"]:
+        best, label = line["best"], line["label"]
+        stage = next(r.stage for r in planner.plan().results if r.label == label)
+        record, cells = planner.record(stage), (store / "maps" / "tiny-map" / "cells.jsonl")
+        cell = next(
+            row
+            for row in map(json.loads, cells.read_text().splitlines())
+            if row["label"] == label
+            and (row["lr"], row["lam"], row["step"]) == (best["lr"], best["lam"], best["step"])
+        )
+        assert record.params["steps"] == best["step"]
+        for name in ("fa", "ra", "ta", "forget_loss"):
+            assert record.metrics[name] == pytest.approx(cell[name], rel=1e-3, abs=1e-3)
+
+    # nothing is done again; without an accepted cell there is nothing to probe
+    before = sorted((store / "stages").iterdir())
+    assert cli("map", path, "--store", store, "--report").out.count("AIN") == done.out.count("AIN")
+    assert cli("map", path, "--store", store, "--workers", 1).code == 0
+    none = tiny_map("none.yaml", **over, rule={"ra": 0, "ta": 0, "fa": 0, "two_sided": True})
+    refused = cli("map", none, "--store", store, "--report")
+    assert "No accepted cell: gd_ball, gd_lora." in refused.out
+    assert sorted((store / "stages").iterdir()) == before
+
+    lost = next((store / "stages").glob("map-*"))
+    shutil.rmtree(lost)
+    assert "waits for the missing blocks" in cli("map", path, "--store", store, "--report").out
+
+
 def assert_alone_agrees(planner, store, tmp_path):
     """Does one stored block again without sharing the forward."""
-    import shutil
-
     from benchmarks.run import run_stage
     from common.benchmark import Runtime
 

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks import page, render
-from benchmarks.leaderboard import FLOOR, make_leaderboard
+from benchmarks.leaderboard import make_leaderboard
 from benchmarks.suite import load_suite, suite_names
+from benchmarks.tables import FLOOR, rich_table
 from benchmarks.write import write_report
 from common.records import RunRecord
 
@@ -133,7 +134,7 @@ def test_compact_table_fits_80_columns(board):
         console = Console(width=200, file=io.StringIO())
         heads = render.main_columns(board, compact=True)
         rows = render.main_rows(board, compact=True)
-        console.print(render.rich_table("t", heads, rows, tight=True))
+        console.print(rich_table("t", heads, rows, tight=True))
         return max(len(line.rstrip()) for line in console.file.getvalue().splitlines())
 
     assert width(board) <= 80
@@ -226,7 +227,7 @@ def test_html_is_balanced_and_escaped(board):
 
 def test_terminal_tables_print_any_text(board):
     console = Console(width=200, file=io.StringIO())
-    console.print(render.rich_table("title [/red]", ["a", "[b]"], [["[/x]", "[bold]y"]]))
+    console.print(rich_table("title [/red]", ["a", "[b]"], [["[/x]", "[bold]y"]]))
     assert "[/x]" in console.file.getvalue() and "[bold]y" in console.file.getvalue()
     assert "[b]" in console.file.getvalue() and "title [/red]" in console.file.getvalue()
 
