@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.maps.board import MapBoard
 from benchmarks.maps.derive import MapLine, Square
+from common.metrics import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (34, 30), 44, 26, 70, 44
 PER_STRIP = 4
@@ -31,6 +32,7 @@ def to_svg(board: MapBoard) -> str:
         y = HEAD + strip * (2 * tall + FOOT)
         axis = board.resolved.axis(line.label)
         name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
+        name += f": {summarise(line.accepted).mean:.0f} % accepted"
         body.append(_panel(line, lrs, x, y, _accepted, name))
         body.append(_panel(line, lrs, x, y + tall, _dropped, "RA drop"))
         body.append(_rates(lrs, x, y + tall + inner[1] + 14))
@@ -114,11 +116,11 @@ def _scales(x: float, y: float) -> str:
     parts = []
     for start, name, colour, end in (
         (x, "accepted %", GOOD, 100.0),
-        (x + 360, "mean RA drop, points (saturates)", BAD, WORST_DROP),
+        (x + 330, "mean RA drop, points (saturates)", BAD, WORST_DROP),
     ):
         parts.append(f'<text x="{start}" y="{y}">{name}</text>')
         for i in range(5):
-            left = start + 180 + i * 32
+            left = start + len(name) * 6.5 + i * 32
             ink = "white" if i > 2 else "#222"
             parts.append(
                 f'<rect x="{left}" y="{y - 11}" width="32" height="14" '
