@@ -10,6 +10,8 @@ from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
 from common.schemas import Count, Positive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from torch import Tensor, nn
 
@@ -25,7 +27,8 @@ class FastNTK(UnlearningMethod):
     ``theta(S) = J_S^T (J_S J_S^T + mu I)^-1 e_S``;  ``w <- w - scale (theta(D) - theta(D_r))``.
     That is Golatkar's update and, on a linear model trained with squared loss, exact retraining.
     mu = ``ridge`` times the mean squared row norm.  The smaller of the two equivalent systems (rows
-    or parameters) is solved, in float64.
+    or parameters) is solved, in float64; where no parameter acts on two outputs, as in a classifier
+    alone, each output's system by itself.
     Source: Fast-NTK (arXiv 2312.14923); Golatkar et al. 2020 (arXiv 2003.02960).  The
     paper linearises prompts or norms before they are trained; Original here is trained in full, so
     the default takes the classifier, which starts at zero (``start: zero``) and in which the logits
@@ -62,18 +65,17 @@ class FastNTK(UnlearningMethod):
         patterns = config.parameters or tuple(task.head)
         gradients = SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
         forget, retain = self._draw(task)
-        rows_f, residual_f, labels_f = self._rows(task, gradients, forget)
-        rows_r, residual_r, labels_r = self._rows(task, gradients, retain)
-        rows, labels = torch.cat([rows_f, rows_r]), torch.cat([labels_f, labels_r])
-        logits = -torch.cat([residual_f, residual_r])
+        rows, logits, labels, outputs = self._rows(task, gradients, (forget, retain))
+        first = len(rows) // (len(forget) + len(retain)) * len(forget)
         scale = config.label_scale or _label_scale(logits, labels)
         w = gradients.flat().double()
         residual = scale * labels - logits
         if config.start == "zero":
             residual = residual + times(rows, w)
-        mu = config.ridge * float(rows.double().square().sum(1).mean())
-        everything = ridge_solution(rows, residual, mu)
-        kept = ridge_solution(rows_r, residual[len(rows_f) :], mu)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        mu = config.ridge * float(norms.square().mean())
+        everything = ridge_solution(rows, residual, mu, outputs)
+        kept = ridge_solution(rows[first:], residual[first:], mu, outputs[first:])
         gradients.write((w - config.scale * (everything - kept)).to(gradients.flat().dtype))
         return task.model
 
@@ -91,28 +93,38 @@ class FastNTK(UnlearningMethod):
         return parts[0], parts[1]
 
     def _rows(
-        self, task: UnlearnTask, gradients: SampleGradients, indices: np.ndarray
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Jacobian rows (R, P), minus the logits (R,), centred one-hot labels (R,) in float64."""
+        self, task: UnlearnTask, gradients: SampleGradients, parts: Sequence[np.ndarray]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of all (sample, class) pairs of the parts: Jacobian rows (R, P), logits (R,) and centred
+        one-hot labels (R,) in float64, classes (R,)."""
         import torch
         import torch.nn.functional as F
 
         from common.loading import ordered_batches
 
-        rows, negated, targets = [], [], []
-        stream = task.generator("fast_ntk", "classes", len(indices))
-        for batch in ordered_batches(task.source, indices, self.config.batch_size):
-            with torch.no_grad():
-                logits = task.forward(task.model, batch)
-            if logits.ndim != 2:
-                raise ConfigError("fast_ntk linearises classifiers with one label per sample")
-            wanted = self._outputs(batch.labels, logits.shape[1], stream)
-            parts = list(gradients.jacobians(batch, wanted))
-            rows.append(torch.cat(parts).flatten(0, 1))
-            negated.append(-logits.gather(1, wanted).flatten().double())
-            one_hot = F.one_hot(batch.labels, logits.shape[1]).double() - 1 / logits.shape[1]
-            targets.append(one_hot.gather(1, wanted).flatten())
-        return torch.cat(rows), torch.cat(negated), torch.cat(targets)
+        rows: Any = None
+        values, targets, outputs = [], [], []
+        filled = 0
+        for indices in parts:
+            stream = task.generator("fast_ntk", "classes", len(indices))
+            for batch in ordered_batches(task.source, indices, self.config.batch_size):
+                with torch.no_grad():
+                    logits = task.forward(task.model, batch)
+                if logits.ndim != 2:
+                    raise ConfigError("fast_ntk linearises classifiers with one label per sample")
+                wanted = self._outputs(batch.labels, logits.shape[1], stream)
+                for part in gradients.jacobians(batch, wanted):
+                    found = part.flatten(0, 1)
+                    if rows is None:
+                        count = sum(map(len, parts)) * wanted.shape[1]
+                        rows = found.new_empty(count, found.shape[1])
+                    rows[filled : filled + len(found)] = found
+                    filled += len(found)
+                one_hot = F.one_hot(batch.labels, logits.shape[1]).double() - 1 / logits.shape[1]
+                values.append(logits.gather(1, wanted).flatten().double())
+                targets.append(one_hot.gather(1, wanted).flatten())
+                outputs.append(wanted.flatten())
+        return rows, torch.cat(values), torch.cat(targets), torch.cat(outputs)
 
     def _outputs(self, labels: Tensor, num_classes: int, stream: Any) -> Tensor:
         """(N, K) classes whose logits are used: the true one first, then others at random."""
@@ -131,13 +143,46 @@ def _label_scale(logits: Tensor, labels: Tensor) -> float:
 
 def times(rows: Tensor, vector: Tensor) -> Tensor:
     """(R,) rows @ vector in float64, some columns at a time."""
-    width = 1 << 16
+    width = _width(rows)
     pairs = zip(rows.split(width, dim=1), vector.split(width), strict=True)
     return sum((part.double() @ piece for part, piece in pairs), start=rows.new_zeros(1).double())
 
 
-def ridge_solution(rows: Tensor, residual: Tensor, mu: float) -> Tensor:
-    """(P,) the minimiser of ``||rows theta - residual||^2 + mu ||theta||^2``, in float64."""
+def ridge_solution(
+    rows: Tensor, residual: Tensor, mu: float, outputs: Tensor | None = None
+) -> Tensor:
+    """(P,) the minimiser of ``||rows theta - residual||^2 + mu ||theta||^2``, in float64.
+
+    Args:
+        rows: (R, P).
+        residual: (R,).
+        mu: Positive.
+        outputs: (R,) class of each row; the system falls apart where classes share no column.
+    """
+    theta = rows.new_zeros(rows.shape[1]).double()
+    parts = None if outputs is None else separate(rows, outputs)
+    if parts is None:
+        return _solved(rows, residual, mu)
+    for members, columns in parts:
+        theta[columns] = _solved(rows[members][:, columns], residual[members], mu)
+    return theta
+
+
+def separate(rows: Tensor, outputs: Tensor) -> list[tuple[Tensor, Tensor]] | None:
+    """(row indices, column indices) of every class; None where two classes share a column."""
+    owners = rows.new_zeros(rows.shape[1]).int()
+    parts = []
+    for output in outputs.unique():
+        members = (outputs == output).nonzero().squeeze(1)
+        touched = rows[members].ne(0).any(dim=0)
+        owners += touched
+        if bool((owners > 1).any()):
+            return None
+        parts.append((members, touched.nonzero().squeeze(1)))
+    return parts
+
+
+def _solved(rows: Tensor, residual: Tensor, mu: float) -> Tensor:
     import torch
 
     count, size = rows.shape
@@ -146,7 +191,13 @@ def ridge_solution(rows: Tensor, residual: Tensor, mu: float) -> Tensor:
         gram = wide.T @ wide + mu * torch.eye(size, dtype=torch.float64, device=rows.device)
         return torch.linalg.solve(gram, wide.T @ residual)
     kernel = mu * torch.eye(count, dtype=torch.float64, device=rows.device)
-    for part in rows.split(1 << 16, dim=1):
-        kernel += part.double() @ part.double().T
+    for part in rows.split(_width(rows), dim=1):
+        wide = part.double()
+        kernel += wide @ wide.T
     weights = torch.linalg.solve(kernel, residual)
-    return torch.cat([part.double().T @ weights for part in rows.split(1 << 16, dim=1)])
+    return torch.cat([part.double().T @ weights for part in rows.split(_width(rows), dim=1)])
+
+
+def _width(rows: Tensor) -> int:
+    """Columns of which a float64 copy takes half a gigabyte."""
+    return max(1, (1 << 26) // max(len(rows), 1))

@@ -15,7 +15,7 @@ from common.gradients import SampleGradients
 from common.loading import Batch, forgotten_classes, unretained_classes
 from common.objectives import sample_cross_entropy
 from common.registry import METHODS
-from common.unlearners.fast_ntk import FastNTK, ridge_solution
+from common.unlearners.fast_ntk import FastNTK, ridge_solution, separate
 from common.unlearners.influence import lineage_recursion, woodbury
 
 BOTH = frozenset({"forget", "retain"})
@@ -153,6 +153,25 @@ def test_fast_ntk_is_the_block_formula_of_the_paper():
         step = (j_f.T - j_r.T @ torch.linalg.solve(k_rr, k_fr.T)) @ beta
         both = ridge_solution(torch.cat([j_f, j_r]), torch.cat([e_f, e_r]), 0.1)
         assert (both - ridge_solution(j_r, e_r, 0.1) - step).abs().max() < 1e-10
+
+
+def test_a_classifier_falls_apart_into_one_system_per_class():
+    """Rows (sample, class) of a linear head touch the class's own weights only."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 6, generator=stream, dtype=torch.float64)
+    outputs = torch.stack([torch.randperm(4, generator=stream)[:3] for _ in range(30)])
+    rows = (
+        (F.one_hot(outputs, 4).double().unsqueeze(-1) * x[:, None, None]).flatten(2).flatten(0, 1)
+    )
+    residual = torch.randn(90, generator=stream, dtype=torch.float64)
+    parts = separate(rows, outputs.flatten())
+    assert parts is not None and [len(columns) for _, columns in parts] == [6] * 4
+    together = ridge_solution(rows, residual, 0.1)
+    assert (ridge_solution(rows, residual, 0.1, outputs.flatten()) - together).abs().max() < 1e-12
+    shared = torch.cat([rows, torch.ones(90, 1, dtype=torch.float64)], dim=1)  # one more column
+    assert separate(shared, outputs.flatten()) is None
+    joint = ridge_solution(shared, residual, 0.1)
+    assert torch.equal(ridge_solution(shared, residual, 0.1, outputs.flatten()), joint)
 
 
 def test_fast_ntk_takes_the_true_class_first_and_a_subset_of_classes(task_of):
