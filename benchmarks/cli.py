@@ -24,13 +24,17 @@ from benchmarks.options import (
     console,
     register_all,
     resolve_suite,
+    resolve_suites,
     tell,
 )
 from common import processes
 from common.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    pass
+    from pathlib import Path
+
+    from benchmarks.leaderboard import Leaderboard
+    from benchmarks.suite import ResolvedSuite
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +56,7 @@ def list_all(
     register_all(plugin)
     from benchmarks.describe import left
     from benchmarks.maps.schemas import find_map, map_names
-    from benchmarks.suite import find_suite, suite_names
+    from benchmarks.suite import find_suite, suite_groups, suite_names
     from benchmarks.tables import rich_table
     from common.config import read_yaml
     from common.registry import BENCHMARKS, METHODS
@@ -61,6 +65,7 @@ def list_all(
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
     if what in ("all", "suites"):
         rows = [[n, str(read_yaml(find_suite(n)).get("title", ""))] for n in suite_names()]
+        rows += [[name, ", ".join(suites)] for name, suites in suite_groups().items()]
         console.print(left(rich_table("Suites", ["suite", "what it measures"], rows)))
     if what in ("all", "maps"):
         rows = [[n, str(read_yaml(find_map(n)).get("title", ""))] for n in map_names()]
@@ -174,7 +179,7 @@ def plan(
     "--format md > LEADERBOARD.md"
 )
 def report(
-    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
     store: Store = STORE,
     set_: Overrides = None,
     seeds: Seeds = None,
@@ -190,13 +195,9 @@ def report(
 
     from benchmarks import page, render
     from benchmarks.display import print_board
-    from benchmarks.leaderboard import make_leaderboard
     from benchmarks.published import published_tables
     from benchmarks.tables import rich_table
-    from common.stages import StageStore
 
-    resolved = resolve_suite(suite, set_, seeds, only)
-    board = make_leaderboard(resolved, StageStore(store))
     formats: dict[str, Callable[[Any], str]] = {
         "md": render.to_markdown,
         "csv": render.to_csv,
@@ -206,15 +207,26 @@ def report(
     }
     if format_ not in ("table", *formats):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(formats)}")
-    if not board.records:
-        raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
     if format_ != "table":
+        board = _board(resolve_suite(suite, set_, seeds, only), store, suite)
         sys.stdout.write(formats[format_](board))
         return
-    print_board(console, board)
-    for title, heads, rows in published_tables(resolved.spec.published):
-        console.print()
-        console.print(rich_table(title, heads, rows))
+    boards = [_board(each, store, suite) for each in resolve_suites(suite, set_, seeds, only)]
+    for board in boards:
+        print_board(console, board)
+        for title, heads, rows in published_tables(board.suite.spec.published):
+            console.print()
+            console.print(rich_table(title, heads, rows))
+
+
+def _board(suite: ResolvedSuite, store: Path, called: str) -> Leaderboard:
+    from benchmarks.leaderboard import make_leaderboard
+    from common.stages import StageStore
+
+    board = make_leaderboard(suite, StageStore(store))
+    if not board.records:
+        raise ConfigError(f"no records of {suite.name} in {store}; run: unlearn run {called}")
+    return board
 
 
 @app.command(

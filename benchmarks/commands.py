@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from benchmarks.options import (
     make_runtime,
     register_all,
     resolve_suite,
+    resolve_suites,
 )
 from common import processes
 from common.errors import ConfigError
@@ -38,11 +40,11 @@ app = typer.Typer()
 
 @app.command(
     epilog="Examples:  unlearn run digits-class  ·  unlearn run cifar100-class10-small "
-    "--data-root data  ·  unlearn run digits-class --only gd_sine,gd_lora_omega "
-    "--seeds 7,8,9 --set defaults.steps=200"
+    "--data-root data  ·  unlearn run digits-all  ·  unlearn run digits-class --only "
+    "gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200"
 )
 def run(
-    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
     store: Store = STORE,
     data_root: DataRoot = None,
     set_: Overrides = None,
@@ -56,15 +58,30 @@ def run(
 ) -> None:
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
     register_all(plugin)
-    from benchmarks.display import print_board, print_places
     from benchmarks.working import finish
 
-    resolved = resolve_suite(suite, set_, seeds, only)
+    resolved = resolve_suites(suite, set_, seeds, only)
     runtime = make_runtime(store, data_root, device, threads, plugin)
-    board, failed = _run(resolved, runtime, workers, executor)
-    print_board(console, board)
-    print_places(console, resolved, runtime)
-    finish(failed)
+    finish(_run_all(resolved, runtime, workers, executor))
+
+
+def _run_all(
+    suites: Sequence[ResolvedSuite], runtime: Runtime, workers: int, executor: str
+) -> dict[str, str]:
+    """Runs suites one after the other, then prints all boards; returns what failed."""
+    from benchmarks.display import print_board, print_places
+
+    boards = []
+    failed: dict[str, str] = {}
+    for suite in suites:
+        board, lost = _run(suite, runtime, workers, executor)
+        boards.append(board)
+        failed |= lost
+    for board in boards:
+        print_board(console, board)
+    for suite in suites:
+        print_places(console, suite, runtime)
+    return failed
 
 
 def _run(
@@ -216,7 +233,6 @@ def demo(
 ) -> None:
     """Real digits and invented authors, class, random and author forgetting: five minutes."""
     register_all(None)
-    from benchmarks.display import print_board, print_places
     from benchmarks.working import finish
 
     started = time.monotonic()
@@ -225,20 +241,11 @@ def demo(
     if quick:
         overrides = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
         seeds, only = "1", "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
-    failed: dict[str, str] = {}
     suites = [
         resolve_suite(name, overrides, seeds, only) for name in ("digits-class", "digits-random")
     ]
     suites.append(resolve_suite("authors", None, seeds, only))
-    boards = []
-    for suite in suites:
-        board, lost = _run(suite, runtime, workers, "auto")
-        boards.append(board)
-        failed |= lost
-    for board in boards:
-        print_board(console, board)
-    for suite in suites:
-        print_places(console, suite, runtime)
+    failed = _run_all(suites, runtime, workers, "auto")
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
     for line in (

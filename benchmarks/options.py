@@ -75,6 +75,16 @@ def resolve_suite(
     return load_suite(name, overrides or (), seeds=numbers, only=rows)
 
 
+def resolve_suites(
+    name: str, overrides: list[str] | None, seeds: str | None, only: str | None
+) -> list[ResolvedSuite]:
+    """The suite of a command line, or all suites of a group."""
+    from benchmarks.suite import suite_groups
+
+    names = suite_groups().get(name, [name])
+    return [resolve_suite(each, overrides, seeds, only) for each in names]
+
+
 def split_lists(seeds: str | None, only: str | None) -> tuple[list[int] | None, list[str]]:
     """``--seeds`` as numbers (None: as configured) and ``--only`` as labels."""
     try:

@@ -160,13 +160,22 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in SUITES.glob("*.yaml") if not path.stem.startswith("_"))
 
 
+def suite_groups() -> dict[str, list[str]]:
+    """Names of several built-in suites together."""
+    return read_yaml(SUITES / "_groups.yaml")
+
+
 def find_suite(name: str) -> Path:
     """A built-in suite's file, or a path given as such."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return Path(name)
     path = SUITES / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, suite_names())}")
+        groups = suite_groups()
+        group = groups.get(name)
+        if group:
+            raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
+        raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
     return path
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.plan import make_plan
-from benchmarks.suite import REFERENCES, SUITES, load_suite, suite_names
+from benchmarks.suite import REFERENCES, SUITES, load_suite, suite_groups, suite_names
 from common.config import canonical, digest
 from common.errors import ConfigError
 from common.stages import StageStore
@@ -84,6 +84,26 @@ def test_built_in_suite_is_sound(name):
 def test_a_suite_without_columns_has_its_benchmarks(name, columns):
     found = load_suite(name, overrides=["columns=[]"]).spec.columns
     assert found[: len(columns)] == columns
+
+
+def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, monkeypatch):
+    for name, members in suite_groups().items():
+        assert name not in suite_names() and set(members) <= set(suite_names())
+    names = []
+    for name in ("one", "two"):
+        names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
+    monkeypatch.setattr("benchmarks.suite.suite_groups", lambda: {"pair": names})
+    store = tmp_path / "store"
+    missing = cli("report", "pair", "--store", store)
+    assert missing.code == 2 and "run: unlearn run pair" in missing.err
+    done = cli("run", "pair", "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    for name in ("one", "two"):
+        assert (store / "suites" / name / "LEADERBOARD.md").is_file()
+    assert cli("report", "pair", "--store", store).out.count("Noise floor") == 2
+    for command in (("plan", "pair"), ("report", "pair", "--format", "md")):
+        assert "is several suites; name one: " in cli(*command, "--store", store).err
+    assert "did you mean 'pair'?" in cli("run", "pairr").err
 
 
 def test_shared_parts_are_not_suites():
