@@ -173,7 +173,7 @@ def test_tables_and_picture_of_hand_made_cells():
     assert "2 of them cannot give a p below 0.5" in to_markdown(board)
     json.dumps(to_json(board), allow_nan=False)
     words = [node.text for node in ET.fromstring(to_svg(board)).iter() if node.text]
-    assert {"U", "D", "∅", "60", "a", "b"} <= set(words)
+    assert {"U", "D", "∅", "60", "a: 50 % accepted", "b: 0 % accepted"} <= set(words)
     assert words.count("1e-2") == 2  # one axis per method
 
 
