@@ -96,7 +96,8 @@ def _dropped(square: Square) -> tuple[str, str, str]:
     if square.ra_drop is None:
         return UNKNOWN, "∅", "#222"
     depth = min(max(square.ra_drop / WORST_DROP, 0.0), 1.0)
-    return _mix(BAD, depth), f"{square.ra_drop:.0f}", "white" if depth > 0.6 else "#222"
+    text = f"{square.ra_drop:.0f}".replace("-0", "0")
+    return _mix(BAD, depth), text, "white" if depth > 0.6 else "#222"
 
 
 def _mix(colour: tuple[int, int, int], amount: float) -> str:
