@@ -1,0 +1,56 @@
+"""Stage keys of three suites and one map: what must not move when code only changes place.
+
+A stage's key hashes everything that its numbers depend on, so an equal key says that stored work
+stays valid.  After a deliberate change of what is hashed, ``python -m tests.test_pinned_keys``
+writes the keys anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from benchmarks.maps.plan import planner_of
+from benchmarks.maps.schemas import load_map
+from benchmarks.plan import Plan, make_plan
+from benchmarks.suite import load_suite
+from common.stages import StageStore
+
+PINNED = Path(__file__).parent / "golden" / "stage_keys.json"
+NAMES = ("digits-class", "lethevit-cifar10-small", "tofu-small", "map digits-class")
+
+
+def planned(name: str, store: Path) -> Plan:
+    """The plan of a suite or map as far as an empty store allows."""
+    if name.startswith("map "):
+        resolved = load_map(name.removeprefix("map "))
+        return planner_of(resolved)(resolved.suite, StageStore(store))
+    return make_plan(load_suite(name), StageStore(store))
+
+
+def keys(name: str, store: Path) -> dict[str, str]:
+    """``kind name`` -> first 16 digits of the key."""
+    return {f"{s.kind} {s.name}": s.key[:16] for s in planned(name, store).stages()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stage_keys_are_as_pinned(name, tmp_path):
+    pinned = json.loads(PINNED.read_text(encoding="utf-8"))[name]
+    assert keys(name, tmp_path) == pinned
+
+
+def test_a_key_moves_with_what_its_numbers_depend_on(tmp_path):
+    pinned = json.loads(PINNED.read_text(encoding="utf-8"))["digits-class"]
+    plan = make_plan(load_suite("digits-class", ["defaults.steps=7"]), StageStore(tmp_path))
+    moved = {f"{s.kind} {s.name}" for s in plan.stages() if s.key[:16] not in pinned.values()}
+    assert any(name.startswith("unlearn gd_sine") for name in moved)
+    assert not any(name.startswith(("split", "original", "retrain")) for name in moved)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        every = {name: keys(name, Path(folder)) for name in NAMES}
+    PINNED.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n", encoding="utf-8")
