@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from language.items import Corpus, Item
-from language.models import build_model, causal_forward
-from language.schemas import CausalModelConfig, TextDataConfig
-from language.templates import make_template
-from language.text import TextSource
-from language.tofu import load_corpus
-from language.tokenizers import train_tokenizer
+from language.config import CausalModelConfig, TextDataConfig
+from language.data.corpus import Corpus, Item
+from language.data.load import load_corpus
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.data.tokenizers import train_tokenizer
+from language.models.build import build_model
+from language.models.forward import causal_forward
 
 HERE = Path(__file__).parent
 NAME = "tofu_peer"
