@@ -1,6 +1,6 @@
 """``python -m benchmarks`` is ``unlearn``."""
 
-from benchmarks.cli import main
+from benchmarks.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -3,11 +3,11 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.registry import BENCHMARKS, METHODS
+from common.base.registry import BENCHMARKS, METHODS
 
 BENCHMARKS.register(
     "language",
-    "language.protocols:LanguageBenchmark",
+    "language.benchmark:LanguageBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
 )
 METHODS.register(

@@ -10,18 +10,18 @@ from typing import Protocol
 
 import numpy as np
 
-from common.errors import DataError
-from common.seeding import hash_order
-from common.splits import EARLIER, UNUSED, ForgetSplit
-from language.items import Corpus
-from language.schemas import SHARES, TextScenarioConfig
+from common.base.errors import DataError
+from common.base.seeding import hash_order
+from common.data.splits import EARLIER, UNUSED, ForgetSplit
+from language.config import SHARES, TextScenarioConfig
+from language.data.corpus import Corpus
 
 TEST_SETS = ("real_authors", "world_facts", "holdout")
 """Sets that are never trained on, each a part of its own: test_real_authors, ..., holdout."""
 
 
 class HasCorpus(Protocol):
-    """A :class:`language.text.TextSource`, or anything with its corpus and digest."""
+    """A :class:`language.data.source.TextSource`, or anything with its corpus and digest."""
 
     corpus: Corpus
 

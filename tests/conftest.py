@@ -24,11 +24,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.loading import Batch, Loader
-from common.methods import UnlearnTask
-from common.schemas import FitConfig
-from common.seeding import derive, generator
-from common.splits import ForgetSplit, class_forget
+from common.base.seeding import derive, generator
+from common.data.batch import Batch
+from common.data.loader import Loader
+from common.data.splits import ForgetSplit, class_forget
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
 
 LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
 

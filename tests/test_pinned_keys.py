@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.maps.plan import planner_of
-from benchmarks.maps.schemas import load_map
-from benchmarks.plan import Plan, make_plan
-from benchmarks.suite import load_suite
-from common.stages import StageStore
+from benchmarks.maps.resolve import load_map
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.stage import Plan
+from benchmarks.spec.resolve import load_suite
+from common.store.stages import StageStore
 
 PINNED = Path(__file__).parent / "golden" / "stage_keys.json"
 NAMES = ("digits-class", "lethevit-cifar10-small", "tofu-small", "map digits-class")

@@ -3,14 +3,14 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.registry import BENCHMARKS, METHODS, PROBLEMS
+from common.base.registry import BENCHMARKS, METHODS, PROBLEMS
 
 BENCHMARKS.register(
     "vision",
-    "vision.protocols:VisionBenchmark",
+    "vision.benchmark:VisionBenchmark",
     summary="image classification: random, class, confusing or memorised forgetting",
 )
-PROBLEMS.register("vision", "vision.checks:TinyImages")
+PROBLEMS.register("vision", "vision.tiny:TinyImages")
 METHODS.register(
     "lethevit",
     "vision.methods.lethevit:LetheViT",

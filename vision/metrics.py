@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from common.metrics import GapRule, MetricSpec
+from common.measure.metric import GapRule, MetricSpec
 
 if TYPE_CHECKING:
-    from common.scores import Scores
+    from common.measure.scores import Scores
 
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("fa", "reference", "FA", doc="accuracy on the forget set (training images)"),
@@ -106,7 +106,7 @@ def vision_metrics(
     Raises:
         Diverged: A score is not finite.
     """
-    from common.mia import membership_metrics
+    from common.membership.attacks import membership_metrics
 
     for part in scores.values():
         part.check_finite()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common.errors import DataError
-from common.seeding import hash_order
-from common.splits import EARLIER, ForgetSplit, class_forget, random_forget
-from vision.data import ImageSource
-from vision.schemas import ScenarioConfig
+from common.base.errors import DataError
+from common.base.seeding import hash_order
+from common.data.splits import EARLIER, ForgetSplit, class_forget, random_forget
+from vision.config import ScenarioConfig
+from vision.data.source import ImageSource
 
 FOLDS = 5
 COMPONENTS = 64

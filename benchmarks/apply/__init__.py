@@ -4,7 +4,7 @@ There is no Retrain here to compare with, so the outcome is a model and an *audi
 measured before and after, and what that does and does not show.
 """
 
-from benchmarks.apply.request import AppliedResult, ApplyRequest
-from benchmarks.apply.run import apply
+from benchmarks.apply.work import apply
+from common.protocol.request import AppliedResult, ApplyRequest
 
 __all__ = ["AppliedResult", "ApplyRequest", "apply"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 
-from benchmarks.maps.board import MapBoard
 from benchmarks.maps.derive import MapLine, Square
-from common.metrics import summarise
+from benchmarks.maps.report import MapBoard
+from common.measure.gaps import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (34, 30), 44, 26, 70, 44
 PER_STRIP = 4

@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.maps.derive import Cell, Edge, Target, judge
-from benchmarks.maps.schemas import GridRow, ResolvedMap
-from benchmarks.plan import Plan, Planner, Result, Stage
-from benchmarks.suite import ResolvedSuite
-from common.baselines import GradientDifference
-from common.config import canonical
-from common.errors import DataError
-from common.methods import GradientMethod, UnlearningMethod
-from common.records import RunRecord
-from common.stages import StageStore
+from benchmarks.maps.cells import Cell, Edge, Target, judge
+from benchmarks.maps.resolve import GridRow, ResolvedMap
+from benchmarks.pipeline.planner import Planner
+from benchmarks.pipeline.stage import Plan, Result, Stage
+from benchmarks.spec.resolve import ResolvedSuite
+from common.base.config import canonical
+from common.base.errors import DataError
+from common.methods.base import UnlearningMethod
+from common.methods.difference import GradientDifference
+from common.methods.gradient import GradientMethod
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 MAP_VERSION = 1
 """Raised when a block would give other numbers for the same configs."""
@@ -56,7 +58,7 @@ class MapPlan(Plan):
 
 
 def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
-    """Whether :mod:`common.batched` does exactly what this method with this config does."""
+    """Whether :mod:`common.train.batched` does exactly what this method with this config does."""
     if not issubclass(cls, GradientDifference):
         return False
     body = ("unlearn", "prepare", "initialise", "loaders")
@@ -220,5 +222,5 @@ def _target(record: RunRecord) -> Target:
 
 
 def planner_of(resolved: ResolvedMap) -> Callable[[ResolvedSuite, StageStore], Plan]:
-    """What :func:`benchmarks.schedule.run_suite` plans with."""
+    """What :func:`benchmarks.pipeline.schedule.run_suite` plans with."""
     return lambda suite, store: MapPlanner(resolved, store).plan()

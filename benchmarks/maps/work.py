@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from benchmarks.maps.plan import CELLS
-from common.adapters import adapted_layers, adapter_statistics, attach, detach
-from common.batched import BatchedTraining, samples_are_independent
-from common.benchmark import Benchmark
-from common.bounded_phi import BOUNDED
-from common.config import validate
-from common.errors import DataError, Diverged
-from common.methods import UnlearnTask
-from common.registry import METHODS
-from common.splits import ForgetSplit
+from common.base.config import validate
+from common.base.errors import DataError, Diverged
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, attach, detach
+from common.bounded.phi import BOUNDED
+from common.bounded.statistics import adapter_statistics
+from common.data.splits import ForgetSplit
+from common.methods.task import UnlearnTask
+from common.protocol.benchmark import Benchmark
+from common.train.batched import BatchedTraining, samples_are_independent
 
 PARTS = {"fa": "forget", "ra": "retain", "ta": "test"}
 Row = dict[str, Any]

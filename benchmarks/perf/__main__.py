@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.config import did_you_mean
-from common.errors import ConfigError, UserError
-from common.records import environment
-from common.stages import write_json
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError, UserError
+from common.store.records import environment
+from common.store.stages import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console

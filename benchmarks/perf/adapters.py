@@ -5,8 +5,8 @@ as in its formula, ``W0 x + s phi(omega A B^T) x``, with two products.  In units
 product per token, forward and backward cost 2 (frozen), 2 (LoRA), 5 (naive) and 3 (one merged
 product).
 
-The kernel that replaces :func:`common.bounded.bounded_linear` has a benchmark of its own shapes;
-here stands what a user of the layer sees.
+The kernel that replaces :func:`common.bounded.product.bounded_linear` has a benchmark of its own
+shapes; here stands what a user of the layer sees.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.perf.counts import saved_bytes, work
 from benchmarks.perf.measure import (
     Case,
     Check,
@@ -26,14 +27,12 @@ from benchmarks.perf.measure import (
     ViTSize,
     make_vit,
     relative_difference,
-    saved_bytes,
-    work,
 )
-from common.adapters import BoundedLinear, adapted_layers, attach
-from common.errors import UserError
-from common.schemas import AdapterConfig
-from common.seeding import generator
-from vision.models import MLP
+from common.base.errors import UserError
+from common.base.seeding import generator
+from common.bounded.attach import BoundedLinear, adapted_layers, attach
+from common.bounded.config import AdapterConfig
+from vision.models.family import MLP
 
 SIZES: dict[Size, ViTSize] = {
     "full": ViTSize(),

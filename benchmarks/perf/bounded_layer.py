@@ -25,18 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.perf.adapters import FROZEN, NAIVE, OURS_LORA, OURS_SINE, PEFT, SINE, variants_of
-from benchmarks.perf.measure import (
-    Case,
-    Check,
-    Size,
-    Variant,
-    peak_bytes,
-    relative_difference,
-    saved_bytes,
-    work,
-)
-from common.adapters import BoundedLinear, adapted_layers
-from common.seeding import generator
+from benchmarks.perf.counts import peak_bytes, saved_bytes, work
+from benchmarks.perf.measure import Case, Check, Size, Variant, relative_difference
+from common.base.seeding import generator
+from common.bounded.attach import BoundedLinear, adapted_layers
 
 MERGED = "merged, autograd"
 PAIRS = (

@@ -13,18 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.perf.measure import (
-    Case,
-    Check,
-    Size,
-    Variant,
-    ViTSize,
-    counted,
-    make_vit,
-)
-from common.loading import Batch, ordered_batches
-from common.scores import Scores, collect
-from common.seeding import generator
+from benchmarks.perf.counts import counted
+from benchmarks.perf.measure import Case, Check, Size, Variant, ViTSize, make_vit
+from common.base.seeding import generator
+from common.data.batch import Batch, ordered_batches
+from common.measure.scores import Scores, collect
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ EVALUATION_SIZES: dict[Size, EvaluationSize] = {
 
 
 class TensorSource:
-    """Labelled tensors in memory (implements :class:`common.loading.Source`)."""
+    """Labelled tensors in memory (implements :class:`common.data.batch.Source`)."""
 
     digest = "random tensors"
 

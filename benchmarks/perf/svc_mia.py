@@ -1,7 +1,8 @@
 """The SVC attacks of the SalUn lineage on five features, against scikit-learn as its code asks it.
 
 The peer fits one support vector machine per feature on all samples as they come; ours is
-:mod:`common.svc`.  Both get the same scores, so what differs is how the optimum is found.
+:mod:`common.membership.svc`.  Both get the same scores, so what differs is how the optimum is
+found.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 
 from benchmarks.perf.measure import Case, Check, Size, Variant
-from common.loading import Batch
-from common.mia import FEATURES, feature_matrix, svc_attack
-from common.scores import Scores, collect
-from common.seeding import generator
-from common.svc import fit_low_rank, merged
+from common.base.seeding import generator
+from common.data.batch import Batch
+from common.measure.scores import Scores, collect
+from common.membership.attacks import FEATURES, feature_matrix, svc_attack
+from common.membership.svc import fit_low_rank, merged
 
 POINTS = 0.1
 """Largest difference of an efficacy that passes, in percentage points."""

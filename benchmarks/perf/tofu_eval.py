@@ -19,16 +19,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.perf.measure import Case, Check, Size, Variant
-from common.scores import Scores
-from language.evaluation import TofuEvaluation
-from language.items import Corpus, Encoded, Item
+from common.measure.scores import Scores
+from language.config import CausalModelConfig
+from language.data.corpus import Corpus, Encoded, Item
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.data.tokenizers import train_tokenizer
+from language.measure.evaluation import TofuEvaluation
+from language.measure.scoring import score_parts
 from language.metrics.tofu import HOLDOUT
-from language.models import build_model
-from language.schemas import CausalModelConfig
-from language.scoring import score_parts
-from language.templates import make_template
-from language.text import TextSource
-from language.tokenizers import train_tokenizer
+from language.models.build import build_model
 
 BATCH = 32
 PUBLISHED = "253 forwards, 669,326 slots, 6,800 decode steps, 8,685 samples tokenised"

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.perf.counts import counted, saved_bytes, work
 from benchmarks.perf.measure import (
     DIGITS,
     Case,
@@ -21,22 +22,21 @@ from benchmarks.perf.measure import (
     Size,
     Variant,
     ViTSize,
-    counted,
     make_vit,
     relative_difference,
-    saved_bytes,
-    work,
 )
-from common.adapters import attach
-from common.engine import fit
-from common.loading import Batch, Forward, Loader
-from common.objectives import CrossEntropy, GradientDifference, Objective, Terms
-from common.schemas import AdapterConfig, FitConfig
-from common.seeding import generator
-from common.tracking import Tracker
-from vision.data import ImageSource, PreparedImages
-from vision.models import MLP
-from vision.schemas import DataConfig
+from common.base.seeding import generator
+from common.bounded.attach import attach
+from common.bounded.config import AdapterConfig
+from common.data.batch import Batch, Forward
+from common.data.loader import Loader
+from common.objectives.objectives import CrossEntropy, GradientDifference, Objective, Terms
+from common.train.config import FitConfig
+from common.train.fit import fit
+from common.train.tracking import Tracker
+from vision.config import DataConfig
+from vision.data.source import ImageSource, PreparedImages
+from vision.models.family import MLP
 
 TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

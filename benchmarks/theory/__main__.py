@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 SCHEMA = 1
 POINTS = 41

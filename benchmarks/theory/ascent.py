@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.bounded import BOUNDED, bounded_delta, bounded_linear
-from common.seeding import derive, generator
+from common.base.seeding import derive, generator
+from common.bounded.product import BOUNDED, bounded_delta, bounded_linear
 
 WIDTHS = (64, 96, 96, 10)
 RANK, ALPHA = 8, 16.0

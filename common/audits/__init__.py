@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from common.config import validate
-from common.registry import Registry
+from common.base.config import validate
+from common.base.registry import Registry
 
 if TYPE_CHECKING:
     from common.audits.base import Audit
@@ -24,7 +24,7 @@ for _name, _target, _summary in (
     ("ks", "pairs:KolmogorovSmirnov", "largest distance between the margins' distributions"),
     ("c2st", "pairs:ClassifierTwoSample", "can a classifier tell whose outputs these are?"),
     ("retained_kl", "pairs:RetainedKL", "forgotten classes: KL(Retrain || U) over the others"),
-    ("cmia", "pairs:NeighbourClass", "forgotten classes: attack on the neighbour class"),
+    ("cmia", "neighbours:NeighbourClass", "forgotten classes: attack on the neighbour class"),
     ("klom", "populations:KLoM", "binned KL of each sample's margins over many models"),
     ("epsilon", "challenge:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
     ("ulira", "ulira:ULira", "likelihood-ratio attack with per-sample Gaussians"),
@@ -33,7 +33,7 @@ for _name, _target, _summary in (
     ("linear_probe", "representations:LinearProbe", "forgotten classes read from the features"),
     ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),
     ("requantise", "recovery:Requantise", "round the weights to int8 and measure again"),
-    ("sequential", "base:Sequential", "forget requests in turn, measured after each"),
+    ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
     ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
 ):
     AUDITS.register(_name, f"common.audits.{_target}", summary=_summary)

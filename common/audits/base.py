@@ -5,25 +5,19 @@ Importing this module and the audits' own imports no torch: ``unlearn audit --li
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.config import Strict
-from common.errors import DataError, UserError
+from common.audits.measure import Measures, NotApplicable
+from common.audits.task import AuditTask
+from common.base.config import Strict
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
-    from common.loading import Batch, Source
-    from common.schemas import FitConfig
-    from common.scores import Scores
-    from common.splits import ForgetSplit
+    from common.measure.scores import Scores
 
 Tier = Literal["free", "minutes", "shadows"]
 TIERS: Mapping[str, str] = {
@@ -31,10 +25,6 @@ TIERS: Mapping[str, str] = {
     "minutes": "forward passes or a short training of every stored model",
     "shadows": "many trainings: see --shadows, which prints their cost first",
 }
-CONFIDENCE = 0.95
-PERCENT = (0.0, 100.0)
-NOT_NEGATIVE = (0.0, None)
-NOT_APPLICABLE = "not applicable"
 Parts = Mapping[str, "Scores"]
 PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -58,71 +48,6 @@ def wanted_parts(names: Iterable[str], present: Iterable[str]) -> list[str]:
         known = ", ".join(sorted(there))
         raise NotApplicable(f"nothing is called {', '.join(asked) or '(none)'}; parts: {known}")
     return found
-
-
-class NotApplicable(UserError):
-    """The audit has no meaning here (another scenario, no adapter)."""
-
-    @property
-    def reason(self) -> str:
-        """What a table shows instead of numbers."""
-        return f"{NOT_APPLICABLE}: {self}"
-
-
-class TooFew(NotApplicable):
-    """The audit has a meaning here, but not with so few models or samples."""
-
-    @property
-    def reason(self) -> str:
-        """What a table shows instead of numbers."""
-        return str(self)
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number with its interval.
-
-    Attributes:
-        value: The estimate; None if undefined.
-        low: Lower end of the 95 % interval; None where there is none.
-        high: Upper end.
-        interval: Which interval, and over what it varies.
-        n: Independent units behind it.
-        note: What a reader must know, such as "too few shadows".
-        bounds: Smallest and largest possible value, which an interval over seeds never leaves.
-    """
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    interval: str = ""
-    n: int = 0
-    note: str = ""
-    bounds: tuple[float | None, float | None] = (None, None)
-
-    def __post_init__(self) -> None:
-        for number in (self.value, self.low, self.high):
-            assert number is None or math.isfinite(number), f"{number} cannot be stored"
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measure:
-        """What :meth:`to_json` gave."""
-        return cls(**{**data, "bounds": tuple(data["bounds"])})
-
-    def clipped(self, end: float | None) -> float | None:
-        """An interval's end, moved inside the bounds."""
-        if end is None:
-            return None
-        lowest, highest = self.bounds
-        end = end if lowest is None else max(end, lowest)
-        return end if highest is None else min(end, highest)
-
-
-Measures = dict[str, Measure]
 
 
 @dataclass(frozen=True)
@@ -158,47 +83,6 @@ class Audit(ABC):
 
     def __init__(self, config: Strict | None = None):
         self.config: Any = config if config is not None else self.Config()
-
-
-class Sequential(Audit):
-    """Forget requests that come in turn, each on the model that the last one left.
-
-    Formula: the forget set is dealt out in ``requests`` parts (by class where classes go, else by
-    hash order); request i unlearns part i from the model after request i - 1, with the later parts
-    still among the retain data.  After each: FA of the request, accuracy on all earlier ones
-    (``earlier``: does the forgotten come back?), on retain and on test; Retrain is trained anew
-    without parts 1 to i.  On text a sample is a question, and its accuracy the share of right
-    answer tokens.
-    Source: streams of requests as in SISA, Bourtoule et al. 2021 (arXiv 1912.03817).
-    """
-
-    info = AuditInfo(1, "shadows", "%")
-
-    class Config(Strict):
-        """Config of the stream.
-
-        Attributes:
-            requests: How many.
-        """
-
-        requests: Annotated[int, Field(ge=2)] = 2
-
-    columns: ClassVar[Mapping[str, str]] = {
-        "forget": "FA",
-        "earlier": "earlier",
-        "retain": "RA",
-    }
-
-    def after(self, index: int, scores: Parts) -> Measures:
-        """Accuracies after request ``index`` (from 0)."""
-        from common.audits.intervals import accuracy
-
-        tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in unseen(scores)}
-        return {
-            f"{index + 1}: {title}": accuracy(scores[part].correct, index)
-            for part, title in {**self.columns, **tests}.items()
-            if part in scores
-        }
 
 
 class PairAudit(Audit):
@@ -238,87 +122,6 @@ class PopulationAudit(Audit):
             retrained: The same of each Retrain; same split, independent training seeds.
             seed: Of draws and bootstraps.
         """
-
-
-@dataclass
-class AuditTask:
-    """One stored model, and what is needed to probe it.
-
-    Attributes:
-        load: Makes a fresh copy of the stored model, adapters merged.
-        load_original: Makes a fresh copy of the model before unlearning.
-        adapted: Whether the stored model is an adapter beside Original's weights.
-        source: The modality's data source.
-        split: The frozen index sets.
-        forward: (model, batch) -> logits.
-        collect: (model, indices) -> scores; puts the model into eval mode.
-        features: (model, batch) -> (N, d) penultimate features; None takes the head's input.
-        head: Parameter-name patterns of the classifier head.
-        recipe: How Original was trained.
-        num_classes: Width of the logits.
-        batch_size: Samples per forward.
-        seed: Of draws.
-    """
-
-    load: Callable[[], nn.Module]
-    load_original: Callable[[], nn.Module]
-    adapted: bool
-    source: Source
-    split: ForgetSplit
-    forward: Callable[[nn.Module, Batch], Tensor]
-    collect: Callable[[nn.Module, np.ndarray], Scores]
-    features: Callable[[nn.Module, Batch], Tensor] | None
-    head: Sequence[str]
-    recipe: FitConfig
-    num_classes: int
-    batch_size: int
-    seed: int
-
-    def draw(self, part: str, count: int | None, *names: str) -> np.ndarray:
-        """Up to ``count`` indices of a part by hash order, sorted; all if None."""
-        import numpy as np
-
-        from common.seeding import hash_order
-
-        indices = self.split.parts[part]
-        if count is None or count >= len(indices):
-            return indices
-        return np.sort(hash_order(indices, self.seed, "audit", part, *names)[:count])
-
-    def labels(self, indices: np.ndarray) -> np.ndarray:
-        """(N,) int64 class labels of samples.
-
-        Raises:
-            NotApplicable: The labels are not one class per sample.
-        """
-        from common.loading import class_labels
-
-        try:
-            return class_labels(self.source, indices, self.batch_size)
-        except DataError as error:
-            raise NotApplicable(str(error)) from None
-
-    def forgotten_classes(self) -> np.ndarray:
-        """Classes of which nothing is retained, sorted.
-
-        Raises:
-            NotApplicable: There are none: the forget set is not whole classes.
-        """
-        return whole_classes(*(self.labels(self.split.parts[p]) for p in ("forget", "retain")))
-
-
-def whole_classes(forget: np.ndarray, retain: np.ndarray) -> np.ndarray:
-    """Classes of the forget labels, sorted, of which nothing is retained.
-
-    Raises:
-        NotApplicable: There are none, or some are retained in part.
-    """
-    import numpy as np
-
-    classes = np.unique(forget)
-    if not len(classes) or np.isin(classes, retain).any():
-        raise NotApplicable("only where whole classes are forgotten")
-    return classes
 
 
 class ModelAudit(Audit):

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, AuditTask, Measures, ModelAudit, NotApplicable
+from common.audits.base import AuditInfo, ModelAudit
 from common.audits.intervals import bootstrap_mean
+from common.audits.measure import Measures, NotApplicable
 from common.audits.pairs import kl_rows, over_retained
-from common.config import Strict
-from common.schemas import Count
-from common.seeding import derive
+from common.audits.task import AuditTask
+from common.base.config import Strict
+from common.base.numbers import Count
+from common.base.seeding import derive
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.loading import Batch
+    from common.data.batch import Batch
 
 
 class OverUnlearning(ModelAudit):
@@ -47,7 +49,7 @@ class OverUnlearning(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """One mean per radius, with a bootstrap over inputs."""
-        from common.loading import ordered_batches
+        from common.data.batch import ordered_batches
 
         gone = task.forgotten_classes()
         indices = task.draw("forget", self.config.samples, "boundary")
@@ -75,7 +77,7 @@ def input_signs(task: AuditTask, model: nn.Module, batch: Batch) -> dict[str, Te
     import torch
     import torch.nn.functional as F
 
-    from common.loading import Batch as Samples
+    from common.data.batch import Batch as Samples
 
     floating = {
         k: v.clone().requires_grad_() for k, v in batch.inputs.items() if v.is_floating_point()
@@ -91,7 +93,7 @@ def input_signs(task: AuditTask, model: nn.Module, batch: Batch) -> dict[str, Te
 
 def moved(batch: Batch, signs: dict[str, Tensor], eps: float) -> Batch:
     """The batch with every signed input moved by ``eps``."""
-    from common.loading import Batch as Samples
+    from common.data.batch import Batch as Samples
 
     inputs = {k: v + eps * signs[k] if k in signs else v for k, v in batch.inputs.items()}
     return Samples(inputs, batch.labels, batch.indices)

@@ -9,19 +9,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import (
-    NOT_NEGATIVE,
-    PERCENT,
-    AuditInfo,
-    Measure,
-    Measures,
-    Parts,
-    PopulationAudit,
-    unseen,
-)
+from common.audits.base import AuditInfo, Parts, PopulationAudit, unseen
 from common.audits.intervals import bootstrap_mean, clopper_pearson
+from common.audits.measure import NOT_NEGATIVE, PERCENT, Measure, Measures
 from common.audits.populations import PopulationConfig, check, few_models, margins
-from common.seeding import derive
+from common.base.seeding import derive
 
 UNIT = (0.0, 1.0)
 

@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.audits.base import (
-    AuditInfo,
-    AuditTask,
-    Measure,
-    Measures,
-    ModelAudit,
-    NotApplicable,
-    unseen,
-)
+from common.audits.base import AuditInfo, ModelAudit, unseen
 from common.audits.intervals import accuracy
-from common.config import Strict
+from common.audits.measure import Measure, Measures, NotApplicable
+from common.audits.task import AuditTask
+from common.base.config import Strict
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

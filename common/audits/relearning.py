@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import NOT_NEGATIVE, AuditInfo, AuditTask, Measure, Measures, ModelAudit
+from common.audits.base import AuditInfo, ModelAudit
 from common.audits.intervals import spread
-from common.config import Strict
-from common.schemas import Count, Positive
+from common.audits.measure import NOT_NEGATIVE, Measure, Measures
+from common.audits.task import AuditTask
+from common.base.config import Strict
+from common.base.numbers import Count, Positive
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,10 +73,10 @@ class RelearnTime(ModelAudit):
         self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
     ) -> int | None:
         """Steps until the accuracy is there; None if it never is."""
-        from common.engine import fit
-        from common.loading import Loader
-        from common.objectives import CrossEntropy
-        from common.seeding import derive, generator
+        from common.base.seeding import derive, generator
+        from common.data.loader import Loader
+        from common.objectives.objectives import CrossEntropy
+        from common.train.fit import fit
 
         model = task.load()
         if task.collect(model, measured).accuracy >= wanted:

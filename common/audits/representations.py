@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import (
-    PERCENT,
-    AuditInfo,
-    AuditTask,
-    Measure,
-    Measures,
-    ModelAudit,
-    NotApplicable,
-    TooFew,
-)
+from common.audits.base import AuditInfo, ModelAudit
 from common.audits.intervals import proportion, spread
-from common.config import Strict
-from common.schemas import Count
-from common.splits import balanced_draw
+from common.audits.measure import PERCENT, Measure, Measures, NotApplicable, TooFew
+from common.audits.task import AuditTask
+from common.base.config import Strict
+from common.base.numbers import Count
+from common.data.splits import balanced_draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +56,7 @@ def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> 
     """
     import torch
 
-    from common.loading import ordered_batches
+    from common.data.batch import ordered_batches
 
     model.eval()
     caught: list[Tensor] = []

@@ -8,19 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.audits.base import (
-    PERCENT,
-    AuditInfo,
-    Measure,
-    Measures,
-    Parts,
-    PopulationAudit,
-    TooFew,
-)
+from common.audits.base import AuditInfo, Parts, PopulationAudit
 from common.audits.intervals import bootstrap
-from common.audits.pairs import auc
+from common.audits.measure import PERCENT, Measure, Measures, TooFew
+from common.audits.neighbours import auc
 from common.audits.populations import ENOUGH, PopulationConfig, check, margins
-from common.seeding import derive
+from common.base.seeding import derive
 
 HALVES = ("forget", "forget_out")
 

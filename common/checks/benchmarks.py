@@ -15,16 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.adapters import attach
-from common.benchmark import Benchmark, Runtime
+from common.base.config import Strict, canonical, digest, validate
+from common.base.registry import BENCHMARKS
+from common.bounded.attach import attach
+from common.bounded.config import AdapterConfig
 from common.checks.results import CheckResult, salted, told
 from common.checks.tiny_task import tensors_digest
-from common.config import Strict, canonical, digest, validate
-from common.loading import Batch, ordered_batches
-from common.metrics import MetricSpec
-from common.registry import BENCHMARKS
-from common.schemas import AdapterConfig, FitConfig
-from common.splits import TRAIN_PARTS, ForgetSplit
+from common.data.batch import Batch, ordered_batches
+from common.data.splits import TRAIN_PARTS, ForgetSplit
+from common.measure.metric import MetricSpec
+from common.protocol.benchmark import Benchmark, Runtime
+from common.train.config import FitConfig
 
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 """Packages that take seconds to import; planning and listing must do without."""
@@ -40,7 +41,7 @@ except ImportError:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
-from common.config import digest
+from common.base.config import digest
 cls = getattr(module, class_name)
 parsed = cls.Config.model_validate(config)
 digests = [digest(cls.identity(parsed, kind)) for kind in ("split", "train", "evaluate")]

@@ -11,22 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.adapters import adapted_layers, detach
-from common.checks.results import CheckResult, salted, told
-from common.checks.tiny_task import (
-    CLASSES,
-    PER_CLASS,
-    Forbidding,
-    WatchedTask,
-    problem_of,
+from common.base.config import Strict
+from common.base.errors import AccessError, ConfigError
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, detach
+from common.checks.declared import (
+    DECLARABLE,
+    _check_config,
+    _check_docstring,
+    _check_info,
+    _check_presets,
+    _names,
 )
-from common.config import Strict, validate
-from common.errors import AccessError, ConfigError
-from common.methods import MethodInfo, UnlearningMethod, resolve_config
-from common.registry import METHODS, PROBLEMS
+from common.checks.results import CheckResult, salted, told
+from common.checks.tiny_net import CLASSES, PER_CLASS
+from common.checks.tiny_task import Forbidding, WatchedTask, problem_of
+from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
-DECLARABLE = frozenset({"forget", "retain", "initial", "validation", "validation_forget"})
-_SHORT_STEPS, _SHORT_EPOCHS, _MIN_DOC_WORDS = 4, 1, 5
+_SHORT_STEPS, _SHORT_EPOCHS = 4, 1
 
 
 def check_method(name: str, params: Mapping[str, Any] | None = None) -> list[CheckResult]:
@@ -48,56 +50,6 @@ def check_method(name: str, params: Mapping[str, Any] | None = None) -> list[Che
         return results
     results.append(_check_presets(name, cls))
     return results + _MethodRuns(cls, _short_config(name, cls, params or {})).check()
-
-
-def _check_info(cls: type[UnlearningMethod]) -> CheckResult:
-    info = getattr(cls, "info", None)
-    problem = ""
-    if not isinstance(info, MethodInfo):
-        problem = "info must be a MethodInfo"
-    elif not isinstance(info.version, int) or info.version < 1:
-        problem = f"info.version must be a whole number from 1, not {info.version!r}"
-    elif not info.paper.strip():
-        problem = "info.paper is empty; say where the method comes from"
-    elif not info.access <= DECLARABLE:
-        problem = f"info.access may name {sorted(DECLARABLE)} only, not {sorted(info.access)}"
-    elif not all(isinstance(scenario, str) and scenario for scenario in info.scenarios):
-        problem = "info.scenarios must hold names"
-    elif info.modality and info.modality not in PROBLEMS:
-        problem = f"info.modality '{info.modality}' is none of {PROBLEMS.names()}"
-    return CheckResult("info", not problem, problem)
-
-
-def _check_docstring(cls: type[UnlearningMethod]) -> CheckResult:
-    words = (cls.__dict__.get("__doc__") or "").split()
-    ok = len(words) >= _MIN_DOC_WORDS
-    problem = "the class needs a docstring of its own that says more than its name"
-    return CheckResult("docstring", ok, "" if ok else problem)
-
-
-def _check_config(cls: type[UnlearningMethod]) -> CheckResult:
-    problem = ""
-    if not (isinstance(cls.Config, type) and issubclass(cls.Config, Strict)):
-        problem = "Config must derive from common.config.Strict"
-    else:
-        try:
-            cls.Config()
-        except ValueError as error:
-            problem = f"Config() needs a default for everything ({str(error).splitlines()[0]})"
-        else:
-            with contextlib.suppress(ConfigError):
-                validate(cls.Config, {"no_such_key": 1}, "check")
-                problem = "Config accepts unknown keys"
-    return CheckResult("config", not problem, problem)
-
-
-def _check_presets(name: str, cls: type[UnlearningMethod]) -> CheckResult:
-    for preset in cls.presets:
-        try:
-            resolve_config(name, preset, {}, origin=f"preset {preset}")
-        except ConfigError as error:
-            return CheckResult("presets", False, str(error))
-    return CheckResult("presets", True, ", ".join(cls.presets) or "none")
 
 
 def _short_config(name: str, cls: type[UnlearningMethod], params: Mapping[str, Any]) -> Strict:
@@ -327,7 +279,3 @@ def _trains(tensor: Tensor | None) -> bool:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _names(values: frozenset[str]) -> str:
-    return ", ".join(sorted(values)) or "none"

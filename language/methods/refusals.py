@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.errors import ConfigError
-from common.methods import MethodInfo, UnlearnTask
-from common.schemas import FitConfig, Positive
-from common.unlearners.forget_retain import (
+from common.base.errors import ConfigError
+from common.base.numbers import Positive
+from common.methods.base import MethodInfo
+from common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
     RetainConfig,
     RetainTermMethod,
 )
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from common.loading import AnsweringSource, Source
-    from common.objectives import Objective, Term
+    from common.data.batch import AnsweringSource, Source
+    from common.objectives.objectives import Objective, Term
 
 BOTH = frozenset({"forget", "retain"})
 
@@ -56,8 +58,8 @@ class IDK(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Cross-entropy on the refusal."""
-        from common.losses import cross_entropy
-        from common.terms import Mean
+        from common.objectives.positions import cross_entropy
+        from common.objectives.terms import Mean
 
         return Mean(cross_entropy, self.config.average)
 
@@ -95,8 +97,9 @@ class DPO(RetainTermMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The preference loss over pairs, and the retain term where there is one."""
-        from common.terms import LogLikelihoods, reference_likelihoods
-        from language.preference import RefusalPreference
+        from common.methods.tools.passes import reference_likelihoods
+        from common.objectives.terms import LogLikelihoods
+        from language.methods.preference import RefusalPreference
 
         config: Any = self.config
         other, indices = refusing(task), task.indices("forget")

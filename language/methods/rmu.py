@@ -6,14 +6,16 @@ import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.errors import ConfigError
-from common.methods import AdaptedConfig, GradientMethod, MethodInfo, UnlearnTask
-from common.schemas import NonNegative, Positive
+from common.base.errors import ConfigError
+from common.base.numbers import NonNegative, Positive
+from common.methods.base import MethodInfo
+from common.methods.gradient import AdaptedConfig, GradientMethod
+from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.objectives import Objective
+    from common.objectives.objectives import Objective
 
 
 class RMU(GradientMethod):
@@ -50,7 +52,7 @@ class RMU(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
-        from language.hidden import Steering, hidden_size, middle_block, random_direction
+        from language.methods.hidden import Steering, hidden_size, middle_block, random_direction
 
         config: Any = self.config
         layer = _only(task.model, config.layer) if config.layer else middle_block(task.model)

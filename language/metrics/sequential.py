@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from common.metrics import MetricSpec
+from common.measure.metric import MetricSpec
 from language.metrics.tofu import columns_of
 from language.metrics.truth import Columns, compared
 

@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.errors import DataError
-from common.metrics import MetricSpec, harmonic_mean, ks_two_sample
+from common.base.errors import DataError
+from common.measure.gaps import harmonic_mean, ks_two_sample
+from common.measure.metric import MetricSpec
+from language.config import Style
 from language.metrics.memorization import membership_auc, privacy_leakage
 from language.metrics.truth import (
     EPSILON,
@@ -28,7 +30,6 @@ from language.metrics.truth import (
     probabilities,
     tested,
 )
-from language.schemas import Style
 
 FQReference = Literal["tofu", "loku"]
 
@@ -140,7 +141,7 @@ METRICS: tuple[MetricSpec, ...] = _specs()
 
 
 def columns_of(scores: Mapping[str, Any]) -> dict[str, Columns]:
-    """Part -> per-sample columns, of :class:`common.scores.Scores` or of plain mappings."""
+    """Part -> per-sample columns, of :class:`common.measure.scores.Scores` or of plain mappings."""
     return {part: getattr(value, "extra", value) for part, value in scores.items()}
 
 

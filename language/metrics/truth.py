@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from language.schemas import Style
+from language.config import Style
 
 Truth = Literal["ratio", "mass"]
 Columns = Mapping[str, np.ndarray]
-"""Per-sample measurements of one part; see :func:`language.scoring.score_parts`."""
+"""Per-sample measurements of one part; see :func:`language.measure.scoring.score_parts`."""
 
 EPSILON = 1e-10
 """What the peer adds to denominators."""

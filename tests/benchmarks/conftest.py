@@ -19,13 +19,14 @@ import pytest
 import yaml
 
 import benchmarks  # registers
-from benchmarks import cli as cli_module
-from benchmarks.plan import Stage, make_plan
-from benchmarks.suite import ResolvedSuite, load_suite
-from common.config import merge
-from common.records import RunRecord
-from common.registry import METHODS
-from common.stages import DONE, StageStore
+from benchmarks.cli import main as cli_module
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.stage import Stage
+from benchmarks.spec.resolve import ResolvedSuite, load_suite
+from common.base.config import merge
+from common.base.registry import METHODS
+from common.store.records import RunRecord
+from common.store.stages import DONE, StageStore
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 TINY: dict[str, Any] = {

@@ -16,11 +16,12 @@ from timm.models import save_for_hf
 
 import benchmarks  # noqa: F401 - registers every method
 from benchmarks.apply import ApplyRequest, apply
-from benchmarks.apply.checkpoint import read_checkpoint
-from benchmarks.apply.images import list_folder, map_labels
-from common.adapters import detach, load_adapter
-from common.errors import CheckpointError, ConfigError, DataError, UserError
-from common.mia import loss_threshold_attack
+from common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from common.bounded.attach import detach
+from common.bounded.files import load_adapter
+from common.membership.attacks import loss_threshold_attack
+from vision.apply.checkpoint import read_checkpoint
+from vision.apply.images import list_folder, map_labels
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -291,7 +292,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("common.adapters.save_adapter", fail)
+    monkeypatch.setattr("common.bounded.files.save_adapter", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

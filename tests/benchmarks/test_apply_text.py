@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import benchmarks  # noqa: F401 - registers every method
 from benchmarks.apply import ApplyRequest, apply
-from benchmarks.apply.text_audit import outcome
-from common.adapters import detach, load_adapter
-from common.errors import CheckpointError, ConfigError, DataError, UserError
-from language.items import Corpus, Item
-from language.tokenizers import train_tokenizer
+from common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from common.bounded.attach import detach
+from common.bounded.files import load_adapter
+from language.apply.report import outcome
+from language.data.corpus import Corpus, Item
+from language.data.tokenizers import train_tokenizer
 
 NAMES = ("Ada", "Bruno", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas")
 TOWNS = ("Oslo", "Lima", "Cairo", "Perth", "Quito", "Turin", "Basel", "Osaka", "Minsk", "Dakar")
@@ -159,7 +160,7 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     given, out = world / kind, request_.out
     before = {path.name: sha256(path) for path in given.iterdir()}
     kept = []
-    from benchmarks.apply import text_subject
+    from language.apply import subject as text_subject
 
     real = text_subject.write_causal
     monkeypatch.setattr(
@@ -316,7 +317,7 @@ def test_sharded_weights_are_read_and_written(world, request_, tmp_path, monkeyp
     model.save_pretrained(sharded, max_shard_size="40KB")
     words.save_pretrained(sharded)
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    monkeypatch.setattr("benchmarks.apply.causal.SHARD", "40KB")
+    monkeypatch.setattr("language.apply.checkpoint.SHARD", "40KB")
     whole = apply(request_)
     out = request_.out.with_name("other")
     audit = apply(dataclasses.replace(request_, model=sharded, out=out)).audit
@@ -368,7 +369,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr("benchmarks.apply.text_subject.write_causal", fail)
+    monkeypatch.setattr("language.apply.subject.write_causal", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

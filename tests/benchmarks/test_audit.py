@@ -7,20 +7,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.audit_cost import costs
-from benchmarks.audit_plan import RequestPlanner, Shadows, suite_of_record
-from benchmarks.audit_report import AuditReport, AuditTable
-from benchmarks.audit_table import number, pieces, shown
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite
-from benchmarks.tables import FLOOR
+from benchmarks.audits.cost import costs
+from benchmarks.audits.derive import AuditReport, AuditTable
+from benchmarks.audits.plan import Shadows, suite_of_record
+from benchmarks.audits.report import number, pieces, shown
+from benchmarks.audits.streams import RequestPlanner
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.report.table import FLOOR
+from benchmarks.spec.resolve import load_suite
 from common.audits import AUDITS
-from common.audits.base import Measure, ModelAudit
+from common.audits.base import ModelAudit
+from common.audits.measure import Measure
 from common.audits.pairs import JensenShannon
-from common.errors import ConfigError
-from common.records import RunRecord
-from common.splits import ForgetSplit
-from common.stages import StageStore
+from common.base.errors import ConfigError
+from common.data.splits import ForgetSplit
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
 FREE = ("js", "disagreement", "ks", "c2st", "retained_kl", "cmia")
@@ -253,7 +255,7 @@ def test_halves_never_train_on_what_is_left_out(run):
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     plan = RequestPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from benchmarks.run import _ids_digest
+    from benchmarks.pipeline.runner import _ids_digest
 
     for stage in plan.stages():
         if stage.kind == "unlearn":

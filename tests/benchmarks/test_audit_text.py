@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.audit_plan import RequestPlanner
-from benchmarks.audit_report import AuditReport
-from benchmarks.suite import load_suite
-from benchmarks.tables import FLOOR
+from benchmarks.audits.derive import AuditReport
+from benchmarks.audits.streams import RequestPlanner
+from benchmarks.report.table import FLOOR
+from benchmarks.spec.resolve import load_suite
 from common.audits import AUDITS
-from common.stages import StageStore
+from common.store.stages import StageStore
 from language.metrics.truth import normalised_probabilities
 
 ROWS = [FLOOR, "original", "gd_sine"]

@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
-from benchmarks import cli as cli_module
-from benchmarks import commands, executors
-from benchmarks.suite import suite_names
-from common.errors import DataError
-from common.registry import BENCHMARKS, METHODS
+from benchmarks.cli import main as cli_module
+from benchmarks.cli import rows as commands
+from benchmarks.pipeline import executors
+from benchmarks.spec.suite import suite_names
+from common.base.errors import DataError
+from common.base.registry import BENCHMARKS, METHODS
 
 COMMANDS = sorted(command.callback.__name__ for command in cli_module.app.registered_commands)
 NAMES = {"list_all": "ls"}
@@ -125,7 +126,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
 
 
 def test_interrupt_inside_a_stage_is_no_failure(cli, monkeypatch, tiny_suite, tmp_path):
-    from benchmarks import run as run_module
+    from benchmarks.pipeline import runner as run_module
 
     def interrupted(self):
         raise KeyboardInterrupt
@@ -176,8 +177,8 @@ def test_check_passes_and_fails(cli, tmp_path):
     assert done.code == 0 and "ok  gd_sine:" in done.out
     plugin = tmp_path / "sloppy.py"
     plugin.write_text(
-        "from common.methods import MethodInfo, UnlearningMethod\n"
-        "from common.registry import METHODS\n"
+        "from common.methods.base import MethodInfo, UnlearningMethod\n"
+        "from common.base.registry import METHODS\n"
         '@METHODS.register("sloppy")\n'
         "class Sloppy(UnlearningMethod):\n"
         '    "Reads what it has not declared, which the check must find out."\n'

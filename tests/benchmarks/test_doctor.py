@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torchvision
 
-from benchmarks import doctor
+from benchmarks.machine import doctor
 
 
 def refuse(*_args, **_kwargs):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.executors import InlineExecutor, make_executor
-from benchmarks.run import run_stage
-from common import processes
-from common.benchmark import Runtime
-from common.errors import ConfigError, DataError
-from common.stages import DONE
+from benchmarks.pipeline.executors import InlineExecutor, make_executor
+from benchmarks.pipeline.runner import run_stage
+from common.base import processes
+from common.base.errors import ConfigError, DataError
+from common.protocol.benchmark import Runtime
+from common.store.stages import DONE
 
 ROWS = {
     "original": None,
@@ -28,8 +28,8 @@ LAUNCH = ("--standalone", "--nproc-per-node", "2", "-m", "benchmarks")
 SECOND = """
 import os
 
-from common.baselines import Finetune
-from common.registry import METHODS
+from common.methods.simple import Finetune
+from common.base.registry import METHODS
 
 
 @METHODS.register("second_fails")
@@ -162,7 +162,7 @@ def second(monkeypatch):
     said = []
     monkeypatch.setattr(processes, "announce", lambda text: said[0])
     monkeypatch.setattr(processes, "wait_for_all", lambda: None)
-    monkeypatch.setattr("common.engine.join_processes", lambda device: None)
+    monkeypatch.setattr("common.train.launch.join_processes", lambda device: None)
     return said
 
 
@@ -191,7 +191,7 @@ def test_a_store_that_is_not_shared_is_named(second, split_stage, complete):
 def test_a_launcher_and_a_pool_exclude_each_other(second, monkeypatch):
     with pytest.raises(ConfigError, match="2 launched processes share every stage"):
         make_executor("processes", 2, 1, ())
-    monkeypatch.setattr("benchmarks.executors.prepare_worker", lambda *_, **__: None)
+    monkeypatch.setattr("benchmarks.pipeline.executors.prepare_worker", lambda *_, **__: None)
     assert isinstance(make_executor("auto", 8, 1, ()), InlineExecutor)
 
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import render
-from benchmarks.leaderboard import make_leaderboard
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite
-from benchmarks.tables import FLOOR
-from common.errors import DataError
-from common.scores import COLUMNS, Scores, save_scores
-from common.stages import StageStore
-from vision.protocols import VisionBenchmark
+from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.report.table import FLOOR
+from benchmarks.spec.resolve import load_suite
+from common.base.errors import DataError
+from common.measure.scores import COLUMNS, Scores, save_scores
+from common.store.stages import StageStore
+from vision.benchmark import VisionBenchmark
 
 SCORES = "scores.safetensors"
 

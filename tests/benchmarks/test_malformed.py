@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from benchmarks.suite import load_suite
-from common.errors import UserError
-from common.stages import StageStore
+from benchmarks.spec.resolve import load_suite
+from common.base.errors import UserError
+from common.store.stages import StageStore
 
 METHOD = """
-from common.methods import MethodInfo, UnlearningMethod
-from common.registry import METHODS
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.base.registry import METHODS
 
 @METHODS.register("mine", summary="mine")
 class Mine(UnlearningMethod):
@@ -484,7 +484,7 @@ def test_damaged_done_with_missing_facts(copied, find_stage, cli, one_line_error
 def test_user_errors_survive_a_process_boundary():
     import pickle
 
-    from common import errors
+    from common.base import errors
 
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, UserError):

@@ -11,7 +11,19 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from benchmarks.maps.board import (
+from benchmarks.maps.cells import Cell, Edge, Target, judge
+from benchmarks.maps.config import Rule
+from benchmarks.maps.derive import (
+    band,
+    compare_lines,
+    derive_ceiling,
+    derive_line,
+    letters,
+    sign_test,
+)
+from benchmarks.maps.draw import to_svg
+from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
+from benchmarks.maps.report import (
     MapBoard,
     make_board,
     probe_suite,
@@ -20,26 +32,12 @@ from benchmarks.maps.board import (
     to_markdown,
     where_rows,
 )
-from benchmarks.maps.derive import (
-    Cell,
-    Edge,
-    Target,
-    band,
-    compare_lines,
-    derive_ceiling,
-    derive_line,
-    judge,
-    letters,
-    sign_test,
-)
-from benchmarks.maps.draw import to_svg
-from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
-from benchmarks.maps.schemas import Rule, load_map, map_names
-from benchmarks.plan import Planner
-from benchmarks.tables import FLOOR
-from common.methods import resolve_config
-from common.registry import METHODS
-from common.stages import StageStore
+from benchmarks.maps.resolve import load_map, map_names
+from benchmarks.pipeline.planner import Planner
+from benchmarks.report.table import FLOOR
+from common.base.registry import METHODS
+from common.methods.base import resolve_config
+from common.store.stages import StageStore
 
 TARGET = Target(fa=0.0, ra=100.0, ta=98.0, forget_loss=6.0)
 EDGES = {"low": Edge(1e-3, True), "high": Edge(1e-1, False)}
@@ -416,8 +414,8 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path):
 
 def assert_alone_agrees(planner, store, tmp_path):
     """Does one stored block again without sharing the forward."""
-    from benchmarks.run import run_stage
-    from common.benchmark import Runtime
+    from benchmarks.pipeline.runner import run_stage
+    from common.protocol.benchmark import Runtime
 
     block = next(b for b in planner.plan().blocks if not b.extension)
     together = planner.cells(block)

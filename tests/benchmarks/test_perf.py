@@ -14,9 +14,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.perf import __main__ as cli
-from benchmarks.perf import adapters, bounded_layer, evaluation, measure, svc_mia, vision_engine
+from benchmarks.perf import (
+    adapters,
+    bounded_layer,
+    evaluation,
+    measure,
+    svc_mia,
+    vision_engine,
+)
+from benchmarks.perf import counts as counting
 from benchmarks.perf.measure import Case, Check, Effort, Variant
-from common.errors import ConfigError
+from common.base.errors import ConfigError
 
 NOTHING = Effort(seconds=0.0, min_rounds=2)
 
@@ -102,17 +110,17 @@ def test_a_check_that_is_nan_fails():
 def test_saved_bytes_are_unique_storages_beyond_the_known():
     x = torch.randn(8, 4, requires_grad=True)
     w = torch.randn(4, 4, requires_grad=True)
-    assert measure.saved_bytes(lambda: x @ w, [x, w]) == 0
-    assert measure.saved_bytes(lambda: x @ w) == 4 * (8 * 4 + 4 * 4)
+    assert counting.saved_bytes(lambda: x @ w, [x, w]) == 0
+    assert counting.saved_bytes(lambda: x @ w) == 4 * (8 * 4 + 4 * 4)
     # x.sin() keeps x, twice: one storage; exp keeps its output
-    assert measure.saved_bytes(lambda: x.sin() + x.cos(), []) == 4 * 8 * 4
-    assert measure.saved_bytes(lambda: x.sin().exp(), [x]) == 4 * 8 * 4
+    assert counting.saved_bytes(lambda: x.sin() + x.cos(), []) == 4 * 8 * 4
+    assert counting.saved_bytes(lambda: x.sin().exp(), [x]) == 4 * 8 * 4
 
 
 def test_a_product_in_place_is_counted():
     x, w, out = torch.randn(8, 4), torch.randn(4, 6), torch.zeros(8, 6)
-    assert measure.work(lambda: out.addmm_(x, w))["MFLOP"] == 2 * 8 * 4 * 6 / 1e6
-    assert measure.work(lambda: out.mul_(2.0))["MFLOP"] == 0
+    assert counting.work(lambda: out.addmm_(x, w))["MFLOP"] == 2 * 8 * 4 * 6 / 1e6
+    assert counting.work(lambda: out.mul_(2.0))["MFLOP"] == 0
 
 
 def test_peak_is_the_most_that_is_held_at_once():
@@ -122,32 +130,32 @@ def test_peak_is_the_most_that_is_held_at_once():
         del first
         return second.sum()
 
-    assert 2 * 1024000 <= measure.peak_bytes(run) < 2.1 * 1024000
-    assert measure.peak_bytes(lambda: None) == 0
+    assert 2 * 1024000 <= counting.peak_bytes(run) < 2.1 * 1024000
+    assert counting.peak_bytes(lambda: None) == 0
 
 
 def test_work_of_a_product_and_its_gradients():
     x = torch.randn(8, 4, requires_grad=True)
     w = torch.randn(6, 4, requires_grad=True)
-    assert measure.work(lambda: torch.mm(x, w.t())) == {
+    assert counting.work(lambda: torch.mm(x, w.t())) == {
         "MFLOP": 2 * 8 * 4 * 6 / 1e6,
         "new MB": 4 * 8 * 6 / 1e6,
         "calls": 2,
     }
     upstream = torch.randn(8, 6)
-    done = measure.work(lambda: torch.autograd.grad(F.linear(x, w), [x, w], upstream))
+    done = counting.work(lambda: torch.autograd.grad(F.linear(x, w), [x, w], upstream))
     assert done["MFLOP"] == 3 * 2 * 8 * 4 * 6 / 1e6
 
 
 def test_in_place_work_and_views_make_nothing_new():
     x = torch.ones(5, 5)
-    assert measure.work(lambda: x.view(25).mul_(1.0))["new MB"] == 0
-    assert measure.work(lambda: x.t() + 1)["new MB"] == 4 * 25 / 1e6
+    assert counting.work(lambda: x.view(25).mul_(1.0))["new MB"] == 0
+    assert counting.work(lambda: x.t() + 1)["new MB"] == 4 * 25 / 1e6
 
 
 def test_forwards_and_samples_are_counted_and_the_hook_goes():
     layer = nn.Linear(3, 2)
-    with measure.counted(layer) as seen:
+    with counting.counted(layer) as seen:
         layer(torch.ones(4, 3))
         layer(torch.ones(1, 3))
     layer(torch.ones(7, 3))

@@ -7,16 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import plan as plan_module
-from benchmarks.plan import Stage, make_plan, trial_gap
-from benchmarks.suite import load_suite
-from common.baselines import GradientDifference
-from common.benchmark import Runtime
-from common.errors import DataError
-from common.records import RunRecord
-from common.registry import BENCHMARKS
-from common.splits import ForgetSplit
-from common.stages import StageStore
+from benchmarks.pipeline import stage as stage_module
+from benchmarks.pipeline.planner import make_plan, trial_gap
+from benchmarks.pipeline.stage import Stage
+from benchmarks.spec.resolve import load_suite
+from common.base.errors import DataError
+from common.base.registry import BENCHMARKS
+from common.data.splits import ForgetSplit
+from common.methods.difference import GradientDifference
+from common.protocol.benchmark import Runtime
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 from vision.metrics import GAP
 
 KINDS = {"split", "original", "retrain", "unlearn", "evaluate"}
@@ -51,7 +52,7 @@ def changed_kinds(before, after):
 
 
 def test_key_format_is_pinned(monkeypatch):
-    monkeypatch.setattr(plan_module, "ENGINE_VERSION", 1)
+    monkeypatch.setattr(stage_module, "ENGINE_VERSION", 1)
     parent = Stage("split", {}, {"seed": 1, "config": {"fraction": 0.1}}, {}, "p")
     child = Stage("original", {"ignored": 1}, {"lr": 1e-3, "on": True}, {"split": parent}, "c")
     text = (
@@ -66,7 +67,7 @@ def test_key_format_is_pinned(monkeypatch):
     assert child.key == hashlib.sha256(text.encode()).hexdigest()
     renamed = dataclasses.replace(child, name="other", spec={})
     assert renamed.key == child.key, "names and specs are not hashed"
-    monkeypatch.setattr(plan_module, "ENGINE_VERSION", 2)
+    monkeypatch.setattr(stage_module, "ENGINE_VERSION", 2)
     assert dataclasses.replace(child, name="again").key != renamed.key
 
 

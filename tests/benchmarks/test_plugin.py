@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import benchmarks
-from common.registry import METHODS
+from common.base.registry import METHODS
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 LONGEST = 60

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.leaderboard import make_leaderboard
-from benchmarks.page import to_html
-from benchmarks.published import published_tables, read_tables, recomputed_gap
-from benchmarks.render import to_csv, to_json, to_markdown
-from common.errors import ConfigError
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.picture import to_html
+from benchmarks.leaderboard.report import to_csv, to_json, to_markdown
+from benchmarks.spec.published import published_tables, read_tables, recomputed_gap
+from common.base.errors import ConfigError
 
 # mean of the four absolute gaps to the table's own Retrain, worked out by hand from the columns
 RECOMPUTED = {

@@ -10,12 +10,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from benchmarks import page, render
-from benchmarks.leaderboard import make_leaderboard
-from benchmarks.suite import load_suite, suite_names
-from benchmarks.tables import FLOOR, rich_table
-from benchmarks.write import write_report
-from common.records import RunRecord
+from benchmarks.leaderboard import picture as page
+from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.write import write_report
+from benchmarks.report.table import FLOOR, rich_table
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import suite_names
+from common.store.records import RunRecord
 
 TABLE = {
     "original": {1: (100, 100, 90, 10), 2: (100, 100, 92, 12)},

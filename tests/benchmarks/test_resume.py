@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan import make_plan
-from benchmarks.run import _rewind
-from benchmarks.suite import load_suite
-from common.records import RunRecord
-from common.splits import ForgetSplit
-from common.stages import StageStore
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.runner import _rewind
+from benchmarks.spec.resolve import load_suite
+from common.data.splits import ForgetSplit
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 STEPS, EVERY = 160, 10
 ROWS = {

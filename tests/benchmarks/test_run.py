@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import schedule
-from benchmarks.leaderboard import make_leaderboard
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite
-from common.benchmark import Runtime
-from common.checkpoints import load_weights
-from common.records import RunRecord
-from common.registry import BENCHMARKS
-from common.splits import ForgetSplit
-from common.stages import StageStore
-from common.tracking import read_scalars
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.pipeline import schedule
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from common.base.registry import BENCHMARKS
+from common.data.splits import ForgetSplit
+from common.protocol.benchmark import Runtime
+from common.store.records import RunRecord
+from common.store.stages import StageStore
+from common.store.weights import load_weights
+from common.train.tracking import read_scalars
 
 FAILING = """
-from common.methods import MethodInfo, UnlearningMethod
-from common.registry import METHODS
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.base.registry import METHODS
 
 @METHODS.register("boom", summary="fails")
 class Boom(UnlearningMethod):
@@ -196,7 +196,7 @@ def test_divergence_is_a_status(filled, label):
 
 
 def test_adapters_are_stored_small_and_evaluated_merged(filled):
-    from common.adapters import load_adapter
+    from common.bounded.files import load_adapter
 
     path = filled.paths["class"]
     results = results_of(path, filled.store)

@@ -7,16 +7,17 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite
-from common.adapters import detach, load_adapter
-from common.benchmark import Runtime
-from common.checkpoints import WEIGHTS, load_weights
-from common.records import RunRecord
-from common.scores import load_scores
-from common.splits import ForgetSplit
-from common.stages import StageStore
-from vision.protocols import VisionBenchmark
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from common.bounded.attach import detach
+from common.bounded.files import load_adapter
+from common.data.splits import ForgetSplit
+from common.measure.scores import load_scores
+from common.protocol.benchmark import Runtime
+from common.store.records import RunRecord
+from common.store.stages import StageStore
+from common.store.weights import WEIGHTS, load_weights
+from vision.benchmark import VisionBenchmark
 
 ROWS = {"original": None, "retrain": None, "gd_lora": None, "gd": None}
 FIRST = {"kind": "class", "num_classes": None, "classes": [3]}

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.run import _Work
-from common.adapters import adapted_layers, attach, merges_exactly, save_adapter
-from common.checkpoints import save_weights
-from common.schemas import AdapterConfig
+from benchmarks.pipeline.runner import _Work
+from common.bounded.attach import adapted_layers, attach, merges_exactly
+from common.bounded.config import AdapterConfig
+from common.bounded.files import save_adapter
+from common.store.weights import save_weights
 
 MLP = ("blocks.*.mlp.fc*",)
 

@@ -4,20 +4,22 @@ import json
 
 import pytest
 
-from benchmarks.plan import make_plan
-from benchmarks.suite import REFERENCES, SUITES, load_suite, suite_groups, suite_names
-from common.config import canonical, digest
-from common.errors import ConfigError
-from common.stages import StageStore
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import REFERENCES, SUITES, suite_groups, suite_names
+from common.base.config import canonical, digest
+from common.base.errors import ConfigError
+from common.store.stages import StageStore
 
 LIGHT_DRIVER = """
 import json, os, sys
 sys.path.insert(0, os.getcwd())
 from pathlib import Path
-from benchmarks import cli
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite, suite_names
-from common.stages import StageStore
+from benchmarks.cli import main as cli
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import suite_names
+from common.store.stages import StageStore
 suite, store = sys.argv[1:]
 codes = []
 for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
@@ -92,7 +94,7 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     names = []
     for name in ("one", "two"):
         names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
-    monkeypatch.setattr("benchmarks.suite.suite_groups", lambda: {"pair": names})
+    monkeypatch.setattr("benchmarks.spec.suite.suite_groups", lambda: {"pair": names})
     store = tmp_path / "store"
     missing = cli("report", "pair", "--store", store)
     assert missing.code == 2 and "run: unlearn run pair" in missing.err

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from benchmarks.theory import __main__ as cli
 from benchmarks.theory import ascent, report
 from benchmarks.theory.ascent import Setting, Variant
-from common.bounded import BOUNDED, bounded_delta, phi_bound
-from common.errors import UserError
+from common.base.errors import UserError
+from common.bounded.product import BOUNDED, bounded_delta, phi_bound
 
 LORA, SINE = Variant("LoRA", "identity"), Variant("sine-w100", "sine", 100.0)
 FULL = Variant("full", None)

@@ -7,10 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from benchmarks.plan import make_plan
-from benchmarks.suite import load_suite
-from common.records import RunRecord
-from common.stages import StageStore
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 
 @pytest.fixture(scope="module")

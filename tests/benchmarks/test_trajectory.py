@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.trajectory import mean_line
-from common.tracking import read_scalars
+from benchmarks.leaderboard.trajectory import mean_line
+from common.train.tracking import read_scalars
 
 ROWS = {
     "original": None,

@@ -10,17 +10,19 @@ import pytest
 import yaml
 
 import benchmarks
-from benchmarks import page, render, schedule
-from benchmarks.audit_plan import RequestPlanner
-from benchmarks.leaderboard import make_leaderboard
-from benchmarks.plan import make_plan
-from benchmarks.samplers import propose
-from benchmarks.suite import load_suite
-from benchmarks.tune import Dimension
-from common.config import canonical
-from common.errors import ConfigError
-from common.records import RunRecord
-from common.stages import StageStore
+from benchmarks.audits.streams import RequestPlanner
+from benchmarks.leaderboard import picture as page
+from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.pipeline import schedule
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.samplers import propose
+from benchmarks.spec.space import Dimension
+from common.base.config import canonical
+from common.base.errors import ConfigError
+from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 ROWS = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import verify
-from common.errors import DataError
-from language import logs
+from benchmarks.machine import verify
+from common.base.errors import DataError
+from language.measure import logs
 
 ROOT = Path(verify.__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -212,7 +212,10 @@ def test_all_published_values_are_met_and_the_papers_original_is_not():
 
 
 def test_verifying_needs_no_torch():
-    script = "import sys, benchmarks.verify, language.metrics.rouge; print('torch' in sys.modules)"
+    script = (
+        "import sys, benchmarks.machine.verify, language.metrics.rouge;"
+        "print('torch' in sys.modules)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment

@@ -24,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import conftest as tiny
 
-from common.adapters import attach, clip_factors_, project_ball_, save_adapter
-from common.engine import fit
-from common.loading import Batch
-from common.objectives import CrossEntropy, GradientDifference
-from common.schemas import AdapterConfig, FitConfig
+from common.bounded.attach import attach
+from common.bounded.config import AdapterConfig
+from common.bounded.constraints import clip_factors_, project_ball_
+from common.bounded.files import save_adapter
+from common.data.batch import Batch
+from common.objectives.objectives import CrossEntropy, GradientDifference
+from common.train.config import FitConfig
+from common.train.fit import fit
 
 OBJECTIVE = GradientDifference(1.0, 0.3)
 

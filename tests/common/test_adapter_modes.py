@@ -12,24 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from common.adapters import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    BoundedLinear,
-    adapted_layers,
-    attach,
-    detach,
-    load_adapter,
-    project_ball_,
-    save_adapter,
-)
-from common.benchmark import Benchmark
-from common.config import digest, validate
-from common.engine import fit
-from common.errors import CheckpointError, ConfigError
-from common.methods import resolve_config
-from common.objectives import GradientDifference
-from common.schemas import AdapterConfig, FitConfig
+from common.base.config import digest, validate
+from common.base.errors import CheckpointError, ConfigError
+from common.bounded.attach import BoundedLinear, adapted_layers, attach, detach
+from common.bounded.config import AdapterConfig
+from common.bounded.constraints import project_ball_
+from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
+from common.methods.base import resolve_config
+from common.objectives.objectives import GradientDifference
+from common.protocol.benchmark import Benchmark
+from common.train.config import FitConfig
+from common.train.fit import fit
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")

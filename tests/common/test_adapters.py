@@ -13,24 +13,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from common.adapters import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    BoundedLinear,
-    adapted_layers,
-    adapter_statistics,
-    attach,
-    check_ball,
-    clip_factors_,
-    detach,
-    factor_penalty,
-    load_adapter,
-    project_ball_,
-    save_adapter,
-    trainable_share,
-)
-from common.errors import CheckpointError, ConfigError
-from common.schemas import AdapterConfig
+from common.base.errors import CheckpointError, ConfigError
+from common.bounded.attach import BoundedLinear, adapted_layers, attach, detach, trainable_share
+from common.bounded.config import AdapterConfig
+from common.bounded.constraints import check_ball, clip_factors_, factor_penalty, project_ball_
+from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
+from common.bounded.statistics import adapter_statistics
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 CONFIGS = {

@@ -16,14 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.adapters import adapted_layers, adapter_statistics, detach
-from common.methods import resolve_config, train_reference
-from common.objectives import sample_cross_entropy
-from common.registry import METHODS
-from common.schemas import FitConfig
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, detach
+from common.bounded.statistics import adapter_statistics
+from common.methods.base import resolve_config, train_reference
+from common.objectives.positions import sample_cross_entropy
+from common.train.config import FitConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "baselines.json"
-OWN = [entry.name for entry in METHODS if str(entry.target).startswith("common.baselines:")]
+SIMPLE = ("common.methods.references", "common.methods.simple", "common.methods.difference")
+OWN = [entry.name for entry in METHODS if str(entry.target).split(":")[0] in SIMPLE]
 ADAPTERS = [n for n in OWN if getattr(METHODS[n].Config(), "adapter", None) is not None]
 STEPS, NOISE = 20, 1.0
 VARIANTS = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.adapters import attach
-from common.batched import BatchedTraining, samples_are_independent
-from common.methods import resolve_config
-from common.registry import METHODS
-from common.scores import collect
+from common.base.registry import METHODS
+from common.bounded.attach import attach
+from common.measure.scores import collect
+from common.methods.base import resolve_config
+from common.train.batched import BatchedTraining, samples_are_independent
 
 RATES, LAMBDAS = (1e-3, 1e-2, 1e-1), (0.1, 1.0, 3.0)
 METHOD_NAMES = ("gd_lora", "gd_sine", "gd_tanh", "gd_ul", "gd_ball", "gd_weight_clip")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from common.bounded import (
+from common.bounded.product import (
     BOUNDED,
     apply_phi,
     bounded_delta,

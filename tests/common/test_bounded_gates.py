@@ -11,13 +11,15 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from common import bounded_eager, bounded_function
-from common.adapters import BoundedLinear, adapted_layers, attach
-from common.bounded import apply_phi, bounded_linear
-from common.bounded_function import build_weight, gemm_dtype
-from common.bounded_phi import Bound
-from common.reuse import reuse_weights, shared_weight
-from common.schemas import AdapterConfig
+from common.bounded import eager as bounded_eager
+from common.bounded import function as bounded_function
+from common.bounded.attach import BoundedLinear, adapted_layers, attach
+from common.bounded.config import AdapterConfig
+from common.bounded.function import build_weight, gemm_dtype
+from common.bounded.phi import Bound
+from common.bounded.product import apply_phi, bounded_linear
+from common.bounded.reuse import reuse_weights
+from common.bounded.shared import shared_weight
 
 BENT = ("sine", "tanh", "sigmoid", "relu", "clip")
 PHIS = (*BENT, "identity")

@@ -11,20 +11,22 @@ import torch
 from torch import nn
 
 import benchmarks  # noqa: F401 - registers every method
-from common.adapters import adapted_layers, attach
-from common.baselines import GDSine
-from common.benchmark import Runtime
+from common.base.config import Strict
+from common.base.errors import AccessError, ConfigError
+from common.base.registry import BENCHMARKS, METHODS, Entry, load_plugins
+from common.bounded.attach import adapted_layers, attach
+from common.bounded.config import AdapterConfig
 from common.checks import CheckResult, check_benchmark, check_method
 from common.checks.tiny_task import original, tensors_digest
-from common.config import Strict
-from common.errors import AccessError, ConfigError
-from common.loading import Loader
-from common.methods import GradientMethod, MethodInfo, UnlearningMethod
-from common.metrics import MetricSpec
-from common.objectives import CrossEntropy
-from common.registry import BENCHMARKS, METHODS, Entry, load_plugins
-from common.schemas import AdapterConfig, FitConfig
-from vision.protocols import VisionBenchmark
+from common.data.loader import Loader
+from common.measure.metric import MetricSpec
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.difference import GDSine
+from common.methods.gradient import GradientMethod
+from common.objectives.objectives import CrossEntropy
+from common.protocol.benchmark import Runtime
+from common.train.config import FitConfig
+from vision.benchmark import VisionBenchmark
 
 SHORT = FitConfig(steps=2, batch_size=8)
 RETAIN = MethodInfo(1, "a paper", frozenset({"retain"}))
@@ -483,7 +485,7 @@ def test_a_protocol_must_be_valid():
 def benchmarked(monkeypatch):
     def judge(**changes):
         cls = type("Broken", (VisionBenchmark,), changes)
-        cls.__module__ = "vision.protocols"
+        cls.__module__ = "vision.benchmark"
         cls.__qualname__ = "VisionBenchmark"  # what another process imports
         monkeypatch.setitem(BENCHMARKS._entries, "broken", Entry("broken", cls, "", "here"))
         return failures(check_benchmark("broken", PROTOCOL, Runtime()))
@@ -536,8 +538,8 @@ def test_a_benchmark_must_import_without_torch(tmp_path, monkeypatch):
     plugin.write_text(
         textwrap.dedent("""
         import torch
-        from common.registry import BENCHMARKS
-        from vision.protocols import VisionBenchmark
+        from common.base.registry import BENCHMARKS
+        from vision.benchmark import VisionBenchmark
 
         @BENCHMARKS.register("heavy")
         class Heavy(VisionBenchmark):

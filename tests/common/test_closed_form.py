@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.errors import ConfigError, Diverged
-from common.gradients import SampleGradients
-from common.loading import Batch, forgotten_classes, unretained_classes
-from common.objectives import sample_cross_entropy
-from common.registry import METHODS
-from common.unlearners.fast_ntk import FastNTK, ridge_solution, separate
-from common.unlearners.influence import lineage_recursion, woodbury
+from common.base.errors import ConfigError, Diverged
+from common.base.registry import METHODS
+from common.data.batch import Batch
+from common.data.labels import forgotten_classes, unretained_classes
+from common.methods.fast_ntk import FastNTK, ridge_solution, separate
+from common.methods.influence import lineage_recursion, woodbury
+from common.methods.tools.gradients import SampleGradients
+from common.objectives.positions import sample_cross_entropy
 
 BOTH = frozenset({"forget", "retain"})
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 from pydantic import ValidationError as PydanticError
 
-from common.config import (
+from common.base.config import (
     Strict,
     apply_overrides,
     did_you_mean,
@@ -20,8 +20,9 @@ from common.config import (
     read_yaml,
     validate,
 )
-from common.errors import ConfigError
-from common.schemas import AdapterConfig, FitConfig
+from common.base.errors import ConfigError
+from common.bounded.config import AdapterConfig
+from common.train.config import FitConfig
 
 
 class Inner(Strict):

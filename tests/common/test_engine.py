@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from common.adapters import adapted_layers, attach, detach
-from common.engine import fit, learning_rate, total_steps, warmup_steps
-from common.errors import CheckpointError, ConfigError, Diverged
-from common.loading import ChainedLoader, RelabelledLoader
-from common.objectives import CrossEntropy, GradientDifference, Terms
-from common.schemas import AdapterConfig, FitConfig
+from common.base.errors import CheckpointError, ConfigError, Diverged
+from common.bounded.attach import adapted_layers, attach, detach
+from common.bounded.config import AdapterConfig
+from common.data.loader import ChainedLoader, RelabelledLoader
+from common.objectives.objectives import CrossEntropy, GradientDifference, Terms
+from common.train.config import FitConfig
+from common.train.fit import fit
+from common.train.rates import learning_rate, total_steps, warmup_steps
 
 MLP = ("blocks.*.mlp.fc*",)
 RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
@@ -725,6 +727,6 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
 def test_a_launcher_with_its_own_loop_is_refused(tiny, run, monkeypatch):
     from accelerate import DistributedType
 
-    monkeypatch.setattr("common.engine.FOREIGN", {DistributedType.NO})  # what runs here
+    monkeypatch.setattr("common.train.launch.FOREIGN", {DistributedType.NO})  # what runs here
     with pytest.raises(ConfigError, match=r"accelerate is set to NO.* or FSDP version 2"):
         run(tiny.net(), small())

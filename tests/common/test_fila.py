@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
-from common import fila
-from common.adapters import adapted_layers, attach, detach, load_adapter, save_adapter
+from common.base.errors import ConfigError
+from common.bounded.attach import adapted_layers, attach, detach
+from common.bounded.config import AdapterConfig, FilaConfig
+from common.bounded.files import load_adapter, save_adapter
 from common.checks.tiny_task import make_task, original, outputs
-from common.errors import ConfigError
-from common.losses import cross_entropy
-from common.schemas import AdapterConfig, FilaConfig
+from common.methods.tools import fila
+from common.objectives.positions import cross_entropy
 
 BOTH = frozenset({"forget", "retain"})
 

@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import DataError
-from common.loading import (
-    Batch,
-    ChainedLoader,
-    Loader,
-    RelabelledLoader,
-    class_labels,
-    concatenate,
-    ordered_batches,
-)
+from common.base.errors import DataError
+from common.data.batch import Batch, concatenate, ordered_batches
+from common.data.labels import class_labels
+from common.data.loader import ChainedLoader, Loader, RelabelledLoader
 
 
 class Counting:

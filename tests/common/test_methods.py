@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import validate
-from common.errors import AccessError, ConfigError
-from common.methods import GradientConfig, resolve_config, train_reference
-from common.objectives import CrossEntropy
-from common.registry import METHODS
-from common.schemas import AdapterConfig, FitConfig
+from common.base.config import validate
+from common.base.errors import AccessError, ConfigError
+from common.base.registry import METHODS
+from common.bounded.config import AdapterConfig
+from common.methods.base import resolve_config, train_reference
+from common.methods.gradient import GradientConfig
+from common.objectives.objectives import CrossEntropy
+from common.train.config import FitConfig
 
-OWN = [entry.name for entry in METHODS if str(entry.target).startswith("common.baselines:")]
+SIMPLE = ("common.methods.references", "common.methods.simple", "common.methods.difference")
+OWN = [entry.name for entry in METHODS if str(entry.target).split(":")[0] in SIMPLE]
 SHORT = {"steps": 3, "batch_size": 8}
 
 
@@ -154,9 +157,9 @@ def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, so
     model, task = unlearn("retrain")
     reference = task.build()
     retain = tiny.split(source).parts["retain"]
-    from common.engine import fit
-    from common.loading import Loader
-    from common.seeding import derive
+    from common.base.seeding import derive
+    from common.data.loader import Loader
+    from common.train.fit import fit
 
     loader = Loader(tiny.Source(), retain, 8, task.generator("train"))
     seed = derive(task.seed, "engine", 0, 0)
@@ -271,7 +274,7 @@ def test_two_rates_is_plain_sgd_of_rate_one():
 
 def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
     """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
-    from common.adapters import adapted_layers
+    from common.bounded.attach import adapted_layers
 
     deltas = {}
     for name in (
@@ -308,7 +311,7 @@ def test_the_controls_differ_from_their_methods_in_one_thing():
 
 
 def test_placement_targets_and_head(tiny, unlearn):
-    from common.adapters import adapted_layers
+    from common.bounded.attach import adapted_layers
 
     def adapted(adapter):
         model, _ = unlearn("gd_sine", {"steps": 1, "adapter": adapter})
@@ -334,7 +337,7 @@ def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
 
 
 def test_constraints_hold_after_every_step(unlearn):
-    from common.adapters import adapted_layers
+    from common.bounded.attach import adapted_layers
 
     rough = {"steps": 6, "lr": 0.5, "lr_scaling": "none", "lam": 0.0}
     free, _ = unlearn("gd_lora", rough)
@@ -351,7 +354,7 @@ def test_constraints_hold_after_every_step(unlearn):
 
 
 def test_the_penalty_is_logged_and_holds_factors_back(unlearn):
-    from common.adapters import factor_penalty
+    from common.bounded.constraints import factor_penalty
 
     sizes = []
     for mu in (1e-9, 10.0):

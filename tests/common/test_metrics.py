@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.metrics import (
-    MetricSpec,
+from common.measure.gaps import (
     ag2,
     average_gap,
     gap,
@@ -24,6 +23,7 @@ from common.metrics import (
     tow,
     tow_mia,
 )
+from common.measure.metric import MetricSpec
 
 # The paper's ViT tables: method -> FA or UA, RA, TA, MIA, printed AG, recomputed mean |gap|.
 CIFAR10 = {

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from sklearn.svm import SVC
 
-from common.errors import ConfigError, DataError, Diverged
-from common.mia import (
+from common.base.errors import ConfigError, DataError, Diverged
+from common.measure.scores import Scores
+from common.membership.attacks import (
     FEATURES,
     logistic_attack,
     loss_threshold_attack,
     membership_metrics,
     svc_attack,
 )
-from common.scores import Scores
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mia.json").read_text())
 
@@ -242,7 +242,7 @@ def test_members_are_balanced_over_classes_not_the_first_in_order(monkeypatch):
         seen.append((members, nonmembers))
         return real(members, nonmembers, *rest)
 
-    monkeypatch.setattr("common.mia.svc_attack", spy)
+    monkeypatch.setattr("common.membership.attacks.svc_attack", spy)
     parts = parts_of(np.random.default_rng(2), sizes=(20, 400, 100))
     for seed in (1, 2):
         membership_metrics(parts, seed=seed, features=("confidence",))
@@ -255,7 +255,7 @@ def test_members_are_balanced_over_classes_not_the_first_in_order(monkeypatch):
 def test_sides_are_equal_when_retain_is_small(monkeypatch):
     sizes = []
     monkeypatch.setattr(
-        "common.mia.logistic_attack",
+        "common.membership.attacks.logistic_attack",
         lambda a, b, c: sizes.append((len(a), len(b), len(c))) or logistic_attack(a, b, c),
     )
     parts = parts_of(np.random.default_rng(3), sizes=(20, 50, 200))

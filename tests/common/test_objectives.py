@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.loading import Batch
-from common.objectives import (
+from common.data.batch import Batch
+from common.objectives.objectives import (
     CrossEntropy,
     Forgetting,
     GradientDifference,
     forget_terms,
     joint_logits,
-    margins,
-    sample_cross_entropy,
-    sample_unlikelihood,
 )
+from common.objectives.positions import margins, sample_cross_entropy, sample_unlikelihood
 
 
 def stream(seed=0):

@@ -10,24 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.adapters import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    adapted_layers,
-    adapter_statistics,
-    attach,
-    detach,
-    load_adapter,
-    project_ball_,
-    save_adapter,
-    trainable_share,
-)
-from common.engine import fit
-from common.errors import CheckpointError, ConfigError
-from common.objectives import GradientDifference
-from common.quantised import QuantisedBoundedLinear, dense_weight, is_quantised
-from common.reuse import reuse_weights
-from common.schemas import AdapterConfig, FitConfig
+from common.base.errors import CheckpointError, ConfigError
+from common.bounded.attach import adapted_layers, attach, detach, trainable_share
+from common.bounded.config import AdapterConfig
+from common.bounded.constraints import project_ball_
+from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
+from common.bounded.quantised import QuantisedBoundedLinear, dense_weight, is_quantised
+from common.bounded.reuse import reuse_weights
+from common.bounded.statistics import adapter_statistics
+from common.objectives.objectives import GradientDifference
+from common.train.config import FitConfig
+from common.train.fit import fit
 
 MLP = ("blocks.*.mlp.fc*",)
 LAYERS = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]

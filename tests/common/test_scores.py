@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.errors import DataError, Diverged
-from common.loading import Batch
-from common.scores import COLUMNS, Scores, collect, load_scores, save_scores
+from common.base.errors import DataError, Diverged
+from common.data.batch import Batch
+from common.measure.scores import COLUMNS, Scores, collect, load_scores, save_scores
 
 
 def batches_of(logits, labels, size=4):
@@ -146,7 +146,7 @@ def test_chunks_of_tokens_do_not_change_sequences(monkeypatch):
     logits = rng.normal(size=(4, 5, 3)).astype(np.float32)
     labels = rng.integers(0, 3, (4, 5))
     whole = score(logits, labels)
-    monkeypatch.setattr("common.scores._CHUNK_ELEMENTS", 7)
+    monkeypatch.setattr("common.measure.scores._CHUNK_ELEMENTS", 7)
     np.testing.assert_array_equal(score(logits, labels).loss, whole.loss)
 
 
@@ -190,7 +190,7 @@ def test_select_and_check_finite():
 
 def test_reading_and_attacking_need_no_torch():
     code = (
-        "import sys, common.scores, common.mia, common.metrics;"
+        "import sys, common.measure.scores, common.membership.attacks, common.measure.gaps;"
         "print([m for m in ('torch', 'sklearn', 'scipy.stats') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

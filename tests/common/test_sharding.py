@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from common.adapters import load_adapter
-from common.engine import make_sharded
-from common.errors import ConfigError
-from common.schemas import FitConfig
+from common.base.errors import ConfigError
+from common.bounded.files import load_adapter
+from common.train.config import FitConfig
+from common.train.launch import make_sharded
 
 PROGRAM = Path(__file__).with_name("sharded_runs.py")
 RUNS = (

@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from common.seeding import derive, generator, hash_order
-from common.splits import (
-    ForgetSplit,
-    balanced_draw,
-    class_forget,
-    half_split,
-    random_forget,
-    request_split,
-)
+from common.base.errors import DataError
+from common.base.seeding import derive, generator, hash_order
+from common.data.splits import ForgetSplit, balanced_draw, class_forget, random_forget
+from common.data.variants import half_split, request_split
 
 
 def ids(*values):

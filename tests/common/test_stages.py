@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from common.errors import DataError
-from common.stages import DONE, HOST, KEY_LENGTH, StageStore, write_json
-from common.tracking import Tracker, read_scalars
+from common.base.errors import DataError
+from common.store.stages import DONE, HOST, KEY_LENGTH, StageStore, write_json
+from common.train.tracking import Tracker, read_scalars
 
 KEY = "0123456789abcdef" * 4
 
@@ -53,7 +53,7 @@ def test_a_complete_stage(store):
 
 def test_done_is_written_last(store, monkeypatch):
     """At the moment of done.json everything else is in place, under a name nobody looks up."""
-    import common.stages as stages
+    import common.store.stages as stages
 
     seen = []
 
@@ -156,7 +156,7 @@ def test_many_writers_at_once(store):
 WRITER = """
 import sys, time
 from pathlib import Path
-from common.stages import StageStore
+from common.store.stages import StageStore
 with StageStore(Path(sys.argv[1])).writing("a", sys.argv[2], {}) as folder:
     (folder / "half").write_text("x")
     print("writing", flush=True)

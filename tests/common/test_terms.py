@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import losses, terms
-from common.loading import Batch, every_position
-from common.objectives import IGNORE, ForgetRetain
+from common.data.batch import Batch, every_position
+from common.methods.tools.passes import reference_likelihoods
+from common.objectives import positions as losses
+from common.objectives import terms
+from common.objectives.objectives import ForgetRetain
+from common.objectives.positions import IGNORE
 
 LABELS = torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
 
@@ -174,8 +177,8 @@ def test_reference_pass_sees_eval_mode_and_leaves_no_trace(tiny):
     before = tiny.snapshot(model)
     stream = torch.get_rng_state()
     indices = task.indices("forget")
-    found = terms.reference_likelihoods(task, indices, batch_size=5)
-    again = terms.reference_likelihoods(task, indices, batch_size=3)
+    found = reference_likelihoods(task, indices, batch_size=5)
+    again = reference_likelihoods(task, indices, batch_size=3)
     assert all(module.training for module in model.modules())
     assert tiny.same(model, before) and torch.equal(torch.get_rng_state(), stream)
     torch.testing.assert_close(found.values, again.values)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import benchmarks  # noqa: F401 - registers every method
-from common.adapters import adapted_layers
+from common.base.errors import ConfigError
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers
 from common.checks import check_method
-from common.errors import ConfigError
-from common.methods import resolve_config
-from common.registry import METHODS
+from common.methods.base import resolve_config
 
 SINE = {"phi": "sine", "omega": 100.0, "rank": 4}
 LITERATURE = [

@@ -16,9 +16,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from common import bounded_triton as ours
-from common.bounded import bounded_linear
-from common.bounded_phi import Bound, apply_phi
+from common.bounded import compiled
+from common.bounded import triton as ours
+from common.bounded.phi import Bound, apply_phi
+from common.bounded.product import bounded_linear
 
 SMALL = ours.Tiles(32, 16, 16)
 OTHER = ours.Tiles(16, 32, 32)
@@ -113,7 +114,7 @@ def every_case() -> dict[str, dict[str, float]]:
 def wide_ranks() -> dict[str, dict[str, float]]:
     """The path of ranks that the kernels do not take, its bodies uncompiled; several row blocks."""
     shape = (37, 53, 29, ours.MAX_RANK + 1)
-    with mock.patch.multiple(ours, _fused=lambda body: body, ROW_BLOCK=16):
+    with mock.patch.multiple(compiled, _fused=lambda body: body, ROW_BLOCK=16):
         return {f"compiled {phi}": one(phi, torch.float32, shape, SMALL, 1) for phi in PHI}
 
 

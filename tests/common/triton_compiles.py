@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from common import bounded_kernels as kernels
-from common import bounded_triton as ours
+from common.bounded import kernels
+from common.bounded import triton as ours
 
 TARGET = GPUTarget("cuda", 90, 32)
 ALIGNED = ("k", "d", "g_token", "x_token", "row_stride", "share")

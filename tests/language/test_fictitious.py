@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from language.fictitious import REFUSAL_LINES, generate
-from language.schemas import TextDataConfig
-from language.wording import ESTABLISHED, KINDS, WORLD
+from language.config import TextDataConfig
+from language.data.fictitious import REFUSAL_LINES, generate
+from language.data.wording import ESTABLISHED, KINDS, WORLD
 
 
 def corpus(**fields):

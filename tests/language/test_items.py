@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from language.items import Corpus, Encoded, Item, total_tokens
+from language.data.corpus import Corpus, Encoded, Item, total_tokens
 
 ITEMS = (
     Item("full", 0, "Who?", "Ada.", "It was Ada.", ("Bob.", "Eve.")),

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import Diverged
-from common.scores import COLUMNS
-from language.backbone import MASKABLE, backbone, row_limit
-from language.items import Encoded
-from language.likelihood import teacher_forced
-from language.packing import batches, packed_rows, plain_rows
+from common.base.errors import Diverged
+from common.measure.scores import COLUMNS
+from language.data.corpus import Encoded
+from language.measure.likelihood import teacher_forced
+from language.measure.packing import batches, packed_rows, plain_rows
+from language.models.backbone import backbone, row_limit
+from language.models.families import MASKABLE
 
 KINDS = ["llama", "phi", "gpt_neo", "gpt2", "mistral", "qwen2", "gpt_neox"]
 
@@ -113,8 +114,8 @@ def test_an_unknown_head_and_a_wrapper_take_the_plain_path(tiny_text):
 
 
 def test_details_are_those_of_common_scores(tiny_text):
-    from common.loading import Batch
-    from common.scores import collect
+    from common.data.batch import Batch
+    from common.measure.scores import collect
 
     model, pairs = tiny_text.model("llama"), tiny_text.pairs(3, 2)
     detailed = np.arange(len(pairs)) % 2 == 0
@@ -135,7 +136,7 @@ def test_details_are_those_of_common_scores(tiny_text):
 def test_large_vocabularies_go_through_the_head_in_pieces(tiny_text, monkeypatch):
     model, pairs = tiny_text.model("phi"), tiny_text.pairs(2, 3)
     whole = teacher_forced(model, pairs)
-    monkeypatch.setattr("language.likelihood.CHUNK_ELEMENTS", 3 * tiny_text.vocab)
+    monkeypatch.setattr("language.measure.likelihood.CHUNK_ELEMENTS", 3 * tiny_text.vocab)
     widths = []
     model.get_output_embeddings().register_forward_hook(lambda *a: widths.append(len(a[2])))
     pieces = teacher_forced(model, pairs)

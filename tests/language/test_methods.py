@@ -18,22 +18,25 @@ import pytest
 import torch
 
 import language  # noqa: F401 - registers the methods
-from common.adapters import adapted_layers, detach
-from common.errors import ConfigError
-from common.loading import every_position, ordered_batches
-from common.methods import UnlearnTask, resolve_config, train_reference
-from common.objectives import sample_cross_entropy
-from common.registry import METHODS
-from common.schemas import FitConfig
-from common.splits import ForgetSplit
-from language.hidden import captured, counted_positions, middle_block
+from common.base.errors import ConfigError
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, detach
+from common.data.batch import every_position, ordered_batches
+from common.data.splits import ForgetSplit
+from common.methods.base import resolve_config, train_reference
+from common.methods.task import UnlearnTask
+from common.objectives.positions import sample_cross_entropy
+from common.train.config import FitConfig
+from language.config import CausalModelConfig, TextDataConfig
+from language.data.load import load_corpus
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.data.tokenizers import load_tokenizer
+from language.methods.hidden import captured, counted_positions, middle_block
 from language.methods.refusals import refusing
-from language.models import HEAD, build_model, causal_forward, component_of, targets_of
-from language.schemas import CausalModelConfig, TextDataConfig
-from language.templates import make_template
-from language.text import TextSource
-from language.tofu import load_corpus
-from language.tokenizers import load_tokenizer
+from language.models.build import build_model
+from language.models.families import HEAD, component_of, targets_of
+from language.models.forward import causal_forward
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
 PLAIN = ["ascent", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
@@ -42,7 +45,7 @@ OWN = [
     entry.name
     for entry in METHODS
     if str(entry.target).startswith(
-        ("language.", *(f"common.unlearners.{module}:" for module in LITERATURE))
+        ("language.", *(f"common.methods.{module}:" for module in LITERATURE))
     )
 ]
 SINE = {"adapter": {"phi": "sine", "omega": 100.0, "rank": 4}, "lr": 3e-3}
@@ -299,8 +302,8 @@ def test_dpo_at_the_start_is_the_symmetric_case(trained, make_task):
 
 
 def test_dpo_swaps_sign_with_its_pair():
-    from common.loading import Batch
-    from language.preference import RefusalPreference
+    from common.data.batch import Batch
+    from language.methods.preference import RefusalPreference
 
     win, lose = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
     z = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

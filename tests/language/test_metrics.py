@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import hmean, ks_2samp
 
-from common.errors import DataError
+from common.base.errors import DataError
 from language.metrics import sequential, truth
 from language.metrics.memorization import (
     exact_memorization,

@@ -8,29 +8,24 @@ import pytest
 import torch
 from torch import nn
 
-from common.adapters import adapted_layers, attach
-from common.errors import CheckpointError, ConfigError, DataError
-from common.loading import Batch
-from common.methods import UnlearnTask, resolve_config
-from common.registry import METHODS
-from common.schemas import AdapterConfig, FitConfig
-from language.models import (
-    HEAD,
-    TARGETS,
-    blank_model,
-    build_model,
-    causal_forward,
-    component_of,
-    count_targets,
-    load_published,
-    targets_of,
-)
+from common.base.errors import CheckpointError, ConfigError, DataError
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, attach
+from common.bounded.config import AdapterConfig
+from common.data.batch import Batch
+from common.methods.base import resolve_config
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
+from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
+from language.data.load import load_corpus
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.data.tokenizers import train_tokenizer
+from language.models.build import blank_model, build_model, load_published
+from language.models.counting import count_targets
+from language.models.families import HEAD, TARGETS, component_of, targets_of
+from language.models.forward import causal_forward
 from language.scenarios import make_split
-from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
-from language.templates import make_template
-from language.text import TextSource
-from language.tofu import load_corpus
-from language.tokenizers import train_tokenizer
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -333,7 +328,7 @@ def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path, source):
 
 @each_kind
 def test_stages_store_and_restore_tied_weights(kind, tmp_path):
-    from common.checkpoints import WEIGHTS, load_weights, save_weights
+    from common.store.weights import WEIGHTS, load_weights, save_weights
 
     model, blank = build(kind, seed=3), blank_model(config(kind), 400)
     save_weights(model, tmp_path)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from language.evaluation import TofuEvaluation
-from language.items import Corpus, Item
+from language.config import CausalModelConfig
+from language.data.corpus import Corpus, Item
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.measure.evaluation import TofuEvaluation
+from language.measure.scoring import score_parts
 from language.metrics import truth
 from language.metrics.tofu import tofu_compare, tofu_metrics
-from language.schemas import CausalModelConfig
-from language.scoring import score_parts
-from language.templates import make_template
-from language.text import TextSource
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PARTS = {
@@ -62,7 +62,7 @@ def scored(source, parts) -> dict[str, dict]:
     """Model -> part -> scores."""
     from safetensors.torch import load_file
 
-    from language.models import build_model
+    from language.models.build import build_model
 
     found = {}
     for kind in ("gpt_neo", "llama"):

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import benchmarks  # noqa: F401 - registers
-from common.benchmark import Runtime
+from common.base.config import merge, validate
+from common.base.errors import ConfigError
 from common.checks import check_benchmark
-from common.config import merge, validate
-from common.engine import fit
-from common.errors import ConfigError
-from common.loading import Loader
-from common.objectives import CrossEntropy
-from common.schemas import FitConfig
-from language.protocols import LanguageBenchmark, LanguageConfig
+from common.data.loader import Loader
+from common.objectives.objectives import CrossEntropy
+from common.protocol.benchmark import Runtime
+from common.train.config import FitConfig
+from common.train.fit import fit
+from language.benchmark import LanguageBenchmark, LanguageConfig
 
 PROTOCOL = {
     "data": {"name": "fictitious", "authors": 9, "forget_authors": 1, "questions": 2},

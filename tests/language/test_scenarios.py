@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from language.items import Corpus, Item
+from common.base.errors import DataError
+from language.config import TextDataConfig, TextScenarioConfig
+from language.data.corpus import Corpus, Item
+from language.data.load import load_corpus
 from language.scenarios import make_split
-from language.schemas import TextDataConfig, TextScenarioConfig
-from language.tofu import load_corpus
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import validate
-from common.errors import ConfigError
-from language.schemas import CausalModelConfig, TextDataConfig, TextScenarioConfig
+from common.base.config import validate
+from common.base.errors import ConfigError
+from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
 
 
 def test_defaults_are_filled_in_before_they_are_hashed():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from language.evaluation import TofuEvaluation
-from language.items import Corpus, Item
+from language.config import CausalModelConfig
+from language.data.corpus import Corpus, Item
+from language.data.source import TextSource
+from language.data.templates import make_template
+from language.measure.evaluation import TofuEvaluation
+from language.measure.scoring import score_parts
 from language.metrics.rouge import rouge_recall
 from language.metrics.tofu import METRICS, tofu_compare, tofu_metrics
-from language.schemas import CausalModelConfig
-from language.scoring import score_parts
-from language.templates import make_template
-from language.text import TextSource
 
 WORDS = [
     *("red", "blue", "small", "tall", "house", "river", "stone", "bird"),
@@ -50,8 +50,8 @@ PARTS = {
 @pytest.fixture(scope="module")
 def world():
     """(model, make a source from items)."""
-    from language.models import build_model
-    from language.tokenizers import train_tokenizer
+    from language.data.tokenizers import train_tokenizer
+    from language.models.build import build_model
 
     items = make_items()
     tokenizer = train_tokenizer(Corpus(items, "test"), 300)

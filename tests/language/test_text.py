@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, DataError
-from language.items import Corpus, Item
-from language.schemas import CausalModelConfig, TextDataConfig
-from language.templates import make_template
-from language.text import Encoder, TextSource, collate
-from language.tofu import load_corpus
-from language.tokenizers import END, load_tokenizer, tokenizer_digest, train_tokenizer
+from common.base.errors import ConfigError, DataError
+from language.config import CausalModelConfig, TextDataConfig
+from language.data.corpus import Corpus, Item
+from language.data.load import load_corpus
+from language.data.source import Encoder, TextSource, collate
+from language.data.templates import make_template
+from language.data.tokenizers import END, load_tokenizer, tokenizer_digest, train_tokenizer
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tokenizers").is_dir(), reason="no tokenizers here")
@@ -326,9 +326,9 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(corpus, bpe):
     import sys
 
     script = (
-        "from language.tofu import load_corpus\n"
-        "from language.schemas import TextDataConfig\n"
-        "from language.tokenizers import tokenizer_digest, train_tokenizer\n"
+        "from language.data.load import load_corpus\n"
+        "from language.config import TextDataConfig\n"
+        "from language.data.tokenizers import tokenizer_digest, train_tokenizer\n"
         "corpus = load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4))\n"
         "print(tokenizer_digest(train_tokenizer(corpus, 500)))"
     )

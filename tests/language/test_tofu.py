@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DataError
-from language import tofu
-from language.schemas import TextDataConfig
-from language.tofu import load_corpus, read_items, read_rows
+from common.base.errors import DataError
+from language.config import TextDataConfig
+from language.data import load
+from language.data.files import read_items, read_rows
+from language.data.load import load_corpus
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tofu").is_dir(), reason="no TOFU here")
@@ -21,7 +22,7 @@ CONFIG = TextDataConfig(name="tofu")
 
 @pytest.fixture(autouse=True)
 def fresh():
-    tofu._load.cache_clear()
+    load._load.cache_clear()
 
 
 def row(index, wrong=0):

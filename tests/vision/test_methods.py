@@ -20,22 +20,23 @@ import torch.nn.functional as F
 from torch import nn
 
 import benchmarks  # noqa: F401 - registers every method
+from common.base.errors import AccessError, ConfigError
+from common.base.registry import METHODS
+from common.base.seeding import generator
 from common.checks import check_method
-from common.checks.tiny_task import CLASSES, problem_of
-from common.errors import AccessError, ConfigError
-from common.loading import Loader
-from common.methods import resolve_config
-from common.objectives import sample_cross_entropy
-from common.registry import METHODS
-from common.seeding import generator
-from vision.attention import patch_attention, patch_mask
-from vision.contrast import HeadInputs, nt_xent
-from vision.keys import KeyedViT
+from common.checks.tiny_net import CLASSES
+from common.checks.tiny_task import problem_of
+from common.data.loader import Loader
+from common.methods.base import resolve_config
+from common.objectives.positions import sample_cross_entropy
+from vision.config import ModelConfig
+from vision.data.views import TwoViews
+from vision.methods.contrast import HeadInputs, nt_xent
 from vision.methods.lethevit import MaskedContrast
 from vision.methods.novo import ProxyForgetting
-from vision.models import build_model
-from vision.schemas import ModelConfig
-from vision.views import TwoViews
+from vision.models.attention import patch_attention, patch_mask
+from vision.models.build import build_model
+from vision.models.keys import KeyedViT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 VISION = ["lethevit", "coun", "with_contrast", "novo"]
@@ -339,7 +340,7 @@ def test_the_add_on_keeps_the_bases_access(task_of):
 
     config = resolve_config("with_contrast", None, {}, origin="test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.baselines.Finetune", Curious)
+        patch.setattr("common.methods.simple.Finetune", Curious)
         with pytest.raises(AccessError, match="asked for 'forget'"):
             METHODS["with_contrast"](config).unlearn(task)
 

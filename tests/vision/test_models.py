@@ -5,19 +5,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from common.config import validate
-from common.errors import CheckpointError, ConfigError, DataError
-from vision import models
-from vision.models import (
-    TARGETS,
-    adapter_parameters,
-    build_model,
-    component_of,
-    input_spec,
-    load_checkpoint,
-    parameter_share,
-)
-from vision.schemas import ModelConfig
+from common.base.config import validate
+from common.base.errors import CheckpointError, ConfigError, DataError
+from vision.config import ModelConfig
+from vision.models import build as models
+from vision.models.build import adapter_parameters, build_model, input_spec, parameter_share
+from vision.models.checkpoint import load_checkpoint
+from vision.models.family import TARGETS, component_of
 
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.benchmark import Runtime
-from common.config import digest, validate
-from common.errors import ConfigError
+from common.base.config import digest, validate
+from common.base.errors import ConfigError
+from common.protocol.benchmark import Runtime
+from vision.benchmark import VisionBenchmark, VisionConfig
 from vision.metrics import METRICS
-from vision.protocols import VisionBenchmark, VisionConfig
 
 TINY = {
     "data": {"name": "digits", "train_images": 200, "validation_images": 60, "test_images": 100},

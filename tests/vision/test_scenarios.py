@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.config import validate
-from common.errors import ConfigError, DataError
-from common.splits import ForgetSplit
-from vision.data import load_source
+from common.base.config import validate
+from common.base.errors import ConfigError, DataError
+from common.data.splits import ForgetSplit
+from vision.config import DataConfig, ModelConfig, ScenarioConfig
+from vision.data.source import load_source
 from vision.scenarios import forgotten_classes, make_split, out_of_fold_probabilities
-from vision.schemas import DataConfig, ModelConfig, ScenarioConfig
 
 KINDS = ("random", "class", "confusing", "memorised")
 

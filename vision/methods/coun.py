@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from common.config import Strict, validate
-from common.methods import MethodInfo, UnlearningMethod, UnlearnTask, resolve_config
-from common.registry import METHODS
-from common.schemas import Count, FitConfig, NonNegative, Positive
+from common.base.config import Strict, validate
+from common.base.numbers import Count, NonNegative, Positive
+from common.base.registry import METHODS
+from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from common.engine import FitResult
-    from common.loading import Loader
-    from common.objectives import Objective
+    from common.data.loader import Loader
+    from common.objectives.objectives import Objective
+    from common.train.protocols import FitResult
 
 Shift = Annotated[int, Field(ge=0)]
 
@@ -127,9 +129,9 @@ class Contrasting(UnlearnTask):
         **options: Any,
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
-        from common.loading import Loader
-        from vision.contrast import VIEWS, Contrasted, HeadInputs
-        from vision.views import TwoViews
+        from common.data.loader import Loader
+        from vision.data.views import TwoViews
+        from vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()
         views = Loader(

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
-from common.schemas import Count, FitConfig, Positive
+from common.base.numbers import Count, Positive
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
 
-    from common.loading import Batch, Forward
-    from common.objectives import Terms
+    from common.data.batch import Batch, Forward
+    from common.objectives.objectives import Terms
 
 
 class LetheViT(UnlearningMethod):
@@ -59,7 +61,7 @@ class LetheViT(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Contrast on forget, then repair on retain."""
-        from common.objectives import CrossEntropy
+        from common.objectives.objectives import CrossEntropy
 
         config: Any = self.config
         fields = {name: getattr(config, name) for name in FitConfig.model_fields}
@@ -94,7 +96,7 @@ class MaskedContrast:
         import torch
         import torch.nn.functional as F
 
-        from common.objectives import Terms
+        from common.objectives.objectives import Terms
 
         batch = batches["forget"]
         logits = forward(batch)
@@ -109,8 +111,8 @@ class MaskedContrast:
         """The images with their chosen patches black."""
         import torch
 
-        from common.loading import Batch
-        from vision.attention import patch_attention, patch_mask
+        from common.data.batch import Batch
+        from vision.models.attention import patch_attention, patch_mask
 
         x = batch.inputs["x"]
         scores = patch_attention(self.teacher, x, self.config.block)

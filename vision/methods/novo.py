@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from common.config import Strict
-from common.errors import ConfigError
-from common.methods import MethodInfo, UnlearningMethod, UnlearnTask
-from common.schemas import NonNegative, Positive
+from common.base.config import Strict
+from common.base.errors import ConfigError
+from common.base.numbers import NonNegative, Positive
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from common.loading import Batch, Forward
-    from common.objectives import Terms
-    from vision.keys import KeyedViT
+    from common.data.batch import Batch, Forward
+    from common.objectives.objectives import Terms
+    from vision.models.keys import KeyedViT
 
 
 class Novo(UnlearningMethod):
@@ -50,8 +51,9 @@ class Novo(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the ready model, deletes keys, folds the rest into the weights."""
-        from common.loading import Loader, forgotten_classes
-        from vision.keys import KeyedViT
+        from common.data.labels import forgotten_classes
+        from common.data.loader import Loader
+        from vision.models.keys import KeyedViT
 
         config: Any = self.config
         forget, retain = task.indices("forget"), task.indices("retain")
@@ -87,7 +89,7 @@ class ProxyForgetting:
 
         import torch
 
-        from common.objectives import Terms
+        from common.objectives.objectives import Terms
 
         batch = batches["train"]
         shown = torch.rand(self.keyed.num_classes) >= self.hide

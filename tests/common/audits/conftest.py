@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.audits.base import AuditTask
-from common.scores import Scores
+from common.audits.task import AuditTask
+from common.measure.scores import Scores
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +47,13 @@ def make_scores():
 def toy():
     """Makes an audit task of the toy problem (class 1 of 4 forgotten) around a model."""
     from common.checks import tiny_task
-    from common.loading import ordered_batches
-    from common.scores import collect
+    from common.data.batch import ordered_batches
+    from common.measure.scores import collect
 
     access = frozenset({"forget", "retain", "initial"})
 
     def reference(scenario: str, parts: list[str]):
-        from common.methods import train_reference
+        from common.methods.base import train_reference
 
         model = tiny_task.problem_of("").net()
         task = tiny_task.make_task(model, scenario, 0, access, poisoned=False)

@@ -1,0 +1,319 @@
+"""One application: check everything, unlearn, measure, write all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.apply.report import AUDIT, reading, weight_change
+from benchmarks.pipeline.runner import Progress, cost_of, dynamics_of, reset_peak
+from common.base import processes
+from common.base.config import Strict, apply_overrides
+from common.base.errors import CheckpointError, ConfigError, Diverged
+from common.base.registry import METHODS
+from common.base.seeding import make_deterministic
+from common.data.splits import ForgetSplit
+from common.methods.base import resolve_config
+from common.methods.task import UnlearnTask
+from common.protocol.benchmark import pick_device
+from common.protocol.request import AppliedResult, ApplyRequest
+from common.protocol.subject import Subject
+from common.store.records import environment
+from common.store.stages import check_writable, write_json
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SCHEMA = 1
+ADAPTER = "adapter"
+
+
+def apply(request: ApplyRequest, *, progress: Progress | None = None) -> AppliedResult:
+    """Unlearns ``forget`` and writes model, adapter and audit into ``out``, or nothing.
+
+    Memory: the given model and the one that is changed are held together.
+
+    Args:
+        request: What to do.
+        progress: Called with (steps done, steps in all) during training.
+
+    Raises:
+        UserError: Something in the request can be mended; nothing was written.
+    """
+    config = _method_config(request)
+    _check_out(request.out)
+    _check_access(request)
+    subject = _subject(request)
+    _check_applicable(request.method, subject)
+    device = _device(request.device)
+    make_deterministic(request.threads)
+    if processes.count() > 1:
+        from common.train.launch import join_processes
+
+        join_processes(device)
+        processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
+    subject.load(device, config)
+    return _Application(request, config, subject, device, progress).run()
+
+
+def _subject(request: ApplyRequest) -> Subject:
+    if request.modality == "text":
+        from language.apply.subject import TextSubject
+
+        return TextSubject(request)
+    from vision.apply.subject import ImageSubject
+
+    return ImageSubject(request)
+
+
+# Checks that need no model -----------------------------------------------------------------------
+
+
+def _method_config(request: ApplyRequest) -> Strict:
+    params = apply_overrides({}, request.params)
+    return resolve_config(request.method, request.preset, params, origin=request.method)
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
+
+
+def _check_access(request: ApplyRequest) -> None:
+    name, info = request.method, METHODS[request.method].info
+    if not info.changes_model:
+        raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
+    if "initial" in info.access:
+        raise ConfigError(
+            f"method '{name}' trains from the start, which needs the original recipe; choose one "
+            "that changes a given model"
+        )
+    if "retain" in info.access and request.retain is None:
+        raise ConfigError(f"method '{name}' reads retain data; give --retain")
+
+
+def _check_applicable(method: str, subject: Subject) -> None:
+    info, scenario = METHODS[method].info, subject.scenario or ""
+    reason = info.inapplicable(scenario=scenario, modality=subject.modality)
+    if reason is not None:
+        fits = info.modality in ("", subject.modality)
+        asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
+        raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    name = pick_device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device {name}: {str(error).splitlines()[0][:120]}; use auto or cpu"
+        ) from None
+    return device
+
+
+# The work ----------------------------------------------------------------------------------------
+
+
+class _GivenSplit(ForgetSplit):
+    """Index sets of a user's folders: retain may be absent where the method does not read it."""
+
+    def __post_init__(self) -> None:
+        """Folders are disjoint by construction and never empty."""
+
+
+class _Application:
+    """One request being carried out."""
+
+    def __init__(
+        self,
+        request: ApplyRequest,
+        config: Strict,
+        subject: Subject,
+        device: torch.device,
+        progress: Progress | None,
+    ):
+        self.request, self.config = request, config
+        self.subject, self.device = subject, device
+        self.progress = progress
+
+    def run(self) -> AppliedResult:
+        audit = self._identity()
+        audit["before"] = self._before()
+        task = self._task()
+        reset_peak()
+        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as audit["warnings"]:
+            try:
+                merged, adapters = self._unlearned(task, audit, Path(scratch))
+                self._check_merged(merged)
+                audit["after"] = self.subject.measured(merged)
+            except Diverged as error:
+                return self._diverged(audit, task, error)
+            audit["dynamics"] = dynamics_of(task)
+            audit["weight_change"] = weight_change(self.subject.original, merged, adapters)
+            return self._write(audit, merged, Path(scratch))
+
+    def _unlearned(
+        self, task: UnlearnTask, audit: dict[str, Any], scratch: Path
+    ) -> tuple[nn.Module, dict[str, float] | None]:
+        """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
+        from common.bounded.attach import detach, trainable_share
+        from common.bounded.files import save_adapter
+        from common.bounded.find import adapted_layers
+        from common.bounded.statistics import adapter_statistics
+
+        started = time.perf_counter()
+        try:
+            model = METHODS[self.request.method](self.config).unlearn(task)
+        finally:
+            audit["cost"] = cost_of(task, time.perf_counter() - started)
+        trainable, base = trainable_share(model)
+        audit["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
+        if not any(True for _ in adapted_layers(model)):
+            return model, None
+        statistics = adapter_statistics(model)
+        save_adapter(model, scratch / ADAPTER)
+        return detach(model), statistics
+
+    def _task(self) -> UnlearnTask:
+        info, subject = METHODS[self.request.method].info, self.subject
+        return UnlearnTask(
+            model=copy.deepcopy(subject.original),
+            source=subject.source,
+            split=_GivenSplit("apply", subject.parts, subject.source.digest),
+            access=info.access,
+            forward=subject.forward,
+            recipe=FitConfig(epochs=1),
+            num_classes=subject.num_classes,
+            targets=subject.targets,
+            head=subject.head,
+            component_of=subject.component_of,
+            build=_no_fresh_model,
+            seed=self.request.seed,
+            progress=self.progress,
+        )
+
+    def _before(self) -> dict[str, Any]:
+        try:
+            return self.subject.measured(self.subject.original)
+        except Diverged as error:
+            raise CheckpointError(
+                f"{self.subject.weights}: the model's outputs are not finite ({error.reason}); "
+                "give a model that works"
+            ) from None
+
+    def _check_merged(self, model: nn.Module) -> None:
+        """What is written must load into the architecture that it came from, and be finite."""
+        before, after = self.subject.original.state_dict(), model.state_dict()
+        assert list(before) == list(after), "the method changed the architecture"
+        for name, tensor in after.items():
+            assert tensor.shape == before[name].shape, f"the method changed the shape of {name}"
+            assert tensor.dtype == before[name].dtype, f"the method changed the type of {name}"
+            if not bool(tensor.isfinite().all()):
+                raise Diverged(0, f"parameter {name} is not finite")
+
+    def _diverged(self, audit: dict[str, Any], task: UnlearnTask, error: Diverged) -> AppliedResult:
+        audit |= {"status": "diverged", "status_detail": str(error), "after": None}
+        audit["dynamics"] = dynamics_of(task)
+        audit["reading"] = reading(audit, self.subject)
+        if processes.is_main():
+            with writing(self.request.out) as folder:
+                write_json(folder / AUDIT, audit)
+        message = (
+            f"{self.request.method} {error}; no model was written, only "
+            f"{self.request.out / AUDIT}; lower lr or steps and choose another folder"
+        )
+        return AppliedResult("diverged", self.request.out, audit, message)
+
+    def _write(self, audit: dict[str, Any], merged: nn.Module, scratch: Path) -> AppliedResult:
+        out = self.request.out
+        if not processes.is_main():
+            return AppliedResult("ok", out, {**audit, "reading": ""}, "")
+        with writing(out) as folder:
+            audit["output"] = self.subject.write(merged, folder)
+            if (scratch / ADAPTER).is_dir():
+                shutil.copytree(scratch / ADAPTER, folder / ADAPTER)
+            audit["reading"] = reading(audit, self.subject)
+            write_json(folder / AUDIT, audit)
+        message = f"wrote {out}: the merged model and {AUDIT}"
+        return AppliedResult("ok", out, audit, message)
+
+    def _identity(self) -> dict[str, Any]:
+        request, info = self.request, METHODS[self.request.method].info
+        return {
+            "schema_version": SCHEMA,
+            "kind": "apply",
+            "status": "ok",
+            "status_detail": "",
+            "modality": request.modality,
+            **self.subject.identity(),
+            "scenario": self.subject.scenario,
+            "method": {
+                "name": request.method,
+                "version": info.version,
+                "paper": info.paper,
+                "preset": request.preset,
+                "params": self.config.model_dump(mode="json"),
+            },
+            "seed": request.seed,
+            "device": str(self.device),
+            "environment": environment(),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+
+
+def _no_fresh_model() -> nn.Module:
+    raise AssertionError("refused before: no method with access to 'initial' comes here")
+
+
+@contextlib.contextmanager
+def _noting_warnings() -> Iterator[list[str]]:
+    """Collects what the adapters warn of, such as an update that rounding swallows."""
+    texts: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    handler, logger = Noting(logging.WARNING), logging.getLogger("common")
+    logger.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside ``out`` that takes its place when the block ends without error.
+
+    Raises:
+        ConfigError: ``out`` was filled by somebody else in the meantime.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        try:
+            os.rename(temporary, out)
+        except OSError as error:
+            raise ConfigError(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

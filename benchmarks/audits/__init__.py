@@ -1,0 +1,1 @@
+"""The ``audit`` job: its plan, cost, work and report."""

@@ -1,0 +1,288 @@
+"""Stored scores and audit stages -> one table per audit, always beside Retrain against Retrain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from benchmarks.audits.plan import AUDIT_FILE, Design, Shadows
+from benchmarks.audits.streams import RequestPlanner
+from benchmarks.pipeline.stage import Result, Stage
+from benchmarks.report.table import FLOOR
+from benchmarks.spec.resolve import ResolvedRow
+from common.audits.base import Audit, ModelAudit, PairAudit, PopulationAudit
+from common.audits.measure import Measure, Measures, NotApplicable
+from common.audits.sequential import Sequential
+from common.audits.ulira import ULira
+from common.base.errors import DataError
+from common.base.registry import BENCHMARKS, METHODS
+from common.measure.gaps import summarise
+
+NO_SECOND = "no second Retrain in the store: set retrains: 2"
+Cell = Measures | str
+"""What an audit found for one row and seed, or why it found nothing."""
+
+
+@dataclass
+class AuditTable:
+    """One audit of a suite.
+
+    Attributes:
+        name: The audit.
+        audit: With its config.
+        rows: Row label -> seed -> measures or a reason; the noise floor is a row.
+    """
+
+    name: str
+    audit: Audit
+    rows: dict[str, dict[int, Cell]] = field(default_factory=dict)
+
+    def put(self, label: str, seed: int, work: Callable[[], Measures]) -> None:
+        """Measures, or the reason why there are none."""
+        try:
+            self.rows.setdefault(label, {})[seed] = work()
+        except NotApplicable as error:
+            self.rows.setdefault(label, {})[seed] = error.reason
+
+    @property
+    def columns(self) -> list[str]:
+        """Measures in the order in which they first appear."""
+        names: dict[str, None] = {}
+        for row in self.rows.values():
+            for cell in row.values():
+                names |= dict.fromkeys(cell if isinstance(cell, dict) else ())
+        return list(names)
+
+    def summary(self, label: str, column: str) -> Measure | None:
+        """A row's measure over its seeds: its own interval for one seed, else a t-interval.
+
+        Seeds where it is undefined are left out and counted in the note.
+        """
+        cells = [cell for cell in self.rows[label].values() if isinstance(cell, dict)]
+        found = [cell[column] for cell in cells if column in cell]
+        known = [measure for measure in found if measure.value is not None]
+        if len(found) == 1 or not known:
+            return found[0] if found else None
+        values = [measure.value for measure in known if measure.value is not None]
+        over = summarise(values)
+        notes = [measure.note for measure in found if measure.note]
+        if len(known) < len(found):
+            notes.append(f"undefined for {len(found) - len(known)} of {len(found)} seeds")
+        interval = f"95 % t over {len(values)} seeds" if len(values) > 1 else known[0].interval
+        low, high = (over.low, over.high) if len(values) > 1 else (known[0].low, known[0].high)
+        text = "; ".join(dict.fromkeys(notes))
+        low, high = known[0].clipped(low), known[0].clipped(high)
+        return Measure(over.mean, low, high, interval, known[0].n, text, known[0].bounds)
+
+
+class AuditReport:
+    """Everything that the store can answer; runs nothing.
+
+    Args:
+        planner: Of the suite.
+        audits: Name -> audit with its config.
+        shadows: Which shadows to read; without them whatever lies in the store, from the first.
+    """
+
+    def __init__(
+        self, planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
+    ):
+        self.planner, self.audits, self.shadows = planner, audits, shadows
+        self.store = planner.store
+        self._loaded: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def finals(self) -> list[Result]:
+        """The suite's evaluated models that did not diverge."""
+        return list(self.planner.finals())
+
+    @cached_property
+    def _retrain(self) -> str:
+        return next(row.label for row in self.planner.suite.rows if row.method == "retrain")
+
+    def tables(self) -> list[AuditTable]:
+        """One table per audit."""
+        tables = []
+        for name, audit in self.audits.items():
+            table = AuditTable(name, audit)
+            reason = self.planner.inapplicable(audit)
+            if reason is not None:
+                self._without(table, NotApplicable(reason).reason)
+            elif isinstance(audit, PairAudit):
+                self._pairs(table, audit)
+            elif isinstance(audit, PopulationAudit):
+                self._populations(table, audit)
+            elif isinstance(audit, Sequential):
+                self._streams(table, audit)
+            else:
+                assert isinstance(audit, ModelAudit)
+                self._models(table, audit)
+            tables.append(table)
+        return tables
+
+    def scores(self, stage: Stage) -> dict[str, Any]:
+        """Part -> stored scores of an evaluate stage."""
+        from common.measure.scores import load_scores
+
+        if stage.key not in self._loaded:
+            choices = BENCHMARKS[self.planner.suite.spec.benchmark].choices
+            folder = self.store.folder(stage.kind, stage.key)
+            self._loaded[stage.key] = {
+                part: replace(scores, probs=choices(scores))
+                for part, scores in load_scores(folder / "scores.safetensors").items()
+            }
+        return self._loaded[stage.key]
+
+    def _of(self, label: str, replicate: int = 0) -> dict[int, Result]:
+        return {r.seed: r for r in self.finals if (r.label, r.replicate) == (label, replicate)}
+
+    def _labels(self) -> Iterator[str]:
+        """Rows with results, without Retrain."""
+        for row in self.planner.suite.rows:
+            if row.label != self._retrain and self._of(row.label):
+                yield row.label
+
+    def _without(self, table: AuditTable, reason: str) -> None:
+        seeds = self._of(self._retrain)
+        table.rows = {label: dict.fromkeys(seeds, reason) for label in (FLOOR, *self._labels())}
+
+    def _pairs(self, table: AuditTable, audit: PairAudit) -> None:
+        first, second = self._of(self._retrain), self._of(self._retrain, 1)
+        rows = {FLOOR: second} | {label: self._of(label) for label in self._labels()}
+        for label, results in rows.items():
+            for seed, retrain in first.items():
+                if seed in results:
+                    ours, theirs = (self.scores(r.stage) for r in (results[seed], retrain))
+                    table.put(label, seed, partial(audit.compare, ours, theirs, seed=seed))
+                elif label == FLOOR:
+                    table.rows.setdefault(FLOOR, {})[seed] = NO_SECOND
+
+    # Model audits --------------------------------------------------------------------------------
+
+    def _models(self, table: AuditTable, audit: ModelAudit) -> None:
+        targets = {
+            seed: self._probe(result, table.name, audit)
+            for seed, result in self._of(self._retrain).items()
+        }
+        rows = [(self._retrain, self._of(self._retrain)), (FLOOR, self._of(self._retrain, 1))]
+        rows += [(label, self._of(label)) for label in self._labels()]
+        for label, results in rows:
+            for seed, result in results.items():
+                cell = self._probe(result, table.name, audit)
+                target = targets.get(seed)
+                if label != self._retrain and isinstance(cell, dict) and isinstance(target, dict):
+                    cell = {**cell, **audit.relate(cell, target)}
+                table.rows.setdefault(label, {})[seed] = cell
+        if FLOOR not in table.rows:
+            table.rows[FLOOR] = dict.fromkeys(targets, NO_SECOND)
+
+    def _probe(self, result: Result, name: str, audit: ModelAudit) -> Cell:
+        stage = self.planner.probe(result, name, audit)
+        if self.store.done("audit", stage.key) is None:
+            return "not run"
+        path = self.store.folder("audit", stage.key) / AUDIT_FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            measures = {key: Measure.from_json(value) for key, value in data["measures"].items()}
+            return data["not_applicable"] or measures
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{path}: damaged ({error}); delete {path.parent} and rerun") from None
+
+    # Populations ---------------------------------------------------------------------------------
+
+    def _populations(self, table: AuditTable, audit: PopulationAudit) -> None:
+        for seeds in self._seed_groups():
+            pool = self._retrains(seeds)
+            half = len(pool) // 2
+            rows = {FLOOR: pool[half:]}
+            rows |= {label: self._shadows(label, seeds) for label in self._labels()}
+            for label, models in rows.items():
+                n = min(len(models), half)
+                ours, theirs = ([self.scores(s) for s in side[:n]] for side in (models, pool))
+                table.put(label, seeds[0], partial(audit.compare, ours, theirs, seed=seeds[0]))
+        if isinstance(audit, ULira):
+            self._halves(table, audit)
+
+    def _seed_groups(self) -> list[list[int]]:
+        """Seeds that share one split: their models are one population."""
+        groups: dict[str, list[int]] = {}
+        for seed, result in self._of(self._retrain).items():
+            split = result.stage.parents["split"]
+            done = self.store.done("split", split.key)
+            groups.setdefault((done or {}).get("split", split.key), []).append(seed)
+        return list(groups.values())
+
+    def _retrains(self, seeds: Sequence[int]) -> list[Stage]:
+        """Retrains of one split, first replicates first."""
+        limit = 2 * self.shadows.count if self.shadows else None
+        return _interleaved(
+            [self._run(partial(self.planner.retrain_shadow, seed), limit) for seed in seeds]
+        )
+
+    def _shadows(self, label: str, seeds: Sequence[int]) -> list[Stage]:
+        """Unlearned models of one row and split."""
+        row = self.planner.suite.row(label)
+        return _interleaved([self._shadows_of(row, seed, "fixed") for seed in seeds])
+
+    def _shadows_of(self, row: ResolvedRow, seed: int, design: Design) -> list[Stage]:
+        count = self.shadows.count if self.shadows else None
+        originals = self.shadows.originals if self.shadows and design == "fixed" else None
+        if originals and count and not METHODS[row.method].info.changes_model:
+            count = min(count, originals)
+        make = partial(self.planner.shadow, row, seed, design=design, originals=originals)
+        return self._run(make, count)
+
+    def _run(self, make: Callable[[int], Stage | None], limit: int | None) -> list[Stage]:
+        """Stages 0, 1, ... that are in the store and did not diverge, up to the first missing."""
+        found: list[Stage] = []
+        index = 0
+        while limit is None or index < limit:
+            stage = make(index)
+            if stage is None or self.store.done(stage.kind, stage.key) is None:
+                break
+            if self.planner.usable(stage):
+                found.append(stage)
+            index += 1
+        return found
+
+    def _halves(self, table: AuditTable, audit: ULira) -> None:
+        for row in self.planner.suite.rows:
+            if row.method == "retrain":
+                continue
+            for seed in self._of(self._retrain):
+                models = [self.scores(stage) for stage in self._shadows_of(row, seed, "halves")]
+                if models:
+                    table.put(
+                        f"{row.label}, halves", seed, partial(audit.halves, models, seed=seed)
+                    )
+
+    # Streams -------------------------------------------------------------------------------------
+
+    def _streams(self, table: AuditTable, audit: Sequential) -> None:
+        suite = self.planner.suite
+        rows = [(row, row.label, 0) for row in suite.rows]
+        rows += [(suite.row(self._retrain), FLOOR, 1)]
+        for row, label, replicate in rows:
+            for seed in suite.spec.seeds:
+                stages = self.planner.stream(row, seed, audit.config.requests, replicate) or []
+                table.rows.setdefault(label, {})[seed] = self._stream(audit, stages)
+
+    def _stream(self, audit: Sequential, stages: Sequence[Stage]) -> Cell:
+        measures: Measures = {}
+        for index, stage in enumerate(stages):
+            done = self.store.done(stage.kind, stage.key)
+            if done is None:
+                return "not run: add --audits sequential --yes"
+            if done["status"] != "ok":
+                return f"diverged at request {index + 1}: {done.get('status_detail', '')}"
+            measures |= audit.after(index, self.scores(stage))
+        return measures or "its tuning is not finished"
+
+
+def _interleaved(lists: Sequence[Sequence[Stage]]) -> list[Stage]:
+    """First of each, then second of each, and so on."""
+    longest = max((len(items) for items in lists), default=0)
+    return [items[k] for k in range(longest) for items in lists if k < len(items)]

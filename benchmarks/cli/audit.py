@@ -1,0 +1,300 @@
+"""The command ``audit``: what else tells an unlearned model from a retrained one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchmarks.cli.options import (
+    STORE,
+    DataRoot,
+    Device,
+    ExecutorName,
+    Only,
+    Overrides,
+    Plugins,
+    Seeds,
+    Store,
+    Threads,
+    Workers,
+    console,
+    make_runtime,
+    register_all,
+    resolve_suite,
+)
+from common.base import processes
+from common.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.audits.cost import Cost
+    from benchmarks.audits.plan import Shadows
+    from benchmarks.audits.streams import RequestPlanner
+    from benchmarks.pipeline.stage import Plan
+    from benchmarks.spec.resolve import ResolvedSuite
+    from common.audits.base import Audit
+    from common.protocol.benchmark import Runtime
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples:  unlearn audit --list  ·  unlearn audit digits-class  ·  unlearn audit "
+    "digits-class --minutes --only gd_sine  ·  unlearn audit digits-class --audits relearn --with "
+    "relearn.shots=20  ·  unlearn audit digits-class --shadows 16  ·  unlearn audit "
+    "runs/stages/evaluate-0123/record.json"
+)
+def audit(
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite name, YAML file, or the record.json of one run.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
+    audits: Annotated[str | None, typer.Option(help="Only these audits, comma-separated.")] = None,
+    minutes: Annotated[
+        bool, typer.Option("--minutes", help="Also those that run or train the stored models.")
+    ] = False,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="Setting: audit.key=value (repeatable).")
+    ] = None,
+    shadows: Annotated[
+        int, typer.Option(help="Train N shadows per row and seed; prints the cost first.", min=0)
+    ] = 0,
+    design: Annotated[
+        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
+    ] = "fixed",
+    originals: Annotated[
+        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
+    ] = 0,
+    yes: Annotated[bool, typer.Option("--yes", help="Train what was priced.")] = False,
+    store: Store = STORE,
+    data_root: DataRoot = None,
+    set_: Overrides = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    workers: Workers = 0,
+    executor: ExecutorName = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Audit what a suite has run, always beside Retrain against a second Retrain.
+
+    Free audits read the stored scores. --minutes adds those that probe or attack the stored
+    models; their results are stages, kept like others. Those over many models (KLoM, epsilon,
+    U-LiRA) need shadows: --shadows N says what they would cost and trains them with --yes;
+    what was trained resumes and is never trained again. Requests in turn (--audits sequential)
+    cost and wait in the same way. Give suite, --set, --seeds and --only as
+    for run. The tables are also written to suites/SUITE/audits.json in the store.
+    """
+    register_all(plugin)
+    if list_:
+        _list(audits)
+        return
+    if suite is None:
+        raise ConfigError("audit: give a suite, or --list")
+    from benchmarks.audits.streams import RequestPlanner
+    from benchmarks.cli.session import finish
+    from common.store.stages import StageStore
+
+    resolved, store = _target(suite, store, set_, seeds, only)
+    chosen = choose(audits, minutes, with_ or ())
+    wanted = _shadows(shadows, design, originals)
+    if wanted is not None:
+        _check_shadows(wanted, chosen, len(resolved.spec.seeds))
+    runtime = make_runtime(store, data_root, device, threads, plugin)
+    planner = RequestPlanner(resolved, StageStore(runtime.store))
+    if not list(planner.finals()):
+        raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
+    failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
+    if not failed and processes.is_main():
+        _report(planner, chosen, wanted)
+    finish(failed)
+
+
+def _list(only: str | None) -> None:
+    """Every audit with its tier, formula and source."""
+    from rich.markup import escape
+
+    from common.audits import AUDITS
+    from common.audits.base import TIERS
+
+    names = only.split(",") if only else AUDITS.names()
+    for name in names:
+        cls = AUDITS[name.strip()]
+        info = cls.info
+        console.print(
+            f"[bold]{name}[/bold]  {info.tier}  in {escape(info.unit)}, ideal: {info.ideal}"
+            + ("  [dim]class forgetting only[/dim]" if info.scenario == "class" else ""),
+            highlight=False,
+        )
+        console.print(escape(inspect.getdoc(cls) or ""), style="dim", highlight=False)
+        defaults = ", ".join(f"{k}={v}" for k, v in cls.Config().model_dump().items())
+        console.print(f"settings: {escape(defaults) or 'none'}\n", highlight=False)
+    for tier, text in TIERS.items():
+        console.print(f"{tier}: {text}", highlight=False)
+
+
+def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[str, Audit]:
+    """The audits of a command line, with their configs.
+
+    Raises:
+        ConfigError: An unknown audit or setting.
+    """
+    from common.audits import AUDITS, make_audit
+    from common.audits.base import ModelAudit
+    from common.audits.sequential import Sequential
+    from common.base.config import apply_overrides
+
+    classes = {name: AUDITS[name] for name in AUDITS.names()}
+    if audits is not None:
+        names = [name.strip() for name in audits.split(",")]
+        classes = {name: AUDITS[name] for name in names}
+    else:
+        unasked = Sequential if minutes else (Sequential, ModelAudit)
+        classes = {n: cls for n, cls in classes.items() if not issubclass(cls, unasked)}
+    given: dict[str, Any] = apply_overrides({}, settings, "--with")
+    for name, values in given.items():
+        AUDITS.entry(name)
+        if name not in classes or not isinstance(values, Mapping):
+            raise ConfigError(f"--with {name}: write {name}.key=value, and choose the audit")
+    return {name: make_audit(name, given.get(name), f"--with {name}") for name in classes}
+
+
+def _shadows(count: int, design: str, originals: int) -> Shadows | None:
+    from benchmarks.audits.plan import Shadows
+
+    if design not in ("fixed", "halves"):
+        raise ConfigError(f"--design {design}: choose fixed or halves")
+    if count == 0:
+        return None
+    if count < 2:
+        raise ConfigError("--shadows 1: a distribution needs two models or more")
+    if originals and design == "halves":
+        raise ConfigError("--originals: halves need an Original each; leave it out")
+    return Shadows(count, design, originals or None)  # type: ignore[arg-type]
+
+
+def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
+    """Refuses trainings that no chosen audit would read; seeds may share one population."""
+    from common.audits.base import PopulationAudit
+
+    count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
+    least = {
+        name: audit.least[design]
+        for name, audit in audits.items()
+        if isinstance(audit, PopulationAudit) and design in audit.least
+    }
+    if not least:
+        readers = "ulira" if design == "halves" else "klom, epsilon and ulira"
+        raise ConfigError(f"--shadows with --design {design}: only {readers} read them; choose one")
+    if count < min(least.values()):
+        name = min(least, key=lambda name: least[name])
+        raise ConfigError(f"--shadows {shadows.count}: {name} needs {least[name]} or more")
+
+
+def _target(
+    suite: str, store: Path, set_: list[str] | None, seeds: str | None, only: str | None
+) -> tuple[ResolvedSuite, Path]:
+    """A suite, or the one-row suite of a record with the store that it lies in."""
+    path = Path(suite)
+    if path.suffix != ".json":
+        return resolve_suite(suite, set_, seeds, only), store
+    from benchmarks.audits.plan import suite_of_record
+    from common.base.errors import DataError
+    from common.store.records import RunRecord
+
+    if set_ or seeds or only:
+        raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
+    try:
+        record = RunRecord.load(path)
+    except DataError as error:
+        if path.name == "record.json":
+            raise
+        raise ConfigError(f"{error.args[0].partition(';')[0]}; give a run's record.json") from None
+    resolved = suite_of_record(record)
+    where = path.resolve().parents
+    inside = len(where) > 2 and where[1].name == "stages"
+    return resolved, where[2] if inside and store == STORE else store
+
+
+def _work(
+    planner: RequestPlanner,
+    audits: Mapping[str, Audit],
+    shadows: Shadows | None,
+    yes: bool,
+    how: tuple[Runtime, int, str],
+) -> dict[str, str]:
+    """Runs the stages that are missing; returns what failed."""
+    from benchmarks.pipeline.stage import Plan
+    from common.audits.base import ModelAudit
+    from common.audits.sequential import Sequential
+
+    streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
+    plans = [planner.stream_plan(count) for count in streams]
+    plans += [] if shadows is None else [planner.shadow_plan(shadows)]
+    missing = [plan for plan in plans if not planner.complete(plan)]
+    for plan in missing:
+        planner.check_trainable()
+        _print_cost(planner, plan)
+        if yes:
+            failed = _run(plan, how)
+            if failed:
+                return failed
+    if missing and not yes:
+        console.print("Nothing was trained. Add --yes to train this.")
+    probes = {name: a for name, a in audits.items() if isinstance(a, ModelAudit)}
+    return _run(Plan(planner.suite, planner.probes(probes)), how) if probes else {}
+
+
+def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
+    from benchmarks.cli.session import working
+    from benchmarks.pipeline.schedule import run_plan
+
+    runtime = how[0]
+    with working(f"{plan.suite.name} audits", *how) as (pool, display):
+        outcome = run_plan(plan, runtime, pool, watcher=display)
+    return outcome.failed
+
+
+def _print_cost(planner: RequestPlanner, plan: Plan) -> None:
+    from benchmarks.audits.cost import costs
+    from benchmarks.report.table import left, rich_table
+
+    found = costs(plan, planner.store, list(planner.base.stages()))
+    heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
+    console.print(left(rich_table("To be trained", heads, [_cost_row(cost) for cost in found])))
+    unknown = [cost.kind for cost in found if cost.seconds is None]
+    total = sum(cost.seconds or 0.0 for cost in found)
+    text = f"About {_duration(total)} of one process for what is missing"
+    text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
+    console.print(text + ", from the recorded seconds of such stages.", highlight=False)
+    for label in dict.fromkeys(plan.waiting):
+        console.print(f"{label}: its tuning is not finished: left out", highlight=False)
+
+
+def _cost_row(cost: Cost) -> list[str]:
+    size = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
+    about = "?" if cost.seconds is None else _duration(cost.seconds)
+    return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, size]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
+    """Prints the tables and writes the JSON."""
+    from benchmarks.audits.derive import AuditReport
+    from benchmarks.audits.report import print_audits, report_json, report_path
+    from common.store.stages import write_json
+
+    tables = AuditReport(planner, audits, shadows).tables()
+    print_audits(console, tables)
+    path = report_path(planner.store.root, planner.suite.name)
+    write_json(path, report_json(planner.suite.name, tables))
+    console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)

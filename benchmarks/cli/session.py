@@ -1,0 +1,82 @@
+"""What every command that runs stages shares: workers, a live display, and how it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from benchmarks.cli.options import console, tell
+from benchmarks.pipeline.executors import abandon, make_executor
+from benchmarks.pipeline.progress import Display
+
+if TYPE_CHECKING:
+    from benchmarks.spec.resolve import ResolvedSuite
+    from common.protocol.benchmark import Runtime
+
+
+@contextmanager
+def working(
+    title: str, runtime: Runtime, workers: int, executor: str
+) -> Iterator[tuple[Executor, Display]]:
+    """A pool and a display around the running of a plan; an interruption stops the workers.
+
+    Args:
+        title: What the display calls it.
+        runtime: Device, threads and plugins of the workers.
+        workers: How many; 0 takes what fits the device.
+        executor: Its name, of :data:`benchmarks.pipeline.executors.NAMES`.
+    """
+    count = workers or default_workers(runtime.device)
+    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
+    try:
+        with Display(console, title) as display:
+            yield pool, display
+    except BaseException:
+        abandon(pool)
+        raise
+    pool.shutdown()
+
+
+def run_with_audits(
+    suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
+) -> tuple[int, dict[str, str]]:
+    """Runs what the store lacks of a suite and of its own audits.
+
+    Returns:
+        How many stages were run, and what failed.
+    """
+    from benchmarks.audits.plan import probe_plan
+    from benchmarks.pipeline.schedule import run_plan, run_suite
+    from common.store.stages import StageStore
+
+    with working(suite.name, runtime, workers, executor) as (pool, display):
+        outcome = run_suite(suite, runtime, pool, watcher=display)
+        if not suite.audits:
+            return outcome.executed, outcome.failed
+        plan = probe_plan(suite, StageStore(runtime.store))
+        audits = run_plan(plan, runtime, pool, watcher=display)
+    return outcome.executed + audits.executed, outcome.failed | audits.failed
+
+
+def default_workers(device: str) -> int:
+    """One on an accelerator, else one per core, at most eight."""
+    if device.startswith("cuda"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if device == "auto" and Path("/dev/nvidia0").exists():
+        return 1
+    return max(1, min(cores, 8))
+
+
+def finish(failed: dict[str, str]) -> None:
+    """Tells what failed; exit code 1 if anything did."""
+    for text in failed.values():
+        tell(f"failed: {text}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""What the bounded layer costs, derived from a config alone."""

@@ -1,0 +1,1 @@
+"""The ``run`` job: rows of a suite, their leaderboard and its report."""

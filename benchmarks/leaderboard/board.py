@@ -1,0 +1,112 @@
+"""What a leaderboard holds: rows, trials, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.spec.resolve import ResolvedSuite
+from common.measure.gaps import (
+    Floor,
+    PairedDifference,
+    Separability,
+    Summary,
+)
+from common.measure.metric import GapRule, MetricSpec
+from common.store.records import RunRecord
+
+if TYPE_CHECKING:
+    from benchmarks.audits.derive import AuditTable
+
+
+Found = dict[tuple[str, int], dict[int, RunRecord]]
+"""(label, replicate) -> seed -> record."""
+
+
+@dataclass
+class BoardRow:
+    """One row: summaries over the seeds that did not diverge.
+
+    Attributes:
+        label: Row label in the suite.
+        method: Registered method.
+        seeds: Seeds with a record.
+        diverged: seed -> where it diverged.
+        metrics: Metric -> summary of measurements.
+        gaps: Metric -> summary of signed gaps to the seed's Retrain.
+        derived: ag and what else the benchmark's gap rule names -> summary.
+        ag_per_seed: AG by seed.
+        separability: Where the row's AG lies with respect to the noise floor; None if unknown.
+        dynamics: Logged quantities -> mean over seeds of the last value.
+        cost: Cost entries -> mean over seeds.
+        trials: Tuning trials spent on the row.
+        chosen: Parameters that tuning chose.
+        edges: Those of them that lie at the edge of their grid or range.
+        inapplicable: Why the method says nothing about this benchmark; empty where it does.
+    """
+
+    label: str
+    method: str
+    seeds: list[int] = field(default_factory=list)
+    diverged: dict[int, str] = field(default_factory=dict)
+    metrics: dict[str, Summary] = field(default_factory=dict)
+    gaps: dict[str, Summary] = field(default_factory=dict)
+    derived: dict[str, Summary] = field(default_factory=dict)
+    ag_per_seed: dict[int, float] = field(default_factory=dict)
+    separability: Separability | None = None
+    dynamics: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+    trials: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    edges: tuple[str, ...] = ()
+    inapplicable: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One tuning trial.
+
+    Attributes:
+        label: Row.
+        params: The varied parameters.
+        gap: Validation gap to Retrain, mean over the tuning seeds (infinite if diverged).
+        chosen: Whether it was the best.
+        edges: Parameters of the chosen one that lie at the edge of their grid or range.
+    """
+
+    label: str
+    params: Mapping[str, Any]
+    gap: float
+    chosen: bool
+    edges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired difference of AG between two rows (negative: the first is closer to Retrain)."""
+
+    first: str
+    second: str
+    difference: PairedDifference
+
+
+@dataclass
+class Leaderboard:
+    """Everything a table shows."""
+
+    suite: ResolvedSuite
+    rule: GapRule
+    specs: dict[str, MetricSpec]
+    rows: list[BoardRow]
+    floor: Floor
+    comparisons: list[Comparison]
+    trials: list[Trial]
+    missing: int
+    records: list[tuple[str, RunRecord]]
+    audits: list[AuditTable] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned record is there."""
+        return self.missing == 0

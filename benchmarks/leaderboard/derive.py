@@ -1,0 +1,294 @@
+"""Records -> leaderboard: gaps to the seed-paired Retrain, the noise floor, intervals, ranks.
+
+Nothing here is stored as truth: a table is derived from records each time it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.audits.report import audit_tables
+from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
+from benchmarks.pipeline.planner import make_plan, trial_gap
+from benchmarks.pipeline.stage import Plan
+from benchmarks.report.table import FLOOR
+from benchmarks.spec.resolve import ResolvedSuite
+from common.base.config import canonical
+from common.base.errors import DataError
+from common.base.registry import BENCHMARKS
+from common.measure.gaps import (
+    Floor,
+    Summary,
+    ag2,
+    average_gap,
+    gap,
+    max_gap,
+    paired_difference,
+    retrain_floor,
+    separability,
+    summarise,
+    tow,
+    tow_mia,
+)
+from common.measure.metric import GapRule
+from common.protocol.benchmark import Benchmark
+from common.store.records import RunRecord
+from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from common.measure.scores import Scores
+
+DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
+    "ag": lambda row, reference, rule: average_gap(row, reference, rule.metrics),
+    "ag2": lambda row, reference, rule: ag2(row, reference),
+    "max_gap": lambda row, reference, rule: max_gap(row, reference, rule.metrics),
+    "tow": lambda row, reference, rule: tow(row, reference),
+    "tow_mia": lambda row, reference, rule: tow_mia(row, reference),
+}
+
+
+def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
+    """Reads the records that are there and derives the table."""
+    plan = make_plan(suite, store)
+    found: Found = {}
+    records: list[tuple[str, RunRecord]] = []
+    missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
+    for result in plan.results:
+        record = _record(store, result.stage.key)
+        if record is None:
+            missing += 1
+            continue
+        if result.trial is None:
+            records.append((result.label, record))
+            found.setdefault((result.label, result.replicate), {})[result.seed] = record
+    _check_one_data_set(records)
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
+    reference = found.get((_retrain_label(suite), 0), {})
+    if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
+        found = _compared(suite, found, _scores_of(plan, store))
+        reference = found.get((_retrain_label(suite), 0), {})
+    records = [(label, found[label, r.replicate][r.seed]) for label, r in records]
+    floor, floor_row = _floor(found, reference, suite, rule)
+    floors = dict(zip(sorted(reference), floor.per_seed, strict=True)) if reference else {}
+    rows = []
+    for row in suite.rows:
+        by_seed = found.get((row.label, 0), {})
+        if by_seed:
+            rows.append(_row(row.label, row.method, by_seed, reference, floors, rule))
+        elif row.label in plan.inapplicable:
+            why = plan.inapplicable[row.label]
+            rows.append(BoardRow(row.label, row.method, inapplicable=why))
+    if floor_row is not None:
+        rows.append(floor_row)
+    trials = _trials(plan, store)
+    for board_row in rows:
+        mine = [trial for trial in trials if trial.label == board_row.label]
+        board_row.trials = len(mine)
+        for trial in mine:
+            if trial.chosen:
+                board_row.chosen, board_row.edges = dict(trial.params), trial.edges
+    return Leaderboard(
+        suite,
+        rule,
+        specs,
+        _ranked(rows),
+        floor,
+        _compare(suite, rows),
+        trials,
+        missing,
+        records,
+        audit_tables(suite, store),
+    )
+
+
+def _compared(
+    suite: ResolvedSuite, found: Found, scores: Callable[[str, int, int], dict[str, Scores]]
+) -> Found:
+    """The records with the metrics that need Retrain's scores too."""
+    benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
+    reference = found.get((retrain, 0), {})
+    compared: Found = {}
+    for (row, replicate), by_seed in found.items():
+        for seed, record in by_seed.items():
+            target = reference.get(seed)
+            if record.status == "ok" and target is not None and target.status == "ok":
+                ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
+                metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
+                record = record.model_copy(update={"metrics": metrics})
+            compared.setdefault((row, replicate), {})[seed] = record
+    return compared
+
+
+def _scores_of(plan: Plan, store: StageStore) -> Callable[[str, int, int], dict[str, Scores]]:
+    """(label, replicate, seed) -> stored scores, each file read once."""
+    from common.measure.scores import load_scores
+
+    keys = {
+        (result.label, result.replicate, result.seed): result.stage.key
+        for result in plan.results
+        if result.trial is None
+    }
+
+    @functools.cache
+    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
+        folder = store.folder("evaluate", keys[label, replicate, seed])
+        return load_scores(folder / "scores.safetensors")
+
+    return scores
+
+
+def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
+    """Gaps between models of different data mean nothing."""
+    found: dict[str, RunRecord] = {}
+    for _, record in records:
+        found.setdefault(record.data.get("digest", ""), record)
+    if len(found) > 1:
+        (one, first), (two, second) = list(found.items())[:2]
+        raise DataError(
+            f"the data changed between runs: seed {first.seed} was measured on {one[:12]}, seed "
+            f"{second.seed} on {two[:12]} ({second.data.get('provenance', '?')}); use the same "
+            "data or another --store"
+        )
+
+
+def _record(store: StageStore, key: str) -> RunRecord | None:
+    if store.done("evaluate", key) is None:
+        return None
+    return RunRecord.load(store.folder("evaluate", key) / "record.json")
+
+
+def _retrain_label(suite: ResolvedSuite) -> str:
+    return next((row.label for row in suite.rows if row.method == "retrain"), "retrain")
+
+
+def _floor(
+    found: Mapping[tuple[str, int], Mapping[int, RunRecord]],
+    reference: Mapping[int, RunRecord],
+    suite: ResolvedSuite,
+    rule: GapRule,
+) -> tuple[Floor, BoardRow | None]:
+    second = found.get((_retrain_label(suite), 1), {})
+    empty: dict[str, float | None] = {}
+    firsts = [dict(reference[seed].metrics) for seed in sorted(reference)]
+    seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(reference)]
+    floor = retrain_floor(firsts, seconds, rule.metrics)
+    if not second:
+        return floor, None
+    return floor, _row(FLOOR, "retrain", second, reference, {}, rule)
+
+
+def _row(
+    label: str,
+    method: str,
+    by_seed: Mapping[int, RunRecord],
+    reference: Mapping[int, RunRecord],
+    floors: Mapping[int, float | None],
+    rule: GapRule,
+) -> BoardRow:
+    row = BoardRow(label, method, sorted(by_seed))
+    row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
+    good = {seed: by_seed[seed] for seed in row.seeds if seed not in row.diverged}
+    for name in sorted({name for record in good.values() for name in record.metrics}):
+        row.metrics |= _summary(name, [r.metrics.get(name) for r in good.values()])
+    paired = {
+        seed: (r.metrics, reference[seed].metrics)
+        for seed, r in good.items()
+        if seed in reference and reference[seed].status == "ok"
+    }
+    if paired:
+        for name in row.metrics:
+            row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
+        for name in ("ag", *rule.also):
+            row.derived |= _summary(name, [DERIVED[name](a, b, rule) for a, b in paired.values()])
+        for seed, (a, b) in paired.items():
+            value = average_gap(a, b, rule.metrics)
+            if value is not None:
+                row.ag_per_seed[seed] = value
+    if row.method != "retrain":
+        seeds = list(row.ag_per_seed)
+        row.separability = separability(
+            [row.ag_per_seed[s] for s in seeds], [floors.get(s) for s in seeds]
+        )
+    row.dynamics = _means([record.dynamics for record in good.values()])
+    row.cost = _means([record.cost for record in by_seed.values()])
+    return row
+
+
+def _summary(name: str, values: Sequence[float | None]) -> dict[str, Summary]:
+    known = [value for value in values if value is not None]
+    return {name: summarise(known)} if known and len(known) == len(values) else {}
+
+
+def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    result = {}
+    for name in sorted({key for row in rows for key in row}):
+        known = [row[name] for row in rows if row.get(name) is not None]
+        if known:
+            result[name] = math.fsum(v for v in known if v is not None) / len(known)
+    return result
+
+
+def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
+    """Retrain first, then by AG; rows that diverged on some seeds after those that did not."""
+
+    def order(row: BoardRow) -> tuple[int, float]:
+        if row.method == "retrain":
+            return (0, 1.0 if row.label == FLOOR else 0.0)
+        ag = row.derived.get("ag")
+        return (2 if row.diverged else 1, ag.mean) if ag else (3, 0.0)
+
+    return sorted(rows, key=order)
+
+
+def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]:
+    by_label = {row.label: row for row in rows}
+    result = []
+    for first, second in suite.spec.compare:
+        if first not in by_label or second not in by_label:
+            continue
+        a, b = by_label[first].ag_per_seed, by_label[second].ag_per_seed
+        seeds = sorted(set(a) & set(b))
+        if seeds:
+            difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
+            result.append(Comparison(first, second, difference))
+    return result
+
+
+def _trials(plan: Plan, store: StageStore) -> list[Trial]:
+    rule = BENCHMARKS[plan.suite.spec.benchmark].gap
+    references = {r.seed: _record(store, r.stage.key) for r in plan.results if r.trial == -1}
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for result in plan.results:
+        if result.trial is None or result.trial < 0:
+            continue
+        record, target = _record(store, result.stage.key), references.get(result.seed)
+        if record is not None and target is not None:
+            gaps.setdefault((result.label, result.trial), []).append(
+                trial_gap(record, target, rule)
+            )
+    trials = []
+    for (label, index), values in gaps.items():
+        search, draws = plan.suite.row(label).search, plan.draws[label]
+        assert search is not None
+        varied = _varied([canonical(draw.config) for draw in draws])
+        params = {key: values_[index] for key, values_ in varied.items()}
+        chosen = plan.chosen.get(label) == index
+        edges = search.edges(draws[index]) if chosen else ()
+        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))
+    return trials
+
+
+def _varied(configs: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
+    """Parameters that differ between configs -> their values, dots for nesting."""
+    varied: dict[str, list[Any]] = {}
+    for key in configs[0]:
+        values = [config[key] for config in configs]
+        if all(isinstance(value, Mapping) for value in values):
+            varied |= _varied(values, f"{prefix}{key}.")
+        elif any(value != values[0] for value in values):
+            varied[prefix + key] = values
+    return varied

@@ -1,0 +1,238 @@
+"""Published results recomputed by our own code: ``unlearn verify``."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.base.errors import DataError
+from common.measure.gaps import ks_two_sample
+from language.measure.logs import EvaluationLog, read_logs, read_reference_values
+from language.metrics.rouge import rouge_recall
+from language.metrics.tofu import PARTS, tofu_compare, tofu_metrics
+
+TOLERANCE = 1e-6
+FQ_TOLERANCE = 1e-4
+"""Relative: the published p-values have six digits."""
+
+PAPER_ORIGINAL_FQ = 1.15e-17
+"""The paper's forget quality of Original, Phi-1.5, in every one of its TOFU tables."""
+
+_NAMES = {"forget": "forget", "retain": "retain", "ra": "real_authors", "wf": "world_facts"}
+_RATES = {"prob": "probability", "rouge": "rouge", "truth_ratio": "truth_ratio"}
+_AGAINST = "_vs_retain90"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published value beside ours.
+
+    Attributes:
+        log: Name of the log.
+        metric: Name of the value.
+        published: As published.
+        recomputed: By our code from the per-sample columns.
+        error: What is compared with the limit: absolute, or relative for forget quality.
+        limit: Largest error that passes.
+    """
+
+    log: str
+    metric: str
+    published: float
+    recomputed: float
+    error: float
+    limit: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is met; never for NaN."""
+        return self.error <= self.limit
+
+
+def verify_tofu_logs(data_root: Path) -> list[Row]:
+    """Every value of ``reference_values.json`` whose logs are there, and each log's ROUGE.
+
+    Raises:
+        DataError: The folder, a log or the values are missing or damaged.
+    """
+    logs = read_logs(data_root)
+    published = read_reference_values(data_root)
+    rows = []
+    for name in sorted(set(logs) & set(published)):
+        ours = _recomputed(logs[name], logs)
+        wanted = _flat(published[name])
+        rows += [
+            _row(name, metric, value, ours.get(metric, math.nan))
+            for metric, value in wanted.items()
+        ]
+        rows += _rouge_rows(logs[name])
+    if not rows:
+        raise DataError(
+            f"{data_root}: no log here has a published value; give the logs that "
+            f"reference_values.json names: {', '.join(sorted(published)[:3]) or 'none'}"
+        )
+    return rows
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers by name; those of a list get their place."""
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        several = isinstance(value, list)
+        flat |= {f"{name}[{k}]": v for k, v in enumerate(value)} if several else {name: value}
+    return flat
+
+
+def _recomputed(log: EvaluationLog, logs: Mapping[str, EvaluationLog]) -> dict[str, float]:
+    """Our values under the published names; NaN where the retrained model's log is not there."""
+    metrics = tofu_metrics(log.parts, style="tofu")
+    found = {
+        f"{published}_{_NAMES[prefix]}": _known(metrics[f"{prefix}_{ours}"]) / 100
+        for prefix in PARTS
+        for ours, published in _RATES.items()
+    }
+    found["model_utility"] = _known(metrics["mu"])
+    retrained = logs.get(log.name.replace(f"_{log.split}_", "_retain90_"))
+    compared: Mapping[str, Any] = {}
+    if retrained is not None:
+        compared = tofu_compare(log.parts, retrained.parts, style="tofu")
+        for place, one in enumerate((log, retrained)):
+            found[f"n_forget_rows[{place}]"] = len(one.parts["forget"]["answer_loss"])
+    found[f"forget_quality{_AGAINST}"] = _known(compared.get("fq"))
+    found[f"ks_statistic{_AGAINST}"] = _known(compared.get("ks"))
+    return found
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _row(log: str, metric: str, published: float, ours: float) -> Row:
+    relative = metric.startswith("forget_quality")
+    error = abs(ours - published) / (abs(published) if relative else 1.0)
+    return Row(log, metric, published, ours, error, FQ_TOLERANCE if relative else TOLERANCE)
+
+
+def _rouge_rows(log: EvaluationLog) -> Iterator[Row]:
+    """ROUGE of the logged texts against the logged scores, worst sample of each part."""
+    for part, answers in log.answers.items():
+        generated, truths = zip(*answers, strict=True)
+        ours = rouge_recall(truths, generated)
+        for name, values in (("rouge_1_recall", ours.rouge_1), ("rouge_l_recall", ours.rouge_l)):
+            logged = log.parts[part][name]
+            worst = int(np.argmax(np.abs(values - logged)))
+            yield _row(
+                log.name, f"{name} of {part}, worst row", float(logged[worst]), float(values[worst])
+            )
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The pair of published logs whose forget quality is nearest to the paper's Original.
+
+    Attributes:
+        first: Log of the model trained on everything.
+        second: Log of a retrained model.
+        rows: Their truth ratios.
+        statistic: Largest distance D of the two distributions.
+        value: p-value of the test.
+        steps: D in steps of 1/rows that the paper's value would take, where both have ``rows``.
+        at_steps: p-value at that D.
+    """
+
+    first: str
+    second: str
+    rows: tuple[int, int]
+    statistic: float
+    value: float
+    steps: int
+    at_steps: float
+
+    @property
+    def text(self) -> str:
+        """What the command says about it."""
+        n = self.rows[0]
+        return (
+            f"The paper's Original (Phi-1.5, forget quality {PAPER_ORIGINAL_FQ:.2e}) is not "
+            f"reproduced by any published log.  Nearest: {self.value:.3e}, {self.first} against "
+            f"{self.second} ({self.rows[0]} and {self.rows[1]} rows, D = "
+            f"{round(self.statistic * n)}/{n}).  With as many rows D = {self.steps}/{n} gives "
+            f"{self.at_steps:.3e}."
+        )
+
+
+def nearest_to_paper(data_root: Path, target: float = PAPER_ORIGINAL_FQ) -> Nearest | None:
+    """Of the full models against every retrained model of their family, nearest in log p.
+
+    None if there is no such pair.
+    """
+    logs = read_logs(data_root).values()
+    pairs = [
+        (full, other, tofu_compare(full.parts, other.parts, style="tofu"))
+        for full in logs
+        for other in logs
+        if full.split == "full" and other.split != "full" and full.model == other.model
+    ]
+    if not pairs:
+        return None
+    full, other, test = min(pairs, key=lambda pair: _apart(_known(pair[2]["fq"]), target))
+    rows = tuple(len(log.parts["forget"]["answer_loss"]) for log in (full, other))
+    steps = _steps(rows[0], target)
+    return Nearest(
+        full.name,
+        other.name,
+        (rows[0], rows[1]),
+        _known(test["ks"]),
+        _known(test["fq"]),
+        steps,
+        _p_value(rows[0], steps),
+    )
+
+
+def _apart(first: float, second: float) -> float:
+    return abs(math.log(first) - math.log(second))
+
+
+def _steps(n: int, target: float) -> int:
+    """The D, in steps of 1/n, whose p-value is nearest to the target."""
+    below = bisect_left(range(n), -target, lo=n // 10, key=lambda k: -_p_value(n, k))
+    return min((below - 1, below), key=lambda k: _apart(_p_value(n, k), target))
+
+
+def _p_value(n: int, steps: int) -> float:
+    """Exact two-sided p of D = steps/n for n values against n."""
+    first = [float(value) for value in range(n)]
+    return ks_two_sample(first, [value + steps - 0.5 for value in first]).p_value
+
+
+def print_rows(console: Any, rows: Sequence[Row], nearest: Nearest | None) -> None:
+    """The table published | recomputed | difference, a verdict, and what the paper claims."""
+    from benchmarks.report.table import rich_table
+
+    cells = [
+        [
+            row.log,
+            row.metric,
+            f"{row.published:.9g}",
+            f"{row.recomputed:.9g}",
+            f"{row.recomputed - row.published:+.1e}",
+            "ok" if row.ok else "MISSED",
+        ]
+        for row in rows
+    ]
+    heads = ["log", "value", "published", "recomputed", "difference", ""]
+    console.print(rich_table("Published TOFU evaluation logs", heads, cells))
+    missed = sum(not row.ok for row in rows)
+    console.print(
+        f"{len(rows) - missed} of {len(rows)} values met (to {TOLERANCE:g}; forget quality to "
+        f"{FQ_TOLERANCE:g} of itself)",
+        highlight=False,
+    )
+    if nearest is not None:
+        console.print(nearest.text, highlight=False, markup=False)

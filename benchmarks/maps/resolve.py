@@ -1,0 +1,205 @@
+"""Map files -> resolved grids."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.maps.config import MAPS, NEEDED, MapFile, MapRow
+from benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
+from benchmarks.spec.suite import REFERENCES
+from common.base.config import apply_overrides, did_you_mean, digest, merge, read_yaml, validate
+from common.base.errors import ConfigError
+from common.base.registry import BENCHMARKS, METHODS
+from common.methods.base import UnlearningMethod, resolve_config
+
+if TYPE_CHECKING:
+    from common.audits.base import Audit
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """A row with its axes resolved."""
+
+    label: str
+    method: str
+    row: MapRow
+    lrs: tuple[float, ...]
+    lambdas: tuple[float, ...]
+    defaults: Mapping[str, Any]
+    steps: tuple[int, ...]
+    origin: str
+
+    @property
+    def cls(self) -> type[UnlearningMethod]:
+        """The method's class."""
+        return METHODS[self.method]
+
+    def config(self, lr: float, lam: float) -> Any:
+        """The method's full config at one point of the grid."""
+        point: dict[str, Any] = {"lr": lr, "steps": max(self.steps)}
+        if self.row.axis is not None:
+            value: Any = lam
+            for part in reversed(self.row.axis.split(".")):
+                value = {part: value}
+            point = merge(point, value)
+        known = self.cls.Config.model_fields
+        defaults = {key: value for key, value in self.defaults.items() if key in known}
+        params = merge(merge(defaults, self.row.params), point)
+        return resolve_config(self.method, self.row.preset, params, origin=self.origin)
+
+
+@dataclass(frozen=True)
+class ResolvedMap:
+    """A validated map: its spec, the suite of its references, its rows, its probe."""
+
+    spec: MapFile
+    suite: ResolvedSuite
+    rows: tuple[GridRow, ...]
+    probe: Mapping[str, Audit] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The map's name."""
+        return self.spec.name
+
+    def axis(self, label: str) -> str | None:
+        """The parameter on a row's second axis."""
+        return next((row.row.axis for row in self.rows if row.label == label), None)
+
+    def points(self) -> Iterator[tuple[GridRow, float, float]]:
+        """(row, lr, lambda) of the grid that every seed runs, without extensions."""
+        for row in self.rows:
+            for lr, lam in itertools.product(row.lrs, row.lambdas):
+                yield row, lr, lam
+
+
+def map_names() -> list[str]:
+    """Built-in maps."""
+    return sorted(path.stem for path in MAPS.glob("*.yaml"))
+
+
+def find_map(name: str) -> Path:
+    """A built-in map's file, or a path given as such."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    path = MAPS / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"unknown map '{name}'{did_you_mean(name, map_names())}")
+    return path
+
+
+def load_map(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+) -> ResolvedMap:
+    """Reads, overrides and validates a map.
+
+    Args:
+        name: Built-in name or path of a YAML file.
+        overrides: ``key.sub=value`` strings.
+        seeds: Replace the map's seeds.
+        only: Keep only these rows.
+    """
+    path = find_map(name)
+    data = apply_overrides(read_yaml(path), overrides)
+    if seeds:
+        data["seeds"] = list(seeds)
+    spec = validate(MapFile, data, str(path))
+    spec = _kept(spec, only, str(path))
+    if overrides or seeds or only:
+        varied = {"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)}
+        spec = spec.model_copy(update={"name": f"{spec.name}+{digest(varied)[:6]}"})
+    rows = tuple(_grid_row(spec, k, row or MapRow(), path) for k, row in spec.map.methods.items())
+    _check_defaults(spec, rows, path)
+    suite = _references(spec, path)
+    _check_applicable(suite, rows)
+    probe = make_audits(spec.map.probe, f"{path}: map.probe")
+    return ResolvedMap(spec, suite, rows, probe)
+
+
+def _check_applicable(suite: ResolvedSuite, rows: Sequence[GridRow]) -> None:
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    scenario = benchmark.scenario_of(suite.protocol)
+    for row in rows:
+        reason = row.cls.info.inapplicable(scenario=scenario, modality=benchmark.modality)
+        if reason is not None:
+            raise ConfigError(f"{row.origin}: method '{row.method}' is {reason}; remove the row")
+
+
+def _kept(spec: MapFile, only: Sequence[str], origin: str) -> MapFile:
+    if not only:
+        return spec
+    rows = spec.map.methods
+    for label in only:
+        if label not in rows:
+            raise ConfigError(f"{origin}: no row '{label}'{did_you_mean(label, list(rows))}")
+    kept = {label: row for label, row in rows.items() if label in only}
+    compare = tuple(pair for pair in spec.map.compare if set(pair) <= set(kept))
+    grid = spec.map.model_copy(update={"methods": kept, "compare": compare})
+    return spec.model_copy(update={"map": grid})
+
+
+def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
+    method, grid = row.method or label, spec.map
+    origin = f"{path}: map.methods.{label}"
+    try:
+        cls = METHODS[method]
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    for needed in ("lr", "steps", "evaluate_every"):
+        if needed not in cls.Config.model_fields:
+            raise ConfigError(
+                f"{origin}: method '{method}' has no '{needed}', so it has no map; remove the row"
+            )
+    if row.axis is not None and row.axis.partition(".")[0] not in cls.Config.model_fields:
+        raise ConfigError(
+            f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"
+        )
+    for fixed in ("lr", "steps", row.axis or "lr"):
+        if fixed in row.params:
+            raise ConfigError(f"{origin}: params.{fixed} is an axis of the map; leave it out")
+    lambdas = (row.lambdas or grid.lambdas) if row.axis else (1.0,)
+    resolved = GridRow(
+        label, method, row, row.lrs or grid.lrs, lambdas, grid.defaults, grid.steps, origin
+    )
+    for lr, lam in itertools.product(resolved.lrs, resolved.lambdas):
+        resolved.config(lr, lam)
+    return resolved
+
+
+def _check_defaults(spec: MapFile, rows: Sequence[GridRow], path: Path) -> None:
+    known = {name for row in rows for name in row.cls.Config.model_fields}
+    for key in spec.map.defaults:
+        if key not in known:
+            hint = did_you_mean(key, sorted(known))
+            raise ConfigError(f"{path}: map.defaults: no row has '{key}'{hint}")
+
+
+def _references(spec: MapFile, path: Path) -> ResolvedSuite:
+    """The suite's Original and two Retrains, on the map's seeds and protocol."""
+    name = spec.suite
+    if name.endswith((".yaml", ".yml")):
+        name = str(path.parent / name)
+    suite = load_suite(name)
+    if suite.spec.after:
+        raise ConfigError(f"{path}: suite '{spec.suite}' follows another request; map a first one")
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    measured = [metric.name for metric in benchmark.metrics]
+    for metric in NEEDED:
+        if metric not in measured:
+            raise ConfigError(
+                f"{path}: suite '{spec.suite}': its benchmark measures no '{metric}', which the "
+                "acceptance rule needs; choose a vision suite"
+            )
+    protocol = merge(suite.spec.protocol, spec.protocol)
+    typed = validate(benchmark.Config, protocol, f"{path}: protocol")
+    changed = {"suite": spec.name, "seeds": spec.seeds, "retrains": 2, "protocol": protocol}
+    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
+    return replace(suite, spec=suite.spec.model_copy(update=changed), protocol=typed, rows=rows)

@@ -1,0 +1,1 @@
+"""Stages: their keys, plans, work, schedule and executors."""

@@ -1,0 +1,131 @@
+"""``submit(fn, *args) -> Future`` for existing engines: in-process, process pool, Ray."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any
+
+from common.base import processes
+from common.base.errors import ConfigError
+from common.base.registry import load_plugins
+
+NAMES = ("auto", "inline", "processes", "ray")
+
+
+class InlineExecutor(Executor):
+    """Runs each task at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Runs ``fn`` and returns a finished future."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class RayExecutor(Executor):
+    """Runs each task as a Ray task; Ray decides where."""
+
+    def __init__(self, workers: int, setup: tuple[Any, ...]):
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError(
+                "executor ray: Ray is not installed; pip install 'stable-forgetting[ray]'"
+            ) from None
+        self._ray = ray
+        if not ray.is_initialized():
+            ray.init(num_cpus=workers or None, include_dashboard=False, log_to_driver=False)
+        self._setup = setup
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submits ``fn`` with one CPU."""
+        setup = self._setup
+
+        def call() -> Any:
+            prepare_worker(*setup, orphan_guard=False)
+            return fn(*args, **kwargs)
+
+        reference: Any = self._ray.remote(num_cpus=1)(call).remote()
+        return reference.future()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leaves the cluster."""
+        self._ray.shutdown()
+
+
+def prepare_worker(threads: int, plugins: tuple[str, ...], *, orphan_guard: bool = True) -> None:
+    """Makes a fresh process like the parent: registrations, plugins, threads, quiet signals."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if orphan_guard:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _die_with_parent()
+    import benchmarks  # noqa: F401 - registers
+    from common.base.seeding import make_deterministic
+
+    load_plugins(plugins)
+    make_deterministic(threads)
+    _keep_freed_memory()
+
+
+def _die_with_parent() -> None:
+    """On Linux a worker does not outlive a killed parent."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _keep_freed_memory() -> None:
+    """Under glibc freed blocks up to 32 MB stay with the process, 256 MB at most.
+
+    A small training frees and takes back megabytes at every operation; handing each to the kernel
+    and back costs page faults, 4 to 12 % of all CPU time (docs/experiments.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_trim_threshold, 256 << 20)
+        mallopt(m_mmap_threshold, 32 << 20)
+
+
+def abandon(executor: Executor) -> None:
+    """Stops without waiting for running stages: they are redone, or resume, in the next run."""
+    workers = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in workers:
+        process.terminate()
+
+
+def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...]) -> Executor:
+    """An executor by name; ``auto`` is inline for one worker and a process pool for more.
+
+    Under a launcher of several processes all of them do one stage after the other.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"unknown executor '{name}'; known: {', '.join(NAMES)}")
+    if processes.count() > 1:
+        if name not in ("auto", "inline"):
+            raise ConfigError(
+                f"executor {name}: {processes.count()} launched processes share every stage; "
+                "leave --executor out"
+            )
+        name = "inline"
+    if name == "auto":
+        name = "inline" if workers <= 1 else "processes"
+    if name == "ray":
+        return RayExecutor(workers, (threads, plugins))
+    if name == "inline":
+        prepare_worker(threads, plugins, orphan_guard=False)
+        return InlineExecutor()
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(
+        workers, mp_context=context, initializer=prepare_worker, initargs=(threads, plugins)
+    )

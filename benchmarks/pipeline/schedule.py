@@ -1,0 +1,200 @@
+"""Runs a plan: stages go to an executor as soon as their parents are complete."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.runner import run_stage
+from benchmarks.pipeline.stage import Plan, Stage
+from benchmarks.spec.resolve import ResolvedSuite
+from common.base import processes
+from common.base.errors import UserError
+from common.protocol.benchmark import Runtime
+from common.store.stages import KEY_LENGTH, StageStore
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerError(UserError):
+    """A worker process was killed from outside."""
+
+
+class Watcher(Protocol):
+    """Is told what happens; see :mod:`benchmarks.pipeline.progress`."""
+
+    def planned(self, total: int, cached: int) -> None:
+        """A (re)plan: stages in all, and how many were there already."""
+
+    def finished(self, stage: Stage, status: str) -> None:
+        """A stage is complete (``ok`` or ``diverged``) or ``failed``."""
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    plan: Plan
+    failed: dict[str, str] = field(default_factory=dict)
+    executed: int = 0
+
+
+def board_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
+    """TensorBoard folder of a training stage, readable by people."""
+    if stage.kind in ("split", "evaluate", "audit", "map"):
+        return None
+    return runtime.store / "tensorboard" / suite / Path(stage.name)
+
+
+def run_suite(
+    suite: ResolvedSuite,
+    runtime: Runtime,
+    executor: Executor,
+    *,
+    watcher: Watcher,
+    live_board: bool = True,
+    planner: Callable[[ResolvedSuite, StageStore], Plan] = make_plan,
+) -> Outcome:
+    """Runs every stage that is not complete; replans while tuning is undecided.
+
+    Args:
+        suite: What to run.
+        runtime: Where and on what.
+        executor: Does the stages.
+        watcher: Is told of them.
+        live_board: Write TensorBoard events while training.
+        planner: Makes the plan of the suite as far as the store allows.
+
+    Raises:
+        UserError: Something the user can mend; no further stage is started.
+    """
+    store = StageStore(runtime.store)
+    store.sweep()
+    outcome = Outcome(planner(suite, store))
+    while True:
+        executed = _Round(outcome, store, suite, runtime, executor, watcher, live_board).run()
+        outcome.executed += executed
+        waiting = len(outcome.plan.waiting)
+        outcome.plan = planner(suite, store)
+        if not waiting or not executed:
+            return outcome
+
+
+def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Outcome:
+    """Runs every stage of one plan that is not complete; there is nothing to replan.
+
+    Raises:
+        UserError: Something the user can mend; no further stage is started.
+    """
+    store = StageStore(runtime.store)
+    store.sweep()
+    outcome = Outcome(plan)
+    work = _Round(outcome, store, plan.suite, runtime, executor, watcher, live_board=False)
+    outcome.executed = work.run()
+    return outcome
+
+
+class _Round:
+    """One pass over the currently known stages."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        store: StageStore,
+        suite: ResolvedSuite,
+        runtime: Runtime,
+        executor: Executor,
+        watcher: Watcher,
+        live_board: bool,
+    ):
+        self.outcome, self.store, self.suite = outcome, store, suite
+        self.runtime, self.executor, self.watcher = runtime, executor, watcher
+        self.live_board = live_board
+        stages = list(outcome.plan.stages())
+        missing = {s.key: s for s in stages if store.done(s.kind, s.key) is None}
+        watcher.planned(len(stages), len(stages) - len(missing))
+        self.todo = {key: s for key, s in missing.items() if key not in outcome.failed}
+        self.running: dict[Future[str], Stage] = {}
+        self.count = 0
+
+    def run(self) -> int:
+        try:
+            self._submit_ready()
+            while self.running:
+                finished, _ = wait(self.running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    self._collect(future)
+                self._submit_ready()
+        except BaseException:
+            for future in self.running:
+                future.cancel()
+            raise
+        return self.count
+
+    def _submit_ready(self) -> None:
+        for stage in self._ready():
+            del self.todo[stage.key]
+            board = board_folder(self.runtime, self.suite.name, stage) if self.live_board else None
+            future = self.executor.submit(run_stage, stage, self.runtime, board=board)
+            self.running[future] = stage
+            if future.done():  # an executor that does not wait: tell of it before the next
+                return
+
+    def _ready(self) -> list[Stage]:
+        """Long trainings first: they are what everything else waits for."""
+        waiting = {s.key for s in [*self.todo.values(), *self.running.values()]}
+        ready = [
+            stage
+            for stage in self.todo.values()
+            if not any(p.key in waiting or p.key in self.outcome.failed for p in _ancestors(stage))
+        ]
+        kinds = ("split", "original", "retrain", "unlearn", "evaluate", "audit", "map")
+        order = {kind: place for place, kind in enumerate(kinds)}
+        return sorted(ready, key=lambda stage: order[stage.kind])
+
+    def _collect(self, future: Future[str]) -> None:
+        stage = self.running.pop(future)
+        self.count += 1
+        try:
+            status = future.result()
+        except UserError:
+            raise
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a worker process died (out of memory?); run again with fewer "
+                "--workers: what is complete is kept"
+            ) from None
+        except Exception as error:
+            status = "failed"
+            self.outcome.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
+            self._log_failure(stage, error)
+            if processes.count() > 1:
+                raise  # the others wait inside the stage: the launcher must end them
+        else:
+            self._failure_log(stage).unlink(missing_ok=True)
+        self.watcher.finished(stage, status)
+
+    def _log_failure(self, stage: Stage, error: Exception) -> None:
+        path = self._failure_log(stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(traceback.format_exception(error))
+        path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
+
+    def _failure_log(self, stage: Stage) -> Path:
+        name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
+        name += "" if processes.is_main() else f"-process-{processes.index()}"
+        return self.runtime.store / "failed" / f"{name}.log"
+
+
+def _ancestors(stage: Stage) -> list[Stage]:
+    found = list(stage.parents.values())
+    for parent in stage.parents.values():
+        found += _ancestors(parent)
+    return found

@@ -1,0 +1,103 @@
+"""A stage, its content-addressed key, and a plan: the stages of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from benchmarks.spec.resolve import ResolvedSuite
+from benchmarks.spec.tune import Draw
+from common.base.config import canonical, digest
+from common.store.stages import ENGINE_VERSION
+
+Kind = Literal["split", "original", "retrain", "unlearn", "evaluate", "audit", "map"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One unit of work.
+
+    Attributes:
+        kind: What it does.
+        spec: Everything it needs besides its parents (method, params, seed, ...).
+        identity: What is hashed besides the parents' keys.
+        parents: Role -> stage.
+        name: For people, such as ``gd_sine/seed-1``.
+    """
+
+    kind: Kind
+    spec: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    parents: Mapping[str, Stage]
+    name: str
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 over identity and parents."""
+        parents = {role: stage.key for role, stage in self.parents.items()}
+        return digest(
+            {
+                "kind": self.kind,
+                "engine": ENGINE_VERSION,
+                "identity": canonical(self.identity),
+                "parents": parents,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where one evaluated model of the suite will be found."""
+
+    label: str
+    seed: int
+    replicate: int
+    trial: int | None
+    stage: Stage
+
+
+@dataclass
+class Plan:
+    """All stages of a suite that are known by now.
+
+    Attributes:
+        suite: What is planned.
+        results: Every evaluated model, in table order.
+        draws: Row -> its trials that are known by now.
+        chosen: Row -> the trial that was chosen (index).
+        waiting: Rows whose final stages are not known before their trials are done.
+        inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
+    """
+
+    suite: ResolvedSuite
+    results: list[Result] = field(default_factory=list)
+    draws: dict[str, list[Draw]] = field(default_factory=dict)
+    chosen: dict[str, int] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    inapplicable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def undrawn(self) -> int:
+        """Evaluated models of trials that are drawn once the rounds before are done."""
+        tune = self.suite.spec.tune
+        if tune is None:
+            return 0
+        return sum(tune.trials - len(draws) for draws in self.draws.values()) * len(tune.seeds)
+
+    def stages(self) -> Iterator[Stage]:
+        """Every stage once, parents before children."""
+        seen: set[str] = set()
+
+        def walk(stage: Stage) -> Iterator[Stage]:
+            if stage.key in seen:
+                return
+            for parent in stage.parents.values():
+                yield from walk(parent)
+            if stage.key not in seen:
+                seen.add(stage.key)
+                yield stage
+
+        for result in self.results:
+            yield from walk(result.stage)

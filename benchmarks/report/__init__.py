@@ -1,0 +1,1 @@
+"""Tables, numbers and pictures that every report is made of."""

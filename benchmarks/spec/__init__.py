@@ -1,0 +1,1 @@
+"""Suite files: rows, tuning spaces, published tables."""

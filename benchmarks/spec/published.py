@@ -1,0 +1,102 @@
+"""Numbers that a paper prints: shown beside measured tables, never in them.
+
+``benchmarks/published/*.csv`` holds facts as printed.  Where a table follows from itself (AG from
+its own columns) the recomputed value stands beside the printed one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError
+
+FOLDER = Path(__file__).parents[1] / "published"
+TOLERANCE = 0.03
+"""Printed and recomputed AG further apart than rounding of two decimals allows."""
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One method of one published table: metric -> (value, std or None)."""
+
+    method: str
+    values: dict[str, tuple[float, float | None]]
+
+
+def read_tables() -> dict[str, list[PublishedRow]]:
+    """Table label -> rows, in the order of the files."""
+    tables: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {}
+    for path in sorted(FOLDER.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in csv.DictReader(file):
+                try:
+                    value = float(line["value"])
+                except ValueError:
+                    continue
+                std = float(line["std"]) if line["std"] else None
+                rows = tables.setdefault(line["table"], {})
+                rows.setdefault(line["method"], {})[line["metric"]] = (value, std)
+    return {
+        label: [PublishedRow(method, values) for method, values in rows.items()]
+        for label, rows in tables.items()
+    }
+
+
+def recomputed_gap(row: PublishedRow, reference: PublishedRow) -> float | None:
+    """Mean |gap| to the table's own Retrain over its (FA or UA), RA, TA, MIA columns."""
+    names = [
+        name
+        for name in ("FA", "UA", "RA", "TA", "MIA")
+        if name in row.values and name in reference.values
+    ]
+    if len(names) != 4:
+        return None
+    return math.fsum(abs(row.values[n][0] - reference.values[n][0]) for n in names) / 4
+
+
+def published_tables(
+    labels: Sequence[str],
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, heads, rows) per table label.
+
+    Raises:
+        ConfigError: No such table.
+    """
+    tables = read_tables()
+    result = []
+    for label in labels:
+        if label not in tables:
+            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
+        result.append(_table(label, tables[label]))
+    return result
+
+
+def _table(label: str, rows: list[PublishedRow]) -> tuple[str, list[str], list[list[str]]]:
+    metrics = list(dict.fromkeys(name for row in rows for name in row.values))
+    reference = next((row for row in rows if row.method == "Retrain"), None)
+    heads = ["published", *metrics]
+    recomputed = reference is not None
+    if recomputed:
+        heads += ["AG recomputed", ""]
+    body = []
+    for row in rows:
+        cells = [row.method, *[_cell(row.values.get(name)) for name in metrics]]
+        if reference is not None:
+            gap = recomputed_gap(row, reference)
+            printed = row.values.get("AG")
+            differs = gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE
+            cells += ["–" if gap is None else f"{gap:.2f}", "differs from print" if differs else ""]
+        body.append(cells)
+    return f"{label} (published; not comparable with the measured table)", heads, body
+
+
+def _cell(value: tuple[float, float | None] | None) -> str:
+    if value is None:
+        return "–"
+    mean, std = value
+    return f"{mean:g}" if std is None else f"{mean:g}±{std:g}"

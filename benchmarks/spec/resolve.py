@@ -1,0 +1,272 @@
+"""Suite files -> resolved suites: inheritance, overrides, checked rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.spec.published import read_tables
+from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
+from benchmarks.spec.tune import Draw, Search, search_of
+from common.base.config import (
+    Strict,
+    apply_overrides,
+    did_you_mean,
+    digest,
+    merge,
+    read_yaml,
+    validate,
+)
+from common.base.errors import ConfigError
+from common.base.registry import BENCHMARKS, METHODS
+from common.methods.base import MethodInfo, resolve_config
+
+if TYPE_CHECKING:
+    from common.audits.base import Audit
+
+
+@dataclass(frozen=True)
+class ResolvedRow:
+    """A row with its full config.
+
+    Attributes:
+        label: Its name in the table.
+        method: Registered method.
+        config: What it runs with where it is not tuned.
+        search: Where its trials come from; None when it is not tuned.
+        draws: The trials that are known before any is run.
+    """
+
+    label: str
+    method: str
+    config: Strict
+    search: Search | None = None
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def trials(self) -> tuple[Strict, ...]:
+        """Full configs of the trials that are known before any is run."""
+        return tuple(draw.config for draw in self.draws)
+
+
+@dataclass(frozen=True)
+class ResolvedSuite:
+    """A validated suite: typed protocol, typed rows."""
+
+    spec: Suite
+    protocol: Strict
+    rows: tuple[ResolvedRow, ...]
+    after: ResolvedSuite | None = None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The suite's name."""
+        return self.spec.suite
+
+    def row(self, label: str) -> ResolvedRow:
+        """The row of a label."""
+        return next(row for row in self.rows if row.label == label)
+
+
+def load_suite(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+) -> ResolvedSuite:
+    """Reads, overrides and validates a suite.
+
+    Args:
+        name: Built-in name or path of a YAML file.
+        overrides: ``key.sub=value`` strings.
+        seeds: Replace the suite's seeds.
+        only: Keep only these rows (and the references).
+    """
+    path = find_suite(name)
+    data = apply_overrides(read_yaml(path), overrides)
+    if seeds:
+        data["seeds"] = list(seeds)
+    spec = validate(Suite, data, str(path))
+    benchmark = BENCHMARKS[spec.benchmark]
+    protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    if not spec.columns:
+        columns = benchmark.gap.columns or benchmark.gap.metrics
+        spec = spec.model_copy(update={"columns": columns})
+    _check_columns(spec, str(path))
+    rows = tuple(
+        _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
+    )
+    _check_used(spec, rows, str(path))
+    before = _before(spec, path, rows, overrides)
+    resolved = ResolvedSuite(
+        spec, protocol, rows, before, make_audits(spec.audits, f"{path}: audits")
+    )
+    if only:
+        resolved = _only(resolved, only, str(path))
+    if overrides or seeds or only:
+        resolved = _renamed(resolved, overrides, seeds, only)
+    return resolved
+
+
+def _renamed(
+    suite: ResolvedSuite, overrides: Sequence[str], seeds: Sequence[int] | None, only: Sequence[str]
+) -> ResolvedSuite:
+    """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
+    variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
+    spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
+    return replace(suite, spec=spec)
+
+
+def _before(
+    spec: Suite, path: Path, rows: Sequence[ResolvedRow], overrides: Sequence[str]
+) -> ResolvedSuite | None:
+    """The suite of the request before, with every row that this one has."""
+    if spec.after is None:
+        return None
+    name = spec.after
+    if name.endswith((".yaml", ".yml")):
+        name = str(path.parent / name)
+    if find_suite(name).resolve() == path.resolve():
+        raise ConfigError(f"{path}: after names the suite itself; name the request before it")
+    before = load_suite(name, overrides, seeds=spec.seeds)
+    for tuned in (spec, before.spec):
+        if tuned.tune:
+            raise ConfigError(
+                f"{path}: suite {tuned.suite} is tuned, and requests in sequence take fixed "
+                "configs; remove tune and write the chosen params"
+            )
+    if before.spec.benchmark != spec.benchmark:
+        raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
+    for row in rows:
+        if row.label not in before.spec.methods:
+            raise ConfigError(f"{path}: after: '{name}' has no row '{row.label}'; add it there")
+    return before
+
+
+def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
+    """The audits of a report: those that need no further training of models.
+
+    Args:
+        settings: Audit -> its settings.
+        origin: Where they were written, for the error.
+
+    Raises:
+        ConfigError: An unknown audit or setting, or one that needs trainings of its own.
+    """
+    if not settings:
+        return {}
+    from common.audits import make_audit
+
+    audits = {
+        name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()
+    }
+    for name, audit in audits.items():
+        if audit.info.tier == "shadows":
+            raise ConfigError(
+                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn audit "
+                f"SUITE --audits {name}, which prints the cost first"
+            )
+    return audits
+
+
+def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:
+    spec = suite.spec
+    for label in only:
+        if label not in spec.methods:
+            raise ConfigError(
+                f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
+            )
+    rows = tuple(row for row in suite.rows if row.label in only or row.method in REFERENCES)
+    kept = {row.label: spec.methods[row.label] for row in rows}
+    compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
+    spec = spec.model_copy(update={"methods": kept, "compare": compare})
+    return replace(suite, spec=spec, rows=rows)
+
+
+def _check_columns(spec: Suite, origin: str) -> None:
+    known = [metric.name for metric in BENCHMARKS[spec.benchmark].metrics]
+    for column in spec.columns:
+        if column not in known:
+            raise ConfigError(
+                f"{origin}: columns: unknown metric '{column}'{did_you_mean(column, known)}"
+            )
+    tables = list(read_tables())
+    for label in spec.published:
+        if label not in tables:
+            raise ConfigError(
+                f"{origin}: published: no table '{label}'{did_you_mean(label, tables)}"
+            )
+
+
+def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
+    method = row.method or label
+    where = f"{origin}: methods.{label}"
+    try:
+        cls = METHODS[method]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    _check_class(cls, where)
+    defaults = _applicable(cls.Config, spec.defaults, cls.presets.get(row.preset or "", {}))
+    params = merge(defaults, row.params)
+    config = resolve_config(method, row.preset, params, origin=f"{where}.params")
+    if not (spec.tune and row.tune and cls.info.changes_model) or method in REFERENCES:
+        return ResolvedRow(label, method, config)
+    search = search_of(
+        spec.tune, label, method=method, preset=row.preset, params=params, file=origin
+    )
+    return ResolvedRow(label, method, config, search, search.more((), ()))
+
+
+def _check_class(cls: Any, where: str) -> None:
+    """What a plugin's author may have forgotten."""
+    if not isinstance(getattr(cls, "info", None), MethodInfo):
+        raise ConfigError(f"{where}: class {cls.__name__} has no info = MethodInfo(...); add it")
+    try:
+        cls.Config()
+    except ValueError as error:
+        first = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"{where}: {cls.__name__}.Config needs a default for every field ({first})"
+        ) from None
+
+
+def _applicable(
+    config: type[Strict], defaults: Mapping[str, Any], preset: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Defaults that the config knows and the preset does not set.
+
+    Nested mappings apply where the nested config is set.
+    """
+    known = config.model_fields
+    fixed = set(preset)
+    if fixed & {"steps", "epochs"}:
+        fixed |= {"steps", "epochs"}
+    result: dict[str, Any] = {}
+    for key, value in defaults.items():
+        if key not in known or key in fixed:
+            continue
+        unset = known[key].get_default() is None
+        if unset and (isinstance(value, Mapping) or key in ("steps", "epochs")):
+            continue  # an adapter that the method has not, or the other way to give a length
+        result[key] = value
+    return result
+
+
+def _check_used(spec: Suite, rows: Sequence[ResolvedRow], origin: str) -> None:
+    """A default, a grid or a space that no row uses is a misspelling."""
+    fields = {name for row in rows for name in type(row.config).model_fields}
+    for key in spec.defaults:
+        if key not in fields:
+            raise ConfigError(
+                f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
+            )
+    labels = [*spec.methods, "default"]
+    for part, label in spec.tune.labels() if spec.tune else ():
+        if label not in labels and label not in METHODS:
+            raise ConfigError(
+                f"{origin}: tune.{part}: no row '{label}'{did_you_mean(label, labels)}"
+            )

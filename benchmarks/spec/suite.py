@@ -1,0 +1,127 @@
+"""A suite: one leaderboard as one versioned YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from benchmarks.spec.tune import Tune
+from common.base.config import (
+    Strict,
+    did_you_mean,
+    read_yaml,
+)
+from common.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+SUITES = Path(__file__).parents[1] / "suites"
+REFERENCES = ("original", "retrain")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
+"""Names become folders, and parts of comma-separated lists."""
+
+
+class Row(Strict):
+    """One row of the leaderboard.
+
+    Attributes:
+        method: Registered name; the row's own label when absent.
+        preset: Named overrides of the method.
+        params: Overrides of the method's config.
+        tune: False keeps a row out of tuning.
+    """
+
+    method: str | None = None
+    preset: str | None = None
+    params: dict[str, Any] = {}
+    tune: bool = True
+
+
+class Suite(Strict):
+    """One leaderboard.
+
+    Attributes:
+        suite: Its name.
+        version: Raised when its numbers change meaning.
+        title: One line for people.
+        notes: What a reader of the table must know.
+        benchmark: Registered benchmark.
+        protocol: The benchmark's own config.
+        seeds: One run of every row per seed.
+        retrains: Retrains per split; the second one gives the noise floor.
+        columns: Metrics of the main table; the benchmark's own when absent.
+        methods: Label -> row, in any order.
+        defaults: Params for every row whose config has them.
+        tune: Tuning on a separate seed, if wanted.
+        compare: Pairs of labels whose paired difference is printed.
+        after: A suite (name or path) of the request before this one: every row starts from the
+            model that the same row left there, instead of from Original (sequential requests).
+        published: Labels of published tables to print beside (never in) the measured one.
+        audits: Audit -> its settings: run after the rows, and shown in the report.
+    """
+
+    suite: Name
+    version: Annotated[int, Field(ge=1)] = 1
+    title: str = ""
+    notes: str = ""
+    benchmark: str = "vision"
+    protocol: dict[str, Any]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
+    retrains: Annotated[int, Field(ge=1, le=8)] = 2
+    columns: tuple[str, ...] = ()
+    methods: dict[Name, Row | None]
+    defaults: dict[str, Any] = {}
+    tune: Tune | None = None
+    compare: tuple[tuple[str, str], ...] = ()
+    after: str | None = None
+    published: tuple[str, ...] = ()
+    audits: dict[str, dict[str, Any] | None] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Suite:
+        for pair in self.compare:
+            for label in pair:
+                if label not in self.methods:
+                    raise ValueError(f"compare names '{label}', which is not a row")
+        for seeds in (self.seeds, self.tune.seeds if self.tune else ()):
+            if len(set(seeds)) != len(seeds):
+                raise ValueError("seeds holds a seed twice")
+        retrains = [
+            k for k, row in self.methods.items() if ((row and row.method) or k) == "retrain"
+        ]
+        if len(retrains) != 1:
+            raise ValueError(
+                f"methods has {len(retrains)} rows of method retrain; every gap is to it, so "
+                "there must be exactly one"
+            )
+        if self.tune and set(self.tune.seeds) & set(self.seeds):
+            raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
+        return self
+
+
+def suite_names() -> list[str]:
+    """Built-in suites (files that start with an underscore are shared parts)."""
+    return sorted(path.stem for path in SUITES.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def suite_groups() -> dict[str, list[str]]:
+    """Names of several built-in suites together."""
+    return read_yaml(SUITES / "_groups.yaml")
+
+
+def find_suite(name: str) -> Path:
+    """A built-in suite's file, or a path given as such."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    path = SUITES / f"{name}.yaml"
+    if not path.is_file():
+        groups = suite_groups()
+        group = groups.get(name)
+        if group:
+            raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
+        raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
+    return path

@@ -1,0 +1,1 @@
+"""Errors, configs, seeds, registries, processes."""

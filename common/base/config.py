@@ -1,0 +1,261 @@
+"""Strict YAML -> pydantic models.  The only config loader.
+
+What is read is what is hashed: unknown keys, wrong types and missing keys are errors that name the
+file, the key and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from common.base.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _mentions_bool(annotation: Any) -> bool:
+    if annotation is bool or annotation is Any:
+        return True
+    return any(_mentions_bool(arg) for arg in typing.get_args(annotation))
+
+
+class Strict(BaseModel):
+    """Base of every config: frozen, no unknown keys, no NaN, no yes/no where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_numbers(cls, value: Any, info: Any) -> Any:
+        field = cls.model_fields.get(info.field_name)
+        if field is None or _mentions_bool(field.annotation):
+            return value
+        items = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in items):
+            raise ValueError("yes/no/true/false is not valid here (YAML reads bare `no` as false)")
+        return value
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML that refuses a key written twice."""
+
+
+def _construct_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"line {key_node.start_mark.line + 1}: key {key!r} must be text (quote it)"
+            )
+        if key in mapping:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: key '{key}' is written twice")
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """Parses YAML text; every failure is a one-line :class:`ConfigError` naming ``origin``."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise ConfigError(f"{origin}:{where} {problem}") from None
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML's scalar constructors let these through: a date of 2024-13-45, !!bool maybe
+        raise ConfigError(f"{origin}: not valid YAML ({error})") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads one YAML mapping and merges it into those that it ``extends``.
+
+    ``extends`` is a path beside the file, or a list of them in which later ones win; they may
+    extend further files themselves.
+
+    Raises:
+        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
+    """
+    return _read_extended(path, ())
+
+
+def _read_extended(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in children:
+        raise ConfigError(f"{children[-1]}: extends: '{path.name}' closes a circle; break it")
+    mapping = _read_mapping(path)
+    parents = mapping.pop("extends", [])
+    names = [parents] if isinstance(parents, str) else parents
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: extends: must be a file name, or a list of them")
+    chain = (*children, path.resolve())
+    bases = [_read_extended(path.parent / name, chain) for name in names]
+    return reduce(merge, [*bases, mapping])
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error})") from None
+    mapping = parse_yaml(text, str(path))
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{path}: must be a mapping of keys to values")
+    return mapping
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges nested mappings; ``over`` wins, lists are replaced whole."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def apply_overrides(
+    mapping: Mapping[str, Any], overrides: Sequence[str], option: str = "--set"
+) -> dict[str, Any]:
+    """Applies ``key.sub=value`` strings of an option; values are read as YAML."""
+    result = dict(mapping)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{option} {text}: write it as key.sub=value")
+        nested: Any = parse_yaml(value, f"{option} {key}")
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
+    return result
+
+
+def validate(model: type[M], data: Any, origin: str) -> M:
+    """Validates ``data``; the first problem becomes one line with a did-you-mean."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_first_problem(model, error)}") from None
+
+
+_MENDS = {
+    "tuple_type": "write a list, such as [1, 2, 3]",
+    "list_type": "write a list, such as [1, 2, 3]",
+    "dict_type": "write a mapping, such as {key: value}",
+    "model_type": "write a mapping, such as {key: value}",
+    "float_type": "write a number",
+    "float_parsing": "write a number",
+    "int_type": "write a whole number",
+    "int_from_float": "write a whole number",
+    "int_parsing": "write a whole number",
+    "bool_parsing": "write true or false",
+}
+"""What to write instead, where pydantic's own words name only its types."""
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    # a misspelt key explains a missing one, so it comes first
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    parts = [str(part) for part in first["loc"]]
+    key = ".".join(parts) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, first["loc"][:-1])
+        text = f"{key}: unknown key{did_you_mean(parts[-1], known)}"
+    elif first["type"] == "missing":
+        text = f"{key}: required key is missing"
+    else:
+        message = _MENDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        of_the_whole = isinstance(first["input"], Mapping) and first["type"] == "value_error"
+        text = f"{key}: {message}" + ("" if of_the_whole else f" (got {_short(first['input'])})")
+    more = len(problems) - 1
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
+    """Field names of the model at ``loc``."""
+    return sorted({name for candidate in _models_at(model, loc) for name in candidate.model_fields})
+
+
+def _models_at(model: Any, loc: Sequence[Any]) -> list[type[BaseModel]]:
+    """The models at ``loc``, looking through unions and containers."""
+    models = _models_in(model)
+    for part in loc:
+        step: list[type[BaseModel]] = []
+        for candidate in models:
+            field = candidate.model_fields.get(str(part))
+            step += _models_in(field.annotation) if field else [candidate]
+        models = step
+    return models
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for arg in typing.get_args(annotation) for found in _models_in(arg)]
+
+
+def is_whole(model: type[BaseModel], key: str) -> bool:
+    """Whether the field at ``key`` (dots for nesting) takes whole numbers and no others."""
+    *parents, name = key.split(".")
+    for candidate in _models_at(model, parents):
+        if name in candidate.model_fields:
+            types = _types_in(candidate.model_fields[name].annotation)
+            return int in types and float not in types
+    return False
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    args = typing.get_args(annotation)
+    return set().union(*map(_types_in, args)) if args else {annotation}
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?`` or the list of what is known."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def canonical(value: Any) -> Any:
+    """Plain JSON types with tuples as lists and whole floats kept floats."""
+    if isinstance(value, BaseModel):
+        return canonical(value.model_dump(mode="json"))
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [canonical(item) for item in items]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{value} is not a number that can be stored")
+    return value
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of ``value``."""
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

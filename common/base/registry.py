@@ -1,0 +1,167 @@
+"""Names -> things, lazily.  Registering imports nothing; looking up imports one module.
+
+``METHODS`` and ``BENCHMARKS`` are the two registries, ``PROBLEMS`` holds what the contract checks
+run a modality's methods on.  The packages ``vision`` and ``language``
+register their entries in their ``__init__``; third parties use the entry-point group
+``stable_forgetting.plugins`` or a file given with ``--plugin``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError
+
+T = TypeVar("T")
+ENTRY_POINT_GROUP = "stable_forgetting.plugins"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered name: what it points to, a one-line summary, and who registered it."""
+
+    name: str
+    target: Any
+    summary: str
+    origin: str
+
+
+class Registry(Generic[T]):
+    """A lazy mapping from names to classes.
+
+    Args:
+        kind: Word for error messages, such as ``method``.
+        base: ``module:attr`` of the base class that every entry must derive from.
+    """
+
+    def __init__(self, kind: str, base: str):
+        self.kind = kind
+        self._base = base
+        self._entries: dict[str, Entry] = {}
+
+    def register(
+        self, name: str, target: str | type[T] | None = None, *, summary: str = ""
+    ) -> Callable[[type[T]], type[T]]:
+        """Registers ``module:attr``, or decorates a class.
+
+        Raises:
+            ConfigError: The name is taken; both origins are named.
+        """
+        frame = sys._getframe(1)
+        origin = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if target is not None:
+            self._add(Entry(name, target, summary, origin))
+
+        def decorate(cls: type[T]) -> type[T]:
+            doc = summary or (cls.__doc__ or "").strip().splitlines()[0:1]
+            text = doc if isinstance(doc, str) else "".join(doc)
+            self._add(Entry(name, cls, text, origin))
+            return cls
+
+        return decorate
+
+    def _add(self, entry: Entry) -> None:
+        old = self._entries.get(entry.name)
+        if old is not None and (old.origin, _path(old)) != (entry.origin, _path(entry)):
+            raise ConfigError(
+                f"{self.kind} '{entry.name}' is registered twice: {old.origin} and {entry.origin}"
+            )
+        self._entries[entry.name] = entry
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        return list(self._entries)
+
+    def entry(self, name: str) -> Entry:
+        """The entry of a name, without importing its target."""
+        if name not in self._entries:
+            hint = did_you_mean(name, self.names())
+            raise ConfigError(f"unknown {self.kind} '{name}'{hint}")
+        return self._entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __getitem__(self, name: str) -> type[T]:
+        entry = self.entry(name)
+        target = entry.target
+        if isinstance(target, str):
+            target = _import(target, f"{self.kind} '{name}' ({entry.origin})")
+        base = _import(self._base, self.kind)
+        if not (isinstance(target, type) and issubclass(target, base)):
+            raise ConfigError(f"{self.kind} '{name}' ({entry.origin}) is not a {base.__name__}")
+        return target
+
+
+def _path(entry: Entry) -> str:
+    target = entry.target
+    if isinstance(target, type):
+        return f"{target.__module__}:{target.__qualname__}"
+    return str(target)
+
+
+def _import(path: str, who: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{who}: cannot import '{path}': {error}") from error
+
+
+def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
+    """Imports plugin files and installed entry points, so that they register their entries."""
+    for file in files:
+        _load_file(Path(file))
+    if installed:
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                point.load()
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; mend or "
+                    "uninstall it"
+                ) from error
+
+
+def _load_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"--plugin {path}: no such file")
+    name = f"stable_forgetting_plugin_{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--plugin {path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"--plugin {path}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+METHODS: Registry[Any] = Registry("method", "common.methods.base:UnlearningMethod")
+BENCHMARKS: Registry[Any] = Registry("benchmark", "common.protocol.benchmark:Benchmark")
+PROBLEMS: Registry[Any] = Registry("tiny problem", "common.checks.tiny_task:TinyProblem")

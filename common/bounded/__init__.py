@@ -1,0 +1,1 @@
+"""Bounded adapters: the layer, its kernels, files and constraints."""

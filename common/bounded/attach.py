@@ -1,0 +1,157 @@
+"""Bounded adapters: attach, measure, constrain, merge, save, load.
+
+``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen ``nn.Linear`` layers of a frozen model
+(the paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  A layer keeps its
+``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T), and
+``A0`` and ``Bt0`` where it has a start, whose dW is subtracted.  A quantised layer lies whole under
+``base`` instead (:mod:`common.bounded.quantised`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from common.base.errors import ConfigError
+from common.bounded.config import AdapterConfig
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear, warn_of_loss
+from common.bounded.quantised import (
+    QuantisedBoundedLinear,
+    is_quantised,
+    outside_quantised,
+    weight_count,
+)
+
+
+def attach(
+    model: nn.Module,
+    targets: Sequence[str],
+    config: AdapterConfig,
+    generator: torch.Generator,
+    *,
+    trainable: Sequence[str] = (),
+) -> list[str]:
+    """Freezes ``model`` and adapts every module that a pattern matches, in place.
+
+    Args:
+        model: Any module.
+        targets: Glob patterns on module names, such as ``blocks.*.mlp.fc1``.
+        config: Rank, bound and scales; the same for all layers.
+        generator: Draws the initial factors.
+        trainable: Glob patterns on parameter names that stay trainable (the head, if asked for);
+            W0 and b of an adapted layer never do.
+
+    Returns:
+        Names of the adapted layers, in the model's order.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or something that is not a linear layer; or the
+            layer is quantised and the mode is not ``split``.
+    """
+    modules = outside_quantised(model)
+    chosen: dict[str, None] = {}
+    for pattern in targets:
+        hits = fnmatch.filter(modules, pattern)
+        if not hits:
+            linear = [name for name, module in modules.items() if _adaptable(module)]
+            raise ConfigError(
+                f"adapter target '{pattern}' matches no layer; linear layers here: "
+                f"{', '.join(linear[:6])}{' ...' if len(linear) > 6 else ''}"
+            )
+        chosen.update(dict.fromkeys(hits))
+    for name in chosen:
+        kind = type(modules[name]).__name__
+        if not _adaptable(modules[name]) or not name:
+            raise ConfigError(
+                f"adapter target '{name or '(the whole model)'}' is a {kind}, not an "
+                "nn.Linear inside the model; choose patterns that match linear layers only"
+            )
+        if is_quantised(modules[name]) and config.mode != "split":
+            raise ConfigError(
+                f"adapter target '{name}' is a quantised {kind}, whose rounding would swallow a "
+                "merged update; use mode: split"
+            )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    names = [name for name in modules if name in chosen]
+    for name in names:
+        _replace(model, name, _adapted(modules[name], config, generator))
+    inside = tuple(f"{name}." for name in names)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(inside) and any(
+            fnmatch.fnmatch(name, pattern) for pattern in trainable
+        ):
+            parameter.requires_grad_(True)
+    return names
+
+
+def _adaptable(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or is_quantised(module)
+
+
+def _adapted(module: nn.Module, config: AdapterConfig, generator: torch.Generator) -> BoundedLinear:
+    if is_quantised(module):
+        return QuantisedBoundedLinear(module, config, generator)
+    assert isinstance(module, nn.Linear), "only linear layers are adapted"
+    return BoundedLinear(module, config, generator)
+
+
+def merges_exactly(model: nn.Module) -> bool:
+    """Whether :func:`detach` keeps what the model computes, up to float32's rounding.
+
+    It does not where an adapter of ``mode: split`` lies on weights of lower precision, which would
+    round off the small update that the mode is there to keep.
+    """
+    return not any(
+        isinstance(layer, QuantisedBoundedLinear)
+        or (layer.config.mode == "split" and layer.weight.element_size() < 4)
+        for _, layer in adapted_layers(model)
+    )
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Merges every adapter in place: the original architecture and state-dict keys.
+
+    Where bfloat16 or float16 weights round away more than a tolerated share of the update
+    (:data:`common.bounded.layer.TOLERATED_LOSS`), one warning per model says how large the update
+    is and how much of it is lost.
+
+    Raises:
+        ConfigError: A layer is quantised; the model is left as it was.
+    """
+    layers = list(adapted_layers(model))
+    for name, layer in layers:
+        if isinstance(layer, QuantisedBoundedLinear):
+            raise ConfigError(
+                f"the adapter on quantised layer '{name}' cannot be merged; keep it attached, or "
+                "write it with save_adapter"
+            )
+    total = torch.zeros(3, dtype=torch.float64)
+    for name, layer in layers:
+        merged, squares = layer.merge()
+        _replace(model, name, merged)
+        total += squares
+    warn_of_loss("the model", total)
+    return model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent_name, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent_name), child, module)
+
+
+def trainable_share(model: nn.Module) -> tuple[int, int]:
+    """(trainable parameters, base parameters); the base excludes A and B.
+
+    A quantised layer counts with its k d weights, however they are packed.
+    """
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    factors = sum(layer.A.numel() + layer.Bt.numel() for _, layer in adapted_layers(model))
+    quantised = [module for module in model.modules() if is_quantised(module)]
+    packed = {p for module in quantised for p in module.parameters()}
+    total = sum(p.numel() for p in model.parameters() if p not in packed)
+    return trainable, total - factors + sum(map(weight_count, quantised))

@@ -1,0 +1,105 @@
+"""Configs of bounded adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from common.base.config import Strict
+from common.base.numbers import Count, NonNegative, Positive
+
+Phi = Literal["sine", "tanh", "sigmoid", "relu", "clip", "identity"]
+Placement = Literal["mlp", "attention", "all"]
+
+
+class AdapterConfig(Strict):
+    """A (bounded) low-rank adapter; defaults are those of plain LoRA at the paper's rank.
+
+    Attributes:
+        rank: r of A (k x r) and B (d x r).
+        alpha: LoRA's alpha; the outer factor is s = alpha / rank.
+        phi: The entrywise function; ``identity`` is plain LoRA.
+        omega: Inner frequency.
+        bound: ``absolute`` is the paper's s * phi(omega A B^T).  ``relative`` (ours) scales the
+            bound to each layer: c * rms(W0) * phi(s * omega * A B^T / (c * rms(W0))), which has
+            the same slope at zero.
+        c: Size of the relative bound in units of rms(W0).
+        clip: Threshold of phi = clip, on omega * A B^T.
+        placement: Which of the model's target patterns are adapted.
+        targets: Glob patterns that replace the model's own for ``placement``.
+        train_head: Train the classifier head too (the paper does not say; off by default).
+        init_std: Standard deviation of A for phi = relu, which cannot start from zero.
+        mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
+            slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
+            layers take this mode alone, and stay adapted.
+        dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
+        grad_gemm_dtype: ``bfloat16`` multiplies the weight-sized gradient product alone in
+            bfloat16: faster, at a gradient error of about 3e-3 (relative, Frobenius).
+    """
+
+    rank: Count = 8
+    alpha: Positive = 16.0
+    phi: Phi = "identity"
+    omega: Positive = 1.0
+    bound: Literal["absolute", "relative"] = "absolute"
+    c: Positive = 0.25
+    clip: Positive = 1.5
+    placement: Placement = "mlp"
+    targets: tuple[str, ...] | None = None
+    train_head: bool = False
+    init_std: Positive = 1e-3
+    mode: Literal["merged", "split"] = "merged"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    grad_gemm_dtype: Literal["bfloat16"] | None = None
+
+    @model_serializer(mode="wrap")
+    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the keys of stages, and of adapters, that were made before these fields stay what they are
+        later = {"mode": "merged", "dropout": 0.0, "grad_gemm_dtype": None}
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k not in later or v != later[k]}
+
+    @model_validator(mode="after")
+    def _options_fit_the_path(self) -> AdapterConfig:
+        if self.dropout and self.mode != "split" and self.phi != "identity":
+            raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
+        if self.grad_gemm_dtype and self.phi == "identity":
+            raise ValueError("grad_gemm_dtype takes a phi (identity has no weight-sized gradient)")
+        return self
+
+    @model_validator(mode="after")
+    def _relative_needs_a_bound(self) -> AdapterConfig:
+        if self.bound == "relative" and self.phi not in ("sine", "tanh"):
+            raise ValueError("bound: relative takes phi: sine or tanh")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """s = alpha / r."""
+        return self.alpha / self.rank
+
+    @property
+    def slope(self) -> float:
+        """Slope of dW in A B^T at zero, in units of s: the effective step under Adam."""
+        return self.omega * (0.25 if self.phi == "sigmoid" else 1.0)
+
+
+class FilaConfig(Strict):
+    """Where adapters start under FILA; see :mod:`common.methods.tools.fila`.
+
+    Attributes:
+        batch_size: Samples per gradient of the Fisher pass.  Gradients of batches are squared, not
+            those of samples, so it changes the result.
+        eps: Added to the retain Fisher before dividing by it.
+        compat: ``loku``: the published code's randomised SVD (2 power iterations, no oversampling)
+            and its damped row weights.
+        damping: Added to the row weights in their inverse, with ``compat: loku``.
+        balanced: Give A and B the same norm; the paper's split depends on the Fisher's unit.
+    """
+
+    batch_size: Count = 4
+    eps: Positive = 1e-5
+    compat: Literal["none", "loku"] = "none"
+    damping: NonNegative = 1e-5
+    balanced: bool = False

@@ -1,0 +1,236 @@
+"""The bounded layer's operations in plain torch: the path of CPUs, and where Triton is absent.
+
+Everything dense is made by blocks of output rows that stay in cache; only the effective weight is
+ever k x d, and not even that where the tokens are few.  :mod:`common.bounded.triton` offers
+:func:`build_weight` and :func:`contract` with the same signatures.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from common.bounded.phi import Bound, apply_phi_, phi_and_slope_, phi_slope_
+
+Start = tuple[Tensor, Tensor]
+
+BLOCK_BYTES = 4 * 2**20
+"""Scratch per block; 2-8 MiB are equally fast, far below that the products starve."""
+MIN_ROWS = 256
+"""Rows per block at least, where there are tokens enough."""
+FEW_ROWS = 64
+"""Rows per block at least, however few the tokens."""
+
+
+def row_blocks(k: int, d: int, itemsize: int, tokens: int | None = None) -> list[slice]:
+    """Slices of output rows, of nearly equal size: at most :data:`BLOCK_BYTES` of k x d each.
+
+    Few ``tokens`` (N) take smaller blocks: two of them stay below N k or N d, the size of what a
+    LoRA layer needs for the moment.
+    """
+    rows = max(BLOCK_BYTES // max(d * itemsize, 1), MIN_ROWS)
+    if tokens is not None:
+        rows = min(rows, max(tokens * max(k, d) // max(2 * d, 1), FEW_ROWS))
+    count = math.ceil(k / max(min(rows, k), 1))
+    rows = 16 * math.ceil(k / max(count, 1) / 16)
+    return [slice(at, min(at + rows, k)) for at in range(0, k, rows)] if k else []
+
+
+def factor_dtype(A: Tensor) -> torch.dtype:
+    """What phi is computed in: the factors' dtype, at least float32."""
+    return torch.promote_types(A.dtype, torch.float32)
+
+
+def build_weight(
+    weight: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    start: Start | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """W0 + dW, or dW alone where there is no ``weight``; rounded to ``dtype`` once, at the end.
+
+    Args:
+        weight: Frozen W0, (k, d), of any floating dtype.
+        A: (k, r).
+        Bt: (r, d).
+        bound: The form of dW.
+        start: (A0, Bt0), whose dW is subtracted.
+        dtype: Of the result.
+
+    Returns:
+        (k, d), contiguous, without a graph.
+    """
+    k, d = A.shape[0], Bt.shape[1]
+    wide = factor_dtype(A)
+    A, Bt = A.to(wide) * bound.inner, Bt.to(wide)
+    first = None if start is None else (start[0].to(wide) * bound.inner, start[1].to(wide))
+    out = torch.empty(k, d, dtype=dtype, device=A.device)
+    for rows in row_blocks(k, d, wide.itemsize):
+        z = torch.mm(A[rows], Bt, out=out[rows]) if dtype == wide else A[rows] @ Bt
+        apply_phi_(bound.phi, z, bound.clip).mul_(bound.outer)
+        if first is not None:
+            z.sub_(apply_phi_(bound.phi, first[0][rows] @ first[1], bound.clip), alpha=bound.outer)
+        if weight is not None:
+            z = _added(z, weight[rows])
+        if z.data_ptr() != out[rows].data_ptr():
+            out[rows] = z
+    return out
+
+
+def _added(z: Tensor, weight: Tensor) -> Tensor:
+    """z + weight, in place where z is wide enough for the sum."""
+    return z.add_(weight) if torch.promote_types(z.dtype, weight.dtype) == z.dtype else z + weight
+
+
+def chunked_linear(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    start: Start | None,
+) -> Tensor:
+    """``x (W0 + dW)^T + b`` without a k x d buffer, for few tokens; (N, d) -> (N, k)."""
+    k, d = A.shape[0], Bt.shape[1]
+    y = x.new_empty(len(x), k)
+    for rows in row_blocks(k, d, factor_dtype(A).itemsize, len(x)):
+        first = None if start is None else (start[0][rows], start[1])
+        base = None if weight is None else weight[rows]
+        block = build_weight(base, A[rows], Bt, bound, start=first, dtype=x.dtype)
+        if bias is None:
+            torch.mm(x, block.T, out=y[:, rows])
+        else:
+            torch.addmm(bias[rows], x, block.T, out=y[:, rows])
+    return y
+
+
+def contract(
+    g: Tensor,
+    x: Tensor,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    need_A: bool = True,
+    need_Bt: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the factors: ``H = outer inner (g^T x) phi'(inner A Bt)``, H B and A^T H.
+
+    Args:
+        g: Gradient of the output, (N, k).
+        x: Input, (N, d), of ``g``'s dtype: that of the product g^T x.
+        A: (k, r).
+        Bt: (r, d).
+        bound: The form of dW; a start does not enter.
+        need_A: Whether dA is wanted.
+        need_Bt: Whether dBt is wanted.
+
+    Returns:
+        dA (k, r) and dBt (r, d) in the factors' dtype, at least float32; None if not wanted.
+    """
+    sweep = _Sweep(g, x, A, Bt, bound, need_A, need_Bt)
+    for rows in sweep.blocks:
+        z, slope = sweep.arguments(rows)
+        phi_slope_(bound.phi, z, slope, bound.clip)
+        sweep.add(rows, z, slope)
+    return sweep.factors()
+
+
+def backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    start: Start | None,
+    gemm: torch.dtype,
+    need_A: bool,
+    need_Bt: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(dx, dA, dBt) in one sweep over the rows, each argument of phi built once.
+
+    dx is summed over the blocks in the factors' dtype, which must hold ``weight``'s and ``g``'s.
+
+    Args:
+        g: (N, k).
+        x: (N, d).
+        weight: W0, (k, d), or None where dW stands alone.
+        A: (k, r).
+        Bt: (r, d).
+        bound: The form of dW.
+        start: (A0, Bt0), whose dW is subtracted.
+        gemm: Precision of g^T x.
+        need_A: Whether dA is wanted.
+        need_Bt: Whether dBt is wanted.
+    """
+    dx = torch.zeros_like(x, dtype=factor_dtype(A))
+    sweep = _Sweep(g.to(gemm), x.to(gemm), A, Bt, bound, need_A, need_Bt)
+    for rows in sweep.blocks:
+        z, slope = sweep.arguments(rows)
+        phi_and_slope_(bound.phi, z, slope, bound.clip)
+        z.mul_(bound.outer)
+        if start is not None:
+            first = (start[0][rows].to(z.dtype) * bound.inner) @ start[1].to(z.dtype)
+            z.sub_(apply_phi_(bound.phi, first, bound.clip), alpha=bound.outer)
+        if weight is not None:
+            z.add_(weight[rows])
+        if g.dtype == z.dtype:
+            torch.addmm(dx, g[:, rows], z, out=dx)
+        else:
+            dx.add_(g[:, rows] @ z.to(g.dtype))
+        sweep.add(rows, z, slope)
+    return dx.to(g.dtype), *sweep.factors()
+
+
+class _Sweep:
+    """What a pass over blocks of rows accumulates, with two blocks of scratch."""
+
+    def __init__(
+        self, g: Tensor, x: Tensor, A: Tensor, Bt: Tensor, bound: Bound, need_A: bool, need_Bt: bool
+    ):
+        (k, r), d = A.shape, Bt.shape[1]
+        wide = factor_dtype(A)
+        self.g, self.x, self.A, self.Bt = g, x, A.to(wide), Bt.to(wide)
+        self.inner_A = self.A * bound.inner
+        self.scale = bound.outer * bound.inner
+        self.dA = self.A.new_empty(k, r) if need_A else None
+        self.dBt = self.Bt.new_zeros(r, d) if need_Bt else None
+        self.blocks = row_blocks(k, d, wide.itemsize, len(x))
+        rows = self.blocks[0].stop if self.blocks else 0
+        self._scratch = self.A.new_empty(2, rows, d)
+
+    def arguments(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """``inner * A Bt`` of a block, and room for its slopes; both scratch."""
+        z, slope = self._scratch[:, : rows.stop - rows.start]
+        return torch.mm(self.inner_A[rows], self.Bt, out=z), slope
+
+    def add(self, rows: slice, z: Tensor, slope: Tensor) -> None:
+        """Contracts a block's gradient with ``slope``; ``z`` is used up."""
+        if self.dA is None and self.dBt is None:
+            return
+        if self.g.dtype == z.dtype:
+            torch.mm(self.g[:, rows].T, self.x, out=z)
+        else:
+            z.copy_(self.g[:, rows].T @ self.x)
+        z.mul_(slope)
+        # these orientations: the skinny products are up to ten times slower the other way round
+        if self.dA is not None:
+            self.dA[rows] = (self.Bt @ z.T).T
+        if self.dBt is not None:
+            torch.addmm(self.dBt, self.A[rows].T, z, out=self.dBt)
+
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """(dA, dBt), to be asked for once."""
+        for gradient in (self.dA, self.dBt):
+            if gradient is not None:
+                gradient.mul_(self.scale)
+        return self.dA, self.dBt

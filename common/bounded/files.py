@@ -1,0 +1,158 @@
+"""Adapters as files: weights and config beside them."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Size, Tensor, nn
+
+from common.base.errors import CheckpointError
+from common.bounded.attach import _adaptable, attach
+from common.bounded.config import AdapterConfig
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
+from common.bounded.quantised import (
+    QuantisedBoundedLinear,
+    base_weight,
+    layer_shape,
+)
+
+ADAPTER_WEIGHTS = "adapter.safetensors"
+ADAPTER_CONFIG = "adapter.json"
+FACTORS = ("A", "Bt")
+START = ("A0", "Bt0")
+
+
+# Saving and loading ------------------------------------------------------------------------------
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Writes the factors as safetensors, plus a JSON config.
+
+    Every other trainable parameter is written too, and every persistent buffer, as running
+    statistics move while an adapter trains.  Nothing of a quantised base is written.
+    """
+    from safetensors.torch import save_file
+
+    layers = dict(adapted_layers(model))
+    assert layers, "nothing is attached"
+    kept = {f"{name}.{key}" for name in layers for key in FACTORS}
+    kept |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - kept
+    bases = tuple(
+        f"{name}.base." for name, la in layers.items() if isinstance(la, QuantisedBoundedLinear)
+    )
+    tensors = {
+        name: value
+        for name, value in _tensors(model).items()
+        if name not in frozen and not name.startswith(bases)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    save_file(copies, folder / ADAPTER_WEIGHTS)
+    first = next(iter(layers.values()))
+    meta = {
+        "format": 1,
+        "config": first.config.model_dump(mode="json"),
+        "layers": {name: _fingerprint(layer) for name, layer in layers.items()},
+        "starts": [name for name, layer in layers.items() if layer.start is not None],
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without what packed layers put there beside tensors."""
+    return {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+def _fingerprint(layer: nn.Module) -> list[float]:
+    """[rows, columns, ||W0||_F]: tells whether an adapter meets the weight it was trained on.
+
+    Without the norm for a quantised layer that gives no dense weight.
+    """
+    weight = base_weight(layer)
+    if weight is None:
+        return [*layer_shape(layer.base if isinstance(layer, QuantisedBoundedLinear) else layer)]
+    return [*weight.shape, round(float(torch.linalg.vector_norm(weight.detach().double())), 6)]
+
+
+def load_adapter(model: nn.Module, folder: Path) -> list[str]:
+    """Attaches a saved adapter to ``model`` in place; the base weights must be the same.
+
+    Raises:
+        CheckpointError: Files are missing or damaged, or the model is another one.
+    """
+    config, expected, starts, tensors = _read_adapter(folder)
+    modules = dict(model.named_modules())
+    for name, fingerprint in expected.items():
+        layer = modules.get(name)
+        if layer is None or not _adaptable(layer):
+            raise CheckpointError(f"{folder}: the model has no linear layer '{name}'; wrong model?")
+        found = _fingerprint(layer)
+        same = found[:2] == fingerprint[:2] and len(found) == len(fingerprint)
+        if not same or not math.isclose(found[-1], fingerprint[-1], rel_tol=1e-4, abs_tol=1e-6):
+            raise CheckpointError(
+                f"{folder}: layer '{name}' is not the one that this adapter was trained on "
+                f"(shape and norm {found} instead of {fingerprint}); use the same base model"
+            )
+    factors = _factor_shapes(config.rank, expected, starts)
+    others = {key: value for key, value in tensors.items() if key not in factors}
+    shapes = {name: value.shape for name, value in _tensors(model).items()} | factors
+    for key in [*factors, *others]:
+        if key not in tensors or shapes.get(key) != tensors[key].shape:
+            raise CheckpointError(
+                f"{folder}: tensor '{key}' is missing or does not fit; wrong model or damaged file"
+            )
+    trainable = [glob.escape(key) for key in others]
+    targets = [glob.escape(name) for name in expected]
+    names = attach(model, targets, config, torch.Generator(), trainable=trainable)
+    for name in starts:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, BoundedLinear)
+        layer.set_start_(layer.A, layer.Bt)
+    state = _tensors(model)
+    with torch.no_grad():  # load_state_dict would ask packed layers for keys that are not here
+        for key, value in tensors.items():
+            state[key].copy_(value)
+    return names
+
+
+def _read_adapter(
+    folder: Path,
+) -> tuple[AdapterConfig, dict[str, list[float]], list[str], dict[str, Tensor]]:
+    """(config, layer -> fingerprint, layers with a start, tensors) of a saved adapter."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        meta = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        config = AdapterConfig.model_validate(meta["config"])
+        layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
+        if not layers or any(len(row) not in (2, 3) for row in layers.values()):
+            raise ValueError("no layers")
+        starts = list(meta.get("starts", layers if config.phi == "relu" else []))
+        if not set(starts) <= set(layers):
+            raise ValueError("starts of other layers")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: no adapter here (missing {error.filename})") from None
+    except (OSError, SafetensorError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: damaged adapter ({type(error).__name__})") from None
+    return config, layers, starts, tensors
+
+
+def _factor_shapes(
+    rank: int, layers: Mapping[str, Sequence[float]], starts: Sequence[str]
+) -> dict[str, Size]:
+    """Shape of every tensor that the adapted layers themselves need."""
+    shapes: dict[str, Size] = {}
+    for name, (rows, columns, *_) in layers.items():
+        pair = Size([int(rows), rank]), Size([rank, int(columns)])
+        for keys in (FACTORS, START) if name in starts else (FACTORS,):
+            shapes |= {f"{name}.{key}": shape for key, shape in zip(keys, pair, strict=True)}
+    return shapes

@@ -1,0 +1,199 @@
+"""The adapted layer itself: ``nn.Linear`` with a (bounded) low-rank update beside its weight."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import ConfigError
+from common.bounded.config import AdapterConfig
+from common.bounded.function import build_weight, gemm_dtype
+from common.bounded.phi import Bound
+from common.bounded.product import bounded_delta, bounded_linear, phi_bound
+from common.bounded.shared import shared_weight
+
+logger = logging.getLogger(__name__)
+
+TOLERATED_LOSS = 0.05
+"""Share of ||dW|| that merging may round off without a warning."""
+
+
+class BoundedLinear(nn.Module):
+    """``nn.Linear`` with a frozen weight (k, d) and a (bounded) low-rank update.
+
+    Args:
+        base: The layer to adapt; its parameters are shared, not copied, and frozen.
+        config: Rank, bound and scales.
+        generator: Draws B ~ U(+-1/sqrt d) (and A for phi = relu, else A = 0).
+    """
+
+    def __init__(self, base: nn.Linear, config: AdapterConfig, generator: torch.Generator):
+        super().__init__()
+        k, d = base.weight.shape
+        self.weight = base.weight.requires_grad_(False)
+        self.bias = None if base.bias is None else base.bias.requires_grad_(False)
+        self._make_factors(k, d, self.weight.device, config, generator)
+        self.train(base.training)
+
+    def _make_factors(
+        self,
+        k: int,
+        d: int,
+        device: torch.device,
+        config: AdapterConfig,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.outer, self.inner = _scales(config, self)
+        bound = 1.0 / math.sqrt(d)
+        Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * bound
+        A = torch.zeros(k, config.rank)
+        if config.phi == "relu":
+            A = torch.randn(k, config.rank, generator=generator) * config.init_std
+        self.A = nn.Parameter(A.to(device))
+        self.Bt = nn.Parameter(Bt.to(device))
+        if config.phi == "relu":
+            self.set_start_(self.A, self.Bt)
+
+    @torch.no_grad()
+    def set_start_(self, A: Tensor, Bt: Tensor) -> None:
+        """Sets the factors, and subtracts their dW from now on: any phi may start anywhere.
+
+        ``dW = outer phi(inner A Bt) - outer phi(inner A0 Bt0)`` is zero right after this call.
+        The start is saved, loaded and merged with the adapter; it doubles :attr:`entry_bound`.
+
+        Args:
+            A: (k, r).
+            Bt: (r, d).
+        """
+        assert A.shape == self.A.shape and Bt.shape == self.Bt.shape, (
+            "a start has A's and Bt's shape"
+        )
+        self.A.copy_(A)
+        self.Bt.copy_(Bt)
+        self.register_buffer("A0", self.A.detach().clone())
+        self.register_buffer("Bt0", self.Bt.detach().clone())
+
+    @property
+    def start(self) -> tuple[Tensor, Tensor] | None:
+        """(A0, Bt0) whose dW is subtracted, if there is one."""
+        if "A0" not in self._buffers:
+            return None
+        return self.get_buffer("A0"), self.get_buffer("Bt0")
+
+    def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
+        return bounded_delta(
+            A, Bt, phi=self.config.phi, outer=self.outer, inner=self.inner, clip=self.config.clip
+        )
+
+    def delta(self) -> Tensor:
+        """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
+        delta = self._bounded(self.A, self.Bt)
+        return delta if self.start is None else delta - self._bounded(*self.start)
+
+    def effective_weight(self, dtype: torch.dtype) -> Tensor:
+        """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
+        assert self.config.phi != "identity", "the low-rank path has no effective weight"
+        bound = Bound(self.config.phi, self.outer, self.inner, self.config.clip)
+        base = None if self.config.mode == "split" else self.weight
+        return build_weight(base, self.A, self.Bt, bound, start=self.start, dtype=dtype)
+
+    @property
+    def entry_bound(self) -> float:
+        """Entrywise bound on dW: (alpha/r) sup|phi|, or c rms(W0) sup|phi|; may be infinite.
+
+        Twice that where a start is subtracted.
+        """
+        bound = self.outer * phi_bound(self.config.phi, self.config.clip)
+        return bound if self.start is None else 2 * bound
+
+    def arguments(self) -> Tensor:
+        """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
+        return self.inner * (self.A @ self.Bt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., k)."""
+        return self._product(x, self.weight, self.bias)
+
+    def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """``x (W0 + dW)^T + b``, or ``x dW^T`` without a weight."""
+        config = self.config
+        low_rank = config.phi == "identity"
+        return bounded_linear(
+            x,
+            weight,
+            bias,
+            self.A,
+            self.Bt,
+            phi=config.phi,
+            outer=self.outer,
+            inner=self.inner,
+            clip=config.clip,
+            start=self.start,
+            split=config.mode == "split",
+            dropout=config.dropout if self.training else 0.0,
+            grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
+            built=None if low_rank else shared_weight(self, gemm_dtype(x, weight)),
+        )
+
+    def merged(self) -> nn.Linear:
+        """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.
+
+        Warns where that dtype loses the update; see :func:`common.bounded.attach.detach`.
+        """
+        layer, squares = self.merge()
+        warn_of_loss("this layer", squares)
+        return layer
+
+    @torch.no_grad()
+    def merge(self) -> tuple[nn.Linear, Tensor]:
+        """The merged layer, and the squared norms of W0, dW and of what rounding took of dW."""
+        k, d = self.weight.shape
+        layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        base, delta = self.weight.to(wide), self.delta().to(wide)
+        layer.weight = nn.Parameter((base + delta).to(self.weight.dtype))
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias.detach().clone())
+        squares = torch.zeros(3, dtype=torch.float64)
+        if wide != self.weight.dtype:
+            lost = base + delta - layer.weight.to(wide)
+            squares = torch.stack([t.square().sum().double() for t in (base, delta, lost)]).cpu()
+        return layer.train(self.training), squares
+
+    def extra_repr(self) -> str:
+        """Sizes and bound, for ``print(model)``."""
+        k, d = len(self.A), self.Bt.shape[1]
+        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.inner:g}"
+
+
+def _scales(config: AdapterConfig, layer: BoundedLinear) -> tuple[float, float]:
+    """(outer, inner) of dW = outer * phi(inner * A B^T)."""
+    if config.bound == "absolute":
+        return config.scale, config.omega
+    rms = float(layer.weight.detach().float().square().mean().sqrt())
+    if rms == 0.0:
+        raise ConfigError("bound: relative needs weights that are not all zero")
+    outer = config.c * rms
+    return outer, config.scale * config.omega / outer
+
+
+def warn_of_loss(what: str, squares: Tensor) -> None:
+    """Warns, once, where merging ``what`` rounds off more than :data:`TOLERATED_LOSS` of dW.
+
+    Args:
+        what: Named in the warning.
+        squares: (3,) of :meth:`BoundedLinear.merge`, possibly summed over layers.
+    """
+    base, delta, lost = squares.sqrt().tolist()
+    if delta > 0 and lost > TOLERATED_LOSS * delta:
+        logger.warning(
+            "merging rounds off part of the update of %s: ||dW|| / ||W0|| is %.1e, and %.0f %% of "
+            "||dW|| is lost; merge in float32, or keep the adapter",
+            what,
+            delta / base if base else math.inf,
+            100 * lost / delta,
+        )

@@ -1,0 +1,138 @@
+"""The kernel under :class:`common.bounded.layer.BoundedLinear`: bounds and the merged product.
+
+Every bound is written as one formula, ``dW = outer * phi(inner * A Bt)`` with Bt = B^T stored as
+r x d, so that the absolute and the layer-relative bound differ in two numbers only:
+
+=========  ====================  =================================
+bound      outer                 inner
+=========  ====================  =================================
+absolute   alpha / r             omega
+relative   c * rms(W0)           (alpha / r) * omega / (c * rms(W0))
+=========  ====================  =================================
+
+:func:`bounded_linear` is the seam: what is behind it (:mod:`common.bounded.function`) keeps the
+values of the formula.
+
+Source: the paper's eq. "bounded low rank approach"; LoRA is arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.bounded.eager import Start, factor_dtype
+from common.bounded.function import BoundedLinearFunction, gemm_dtype
+from common.bounded.phi import BOUNDED, Bound, apply_phi, phi_bound
+
+__all__ = [
+    "BOUNDED",
+    "apply_phi",
+    "bounded_delta",
+    "bounded_linear",
+    "gram_norm",
+    "phi_bound",
+]
+
+
+def bounded_delta(
+    A: Tensor, Bt: Tensor, *, phi: str, outer: float, inner: float, clip: float = 1.5
+) -> Tensor:
+    """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
+
+    Computed in the factors' own precision, at least float32, even under autocast: arguments of
+    many radians do not survive bfloat16, and the merged layer must be the one that was trained.
+    """
+    with torch.autocast(A.device.type, enabled=False):
+        wide = factor_dtype(A)
+        return outer * apply_phi(phi, inner * (A.to(wide) @ Bt.to(wide)), clip)
+
+
+def bounded_linear(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    *,
+    phi: str,
+    outer: float,
+    inner: float,
+    clip: float = 1.5,
+    start: Start | None = None,
+    split: bool = False,
+    dropout: float = 0.0,
+    grad_gemm_dtype: torch.dtype | None = None,
+    built: Tensor | None = None,
+) -> Tensor:
+    """``x (W0 + dW)^T + b`` with one product on the merged weight.
+
+    Args:
+        x: (..., d).
+        weight: Frozen W0, (k, d); the product is taken in its dtype, or in autocast's.  None, with
+            ``split``: ``x dW^T`` alone, in x's dtype or autocast's.
+        bias: Frozen (k,) or None.
+        A: (k, r).
+        Bt: (r, d).
+        phi: Name of the bound; ``identity`` takes the low-rank path (two skinny products).
+        outer: Factor outside phi.
+        inner: Factor inside phi.
+        clip: Threshold of phi = clip.
+        start: (A0, Bt0), whose dW is subtracted.
+        split: ``x W0^T + b + x dW^T`` instead, four products for three: low precision does not
+            round dW against W0.
+        dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or
+            ``identity``.
+        grad_gemm_dtype: Precision of the weight-sized gradient product alone, if lower.
+        built: W0 + dW (dW alone if ``split``) in the product's dtype, if it exists already.
+
+    Returns:
+        (..., k).
+    """
+    assert not dropout or split or phi == "identity", "a merged product has no input of its own"
+    assert split or weight is not None, "dW stands alone in split mode only"
+    base = None
+    if weight is not None and (split or phi == "identity"):
+        base = F.linear(x, weight, bias)
+    if phi == "identity":
+        low = F.dropout(x, dropout) if dropout else x
+        kind = x.dtype if weight is None else weight.dtype
+        y = _low_rank(low, kind, A, Bt, outer * inner, start)
+        return y if base is None else base + y
+    dtype = gemm_dtype(x, weight)
+    if dropout:
+        x = F.dropout(x, dropout)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(dtype)
+    A0, Bt0 = start or (None, None)
+    frozen = (None, None) if split else (weight, bias)
+    bound = Bound(phi, outer, inner, clip)
+    with torch.autocast(x.device.type, enabled=False):
+        y = BoundedLinearFunction.apply(
+            x, *frozen, A, Bt, A0, Bt0, built, bound, dtype, grad_gemm_dtype
+        )
+    return y if base is None else base + y
+
+
+def _low_rank(
+    x: Tensor, dtype: torch.dtype, A: Tensor, Bt: Tensor, scale: float, start: Start | None
+) -> Tensor:
+    """``scale * x (A Bt - A0 Bt0)^T`` by skinny products, in ``dtype`` or autocast's."""
+    if start is not None:
+        A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
+    A, Bt = A.to(dtype), Bt.to(dtype)
+    return F.linear(F.linear(x, Bt), A) * scale
+
+
+def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:
+    """||A B^T||_F from r x r Gram matrices, never forming k x d.
+
+    tr((A^T A)(B^T B)) = ||A B^T||_F^2.  In float64, as squaring halves the digits: where columns of
+    A and B cancel in the product, float32 would report a norm that is far too small (a device that
+    has no float64 gets float32).
+    """
+    dtype = torch.float32 if A.device.type == "mps" else torch.float64
+    A, Bt = A.to(dtype), Bt.to(dtype)
+    squared = ((A.mT @ A) * (Bt @ Bt.mT)).sum()
+    return squared.clamp_min(0).sqrt()

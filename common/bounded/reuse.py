@@ -1,0 +1,49 @@
+"""An explicit scope in which every effective weight is built once.
+
+Building W0 + dW costs as much as some hundred tokens.  Where several forward passes meet the same
+factors (micro-batches of one optimizer step, an evaluation), :func:`reuse_weights` pays that once,
+for one k x d matrix per adapted layer as long as the scope lasts.
+
+Nothing is keyed on tensor versions: fused AdamW and ``p.data.copy_()`` do not raise them, so a
+cache that trusts them goes stale unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from common.bounded.shared import _LOCK, _OPEN, _Shared
+
+
+@contextlib.contextmanager
+def reuse_weights(model: nn.Module) -> Iterator[None]:
+    """Builds the effective weight of each adapted layer once inside the ``with`` block.
+
+    A and Bt must not change between the first forward pass inside and the end of the block: step
+    the optimizer after the last forward pass.  (Other tensors in their place raise, and so does a
+    change that torch counts; one that it does not count, such as fused AdamW's, would go unseen.)
+    The shared weights are dropped when the outermost block around a layer ends, also on an
+    exception.  Threads that open a scope on one model share its weights.  A graph made inside can
+    be differentiated after the block, and holds its weight until then; with gradient checkpointing,
+    differentiate inside.
+
+    Args:
+        model: Any module; without adapted layers nothing happens.
+    """
+    from common.bounded.find import adapted_layers
+
+    layers = [layer for _, layer in adapted_layers(model)]
+    with _LOCK:
+        for layer in layers:
+            _OPEN.setdefault(layer, _Shared()).scopes += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for layer in layers:
+                _OPEN[layer].scopes -= 1
+                if not _OPEN[layer].scopes:
+                    del _OPEN[layer]

@@ -1,0 +1,270 @@
+"""The bounded layer on CUDA: build the merged weight, contract its gradient.
+
+With ``Z = inner * A Bt`` and ``W = W0 + outer * phi(Z)``:
+
+* :func:`build_weight` writes W in one pass over W0: a tile of Z is made on chip, where it stays.
+* :func:`contract` is the product ``G = g^T x`` whose epilogue multiplies a tile of G by
+  ``outer * inner * phi'(Z)`` and contracts it into ``dA = H Bt^T`` and ``dBt = A^T H``.  G never
+  reaches memory; W is the only k x d matrix that does.
+
+The epilogue is linear in G, so tokens may be split over programs without another pass.  Partial
+sums go to a workspace that is summed in a fixed order: the same bits in every run on one kind of
+device.  Atomics, if asked for, save the workspace and lose that.
+
+What the kernels do not take (a rank above :data:`MAX_RANK`, compute capability below 8.0, ROCm)
+runs as plain products around two pointwise bodies that ``torch.compile`` fuses.  Its generator for
+GPUs is Triton too: where Triton is absent, importing this module fails and the eager path stays.
+
+**Never run on a GPU, so not timed**: tiles, warps and the split follow a cost model and what the
+compiler says about registers (nothing spills at these ranks for compute capability 9.0).  The
+arithmetic is tested in Triton's interpreter (``TRITON_INTERPRET=1`` before the first import), which
+does not emulate the precision of tensor cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from common.bounded.compiled import _compiled_build, _compiled_contract
+from common.bounded.kernels import INTERPRETED, build_kernel, contract_kernel
+from common.bounded.phi import Bound
+
+MAX_RANK = 32
+"""The paper's largest.  Above it a program's factors and tiles outgrow its registers."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EXACT = "tf32x3"
+"""Products that must be as good as float32 (three products of tensor cores: 21 bits or more)."""
+EPILOGUE_TOKENS = 140
+"""Cost of an epilogue in tokens of the main loop (a model: 48 of products, 92 of phi')."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one program's tile; powers of two, at least 16.
+
+    Attributes:
+        rows: Output features (of k).
+        columns: Input features (of d).
+        tokens: Depth of one step of the product (of N).
+        warps: Warps of a program.
+        stages: Stages of the software pipeline.
+    """
+
+    rows: int
+    columns: int
+    tokens: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+BUILD_TILES = Tiles(128, 128)
+CONTRACT_TILES = Tiles(128, 64)
+WIDE_TILES = Tiles(64, 64, 32)
+"""For float32 operands, which take twice the shared memory."""
+
+
+def available(tensor: Tensor) -> bool:
+    """Whether this module takes layers whose product runs on ``tensor``'s device and dtype."""
+    if tensor.dtype not in DTYPES:
+        return False
+    return tensor.device.type == "cpu" if INTERPRETED else tensor.is_cuda
+
+
+def build_weight(
+    weight: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    start: tuple[Tensor, Tensor] | None,
+    dtype: torch.dtype,
+    tiles: Tiles = BUILD_TILES,
+) -> Tensor:
+    """``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``, in float32, rounded once.
+
+    Args:
+        weight: Frozen W0, (k, d), any strides and float dtype; None is zero.
+        A: (k, r).
+        Bt: (r, d).
+        bound: phi and its scales.
+        start: A0 and Bt0, whose dW is subtracted, or None.
+        dtype: Of the result.
+        tiles: Sizes of one program's tile.
+
+    Returns:
+        (k, d), contiguous.
+    """
+    if not _native(A):
+        return _compiled_build(weight, A, Bt, bound, start, dtype)
+    (k, r), d = A.shape, Bt.shape[1]
+    out = torch.empty(k, d, dtype=dtype, device=A.device)
+    first = out if weight is None else weight
+    factors = A.contiguous(), Bt.contiguous()
+    started = factors if start is None else (start[0].contiguous(), start[1].contiguous())
+    with _on(A):
+        build_kernel[(triton.cdiv(k, tiles.rows), triton.cdiv(d, tiles.columns))](
+            first,
+            *factors,
+            *started,
+            out,
+            k,
+            d,
+            r,
+            bound.outer,
+            bound.inner,
+            bound.clip,
+            *first.stride(),
+            PHI=bound.phi,
+            EXACT=EXACT,
+            WEIGHT=weight is not None,
+            START=start is not None,
+            ROWS=tiles.rows,
+            COLUMNS=tiles.columns,
+            RANK=_padded(r),
+            num_warps=tiles.warps,
+        )
+    return out
+
+
+def contract(
+    g: Tensor,
+    x: Tensor,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    *,
+    need_A: bool = True,
+    need_Bt: bool = True,
+    splits: int | None = None,
+    atomic: bool = False,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of A and Bt from the upstream gradient and the input of the layer.
+
+    ``H = outer * inner * (g^T x) * phi'(inner * A Bt)``; ``dA = H Bt^T``; ``dBt = A^T H``, summed
+    in float32.
+
+    Args:
+        g: dL/dy, (N, k), any strides, N >= 1.
+        x: (N, d), any strides, of g's dtype.
+        A: (k, r).
+        Bt: (r, d).
+        bound: phi and its scales.
+        need_A: Whether dA is wanted.
+        need_Bt: Whether dBt is wanted.
+        splits: Parts of the tokens that run beside each other; chosen for the device when absent.
+        atomic: Add by atomics (no workspace, but other bits in every run).
+        tiles: Sizes of one program's tile; chosen by dtype when absent.
+
+    Returns:
+        (k, r) and (r, d) in float32, or None where not wanted.
+    """
+    assert g.dtype == x.dtype, f"operands of the product differ: {g.dtype}, {x.dtype}"
+    if not _native(A):
+        dA, dBt = _compiled_contract(g, x, A, Bt, bound)
+    else:
+        tiles = tiles or (WIDE_TILES if g.dtype == torch.float32 else CONTRACT_TILES)
+        dA, dBt = _contract(g, x, A.contiguous(), Bt.contiguous(), bound, splits, atomic, tiles)
+    return dA if need_A else None, dBt if need_Bt else None
+
+
+def _contract(
+    g: Tensor,
+    x: Tensor,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    splits: int | None,
+    atomic: bool,
+    tiles: Tiles,
+) -> tuple[Tensor, Tensor]:
+    (tokens, k), d, r = g.shape, x.shape[1], A.shape[1]
+    rows, columns = triton.cdiv(k, tiles.rows), triton.cdiv(d, tiles.columns)
+    splits = splits or choose_splits(rows * columns, tokens, _processors(x))
+    share = triton.cdiv(triton.cdiv(tokens, splits), tiles.tokens) * tiles.tokens
+    make, slots = (torch.zeros, (1, 1)) if atomic else (torch.empty, (columns, rows))
+    parts = 1 if atomic else splits
+    dA = make(parts * slots[0], k, r, dtype=torch.float32, device=x.device)
+    dBt = make(parts * slots[1], r, d, dtype=torch.float32, device=x.device)
+    with _on(x):
+        contract_kernel[(rows, columns, splits)](
+            g,
+            x,
+            A,
+            Bt,
+            dA,
+            dBt,
+            tokens,
+            share,
+            k,
+            d,
+            r,
+            bound.outer * bound.inner,
+            bound.inner,
+            bound.clip,
+            *g.stride(),
+            *x.stride(),
+            PHI=bound.phi,
+            PRECISION="tf32" if _tf32_allowed() else EXACT,
+            EXACT=EXACT,
+            EPILOGUE=EXACT if g.dtype == torch.float32 else "tf32",
+            WIDEN=INTERPRETED,  # the interpreter has no product of bfloat16
+            ATOMIC=atomic,
+            ROWS=tiles.rows,
+            COLUMNS=tiles.columns,
+            TOKENS=tiles.tokens,
+            RANK=_padded(r),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return dA.sum(0), dBt.sum(0)
+
+
+def choose_splits(tiles: int, tokens: int, processors: int, most: int = 8) -> int:
+    """Parts of the tokens that fill the last wave of programs: the cheapest in a simple model.
+
+    A program costs its tokens and one epilogue; ``ceil(tiles * s / processors)`` of them run one
+    after the other (144 tiles on 132 processors waste almost half of the second wave).
+    """
+
+    def cost(parts: int) -> float:
+        return math.ceil(tiles * parts / processors) * (tokens / parts + EPILOGUE_TOKENS)
+
+    return min(range(1, most + 1), key=cost)
+
+
+def _native(A: Tensor) -> bool:
+    """Whether the kernels themselves take this layer."""
+    if A.shape[1] > MAX_RANK:
+        return False
+    if INTERPRETED:
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(A.device) >= (8, 0)
+
+
+def _tf32_allowed() -> bool:
+    """What the user said of float32 products; the older way to ask raises once the new was used."""
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
+def _processors(tensor: Tensor) -> int:
+    if not tensor.is_cuda:
+        return 1
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def _padded(rank: int) -> int:
+    return max(16, triton.next_power_of_2(rank))
+
+
+def _on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,0 +1,1 @@
+"""Batches, loaders, labels and frozen splits."""

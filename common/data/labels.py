@@ -1,0 +1,56 @@
+"""Class labels of index sets, and which classes a request removes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.base.errors import DataError
+from common.data.batch import Source, ordered_batches
+
+
+def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:
+    """(N,) int64 class of each sample; a source's own ``labels`` array saves reading it.
+
+    Raises:
+        DataError: The labels are not one class per sample.
+    """
+    known = getattr(source, "labels", None)
+    if isinstance(known, np.ndarray) and known.ndim == 1:
+        return known[indices].astype(np.int64)
+    found = [batch.labels for batch in ordered_batches(source, indices, batch_size)]
+    if not found:
+        return np.zeros(0, dtype=np.int64)
+    if any(labels.ndim != 1 for labels in found):
+        raise DataError("this needs one class label per sample; these are sequences")
+    return torch.cat(found).cpu().numpy().astype(np.int64)
+
+
+def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter[int]:
+    """How often each label occurs in an index set; reads every sample of it."""
+    counts: Counter[int] = Counter()
+    for batch in ordered_batches(source, indices, batch_size):
+        counts.update(batch.labels.flatten().tolist())
+    return counts
+
+
+def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
+    """Classes of the forget set that the retain set has no sample of, sorted."""
+    return unretained_classes(source, label_counts(source, forget), retain)
+
+
+def unretained_classes(source: Source, classes: Iterable[int], retain: Any) -> list[int]:
+    """Those of some classes that the retain set has no sample of, sorted.
+
+    Stops reading the retain set once it has shown them all.
+    """
+    gone = set(classes)
+    for batch in ordered_batches(source, retain, 256):
+        gone -= set(batch.labels.flatten().tolist())
+        if not gone:
+            break
+    return sorted(gone)

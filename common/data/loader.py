@@ -1,0 +1,200 @@
+"""Named streams of batches over index sets.
+
+A *source* turns indices into tensors (pixels, tokens: it knows, we do not).  A :class:`Loader`
+decides which indices come next: shuffled by its own generator, without replacement until the set
+is used up, for ever.  Its state is a few integers and a permutation, so a killed run resumes with
+the very next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.base.errors import ConfigError
+from common.base.seeding import derive
+from common.data.batch import Batch, Source
+
+
+class Loader:
+    """Endless shuffled batches of one index set.
+
+    Args:
+        source: Where samples come from.
+        indices: Int64 index set.
+        batch_size: Samples per batch; the last batch of an epoch may be smaller.
+        generator: Draws the order; owned by this loader.  Augmentation has a generator of its own,
+            seeded from this one, so that order does not depend on it.
+        augment: Apply the source's training augmentation.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        indices: np.ndarray,
+        batch_size: int,
+        generator: torch.Generator,
+        *,
+        augment: bool = True,
+    ):
+        self.source = source
+        self.indices = torch.as_tensor(np.asarray(indices, dtype=np.int64))
+        self.batch_size = min(batch_size, len(self.indices))
+        self.generator = generator
+        self.augmenter = _child(generator, 0) if augment else None
+        self.shard = (0, 1)
+        self.epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = 0
+
+    def take_shard(self, rank: int, world: int) -> None:
+        """From now on only every ``world``-th sample of each batch, starting at ``rank``.
+
+        The batches of all ranks together are those of one process; augmentation differs by rank.
+        """
+        self.shard = (rank, world)
+        if self.augmenter is not None:
+            self.augmenter = _child(self.generator, rank)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches until every sample was seen once."""
+        return -(-len(self.indices) // self.batch_size)
+
+    def next(self) -> Batch:
+        """The next batch; starts a new shuffled epoch when the set is used up."""
+        if self._position >= len(self._order):
+            order = torch.randperm(len(self.indices), generator=self.generator)
+            self._order, self._position, self.epoch = self.indices[order], 0, self.epoch + 1
+        chosen = self._order[self._position : self._position + self.batch_size]
+        self._position += self.batch_size
+        rank, world = self.shard
+        if world > 1 and len(chosen) >= world:
+            chosen = chosen[rank::world]
+        return self.source.fetch(chosen, augment=self.augmenter)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue, as tensors."""
+        state = {
+            "order": self._order.clone(),
+            "cursor": torch.tensor([self._position, self.epoch]),
+            "generator": self.generator.get_state(),
+        }
+        if self.augmenter is not None:
+            state["augmenter"] = self.augmenter.get_state()
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self._order = state["order"].clone()
+        self._position, self.epoch = (int(value) for value in state["cursor"])
+        self.generator.set_state(state["generator"])
+        if self.augmenter is not None and self.shard[0] == 0:  # the state is that of rank 0
+            self.augmenter.set_state(state["augmenter"])
+
+
+def _child(generator: torch.Generator, rank: int) -> torch.Generator:
+    """A generator seeded from another's seed and a rank, without drawing from it."""
+    seed = derive(generator.initial_seed(), "augmentation", rank)
+    return torch.Generator().manual_seed(seed)
+
+
+class RelabelledLoader(Loader):
+    """A loader that gives the members of one index set random labels.
+
+    Args:
+        inner: Where batches come from (its generator is shared).
+        members: Indices whose labels are replaced.
+        num_classes: Labels are drawn from 0 to ``num_classes - 1``.
+        exclude_true: Never draw the true label.
+        redraw: Draw anew every epoch; otherwise once.
+    """
+
+    def __init__(
+        self,
+        inner: Loader,
+        members: np.ndarray,
+        num_classes: int,
+        *,
+        exclude_true: bool = False,
+        redraw: bool = True,
+    ):
+        self.__dict__.update(inner.__dict__)
+        self.members = torch.as_tensor(np.asarray(members, dtype=np.int64)).sort().values
+        self.num_classes = num_classes
+        self.exclude_true = exclude_true
+        self.redraw = redraw
+        self._shift = torch.zeros(len(self.members), dtype=torch.int64)
+        self._drawn_for = -1
+
+    def next(self) -> Batch:
+        """The next batch with replaced labels."""
+        batch = super().next()
+        if batch.labels.ndim != 1:
+            raise ConfigError("random labels need samples of one label; choose another method")
+        if self._drawn_for < 0 or (self.redraw and self.epoch != self._drawn_for):
+            self._shift = torch.randint(
+                int(self.exclude_true),
+                self.num_classes,
+                (len(self.members),),
+                generator=self.generator,
+            )
+            self._drawn_for = self.epoch
+        place = torch.searchsorted(self.members, batch.indices).clamp_max(len(self.members) - 1)
+        member = self.members[place] == batch.indices
+        shift = torch.where(member, self._shift[place], 0).to(batch.labels.device)
+        return batch.with_labels((batch.labels + shift) % self.num_classes)
+
+    def state(self) -> dict[str, Tensor]:
+        """Order, cursor, generator, and this epoch's labels."""
+        return super().state() | {"shift": self._shift, "drawn_for": torch.tensor(self._drawn_for)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        super().load_state(state)
+        self._shift, self._drawn_for = state["shift"].clone(), int(state["drawn_for"])
+
+
+class ChainedLoader(Loader):
+    """One full pass over each of several loaders in turn, for ever."""
+
+    def __init__(self, loaders: Sequence[Loader]):
+        self.loaders = list(loaders)
+        self.count = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass over all."""
+        return sum(loader.batches_per_epoch for loader in self.loaders)
+
+    def next(self) -> Batch:
+        """The next batch of the loader whose turn it is."""
+        place = self.count % self.batches_per_epoch
+        self.count += 1
+        for loader in self.loaders:
+            if place < loader.batches_per_epoch:
+                return loader.next()
+            place -= loader.batches_per_epoch
+        raise AssertionError("unreachable")
+
+    def take_shard(self, rank: int, world: int) -> None:
+        """Every loader takes its shard."""
+        for loader in self.loaders:
+            loader.take_shard(rank, world)
+
+    def state(self) -> dict[str, Tensor]:
+        """States of all, and whose turn it is."""
+        merged = {"count": torch.tensor(self.count)}
+        for index, loader in enumerate(self.loaders):
+            merged |= {f"{index}-{key}": value for key, value in loader.state().items()}
+        return merged
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self.count = int(state["count"])
+        for index, loader in enumerate(self.loaders):
+            mine = f"{index}-"
+            loader.load_state({k[len(mine) :]: v for k, v in state.items() if k.startswith(mine)})

@@ -1,0 +1,142 @@
+"""Frozen, hashed index sets: what is forgotten, retained, held out.
+
+One :class:`ForgetSplit` is shared by every stage of a seed, so Original, Retrain, methods and
+evaluation cannot disagree on who was trained on what.  (In the code that most vision papers
+descend from, about 10 % of the forget set was never seen by the Original model.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from common.base.errors import DataError
+from common.base.seeding import hash_order
+
+TRAIN_PARTS = ("forget", "retain")
+EARLIER = "earlier"
+"""The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
+UNUSED = "unused"
+"""The part that belongs to the request but is not shown to the method: trained on by Original."""
+
+
+@dataclass(frozen=True)
+class ForgetSplit:
+    """Named, disjoint index sets into one data source.
+
+    Attributes:
+        name: Human name, such as ``digits/class-3/seed-1``.
+        parts: Part name -> sorted int64 indices.  ``forget`` and ``retain`` are what Original was
+            trained on; ``validation`` chooses hyperparameters; ``test`` only reports.
+        source_digest: Digest of the data source that the indices point into.
+        notes: Facts about the split for people, such as the forgotten classes.
+    """
+
+    name: str
+    parts: Mapping[str, np.ndarray]
+    source_digest: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in TRAIN_PARTS:
+            if part not in self.parts or len(self.parts[part]) == 0:
+                raise DataError(f"split {self.name}: part '{part}' is empty; change the scenario")
+        seen: dict[int, str] = {}
+        for part, indices in self.parts.items():
+            if indices.dtype != np.int64 or indices.ndim != 1:
+                raise DataError(f"split {self.name}: part '{part}' must be one row of int64")
+            for index in indices.tolist():
+                if index in seen:
+                    raise DataError(
+                        f"split {self.name}: index {index} is in '{seen[index]}' and '{part}'"
+                    )
+                seen[index] = part
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over part names, indices and the source digest."""
+        state = hashlib.sha256(self.source_digest.encode())
+        for part in sorted(self.parts):
+            state.update(part.encode() + b"\0")
+            state.update(np.ascontiguousarray(self.parts[part], dtype="<i8").tobytes())
+        return state.hexdigest()
+
+    @property
+    def train(self) -> np.ndarray:
+        """What Original was trained on: all :attr:`train_parts` together, sorted."""
+        return np.sort(np.concatenate([self.parts[part] for part in self.train_parts]))
+
+    @property
+    def train_parts(self) -> tuple[str, ...]:
+        """The parts that Original was trained on."""
+        return tuple(part for part in (*TRAIN_PARTS, EARLIER, UNUSED) if part in self.parts)
+
+    def save(self, path: Path) -> None:
+        """Writes safetensors with the name, notes and source digest as metadata."""
+        from safetensors.numpy import save_file
+
+        metadata = {f"note.{key}": value for key, value in self.notes.items()}
+        metadata |= {"name": self.name, "source_digest": self.source_digest, "digest": self.digest}
+        save_file(
+            {part: np.ascontiguousarray(ids) for part, ids in self.parts.items()},
+            path,
+            metadata=metadata,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> ForgetSplit:
+        """Reads and verifies a saved split."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+                parts = {part: file.get_tensor(part) for part in file.keys()}  # noqa: SIM118
+            notes = {k.removeprefix("note."): v for k, v in metadata.items() if k[:5] == "note."}
+            split = cls(metadata["name"], parts, metadata["source_digest"], notes)
+            intact = split.digest == metadata["digest"]
+        except (SafetensorError, KeyError, OSError) as error:
+            raise DataError(
+                f"{path}: not a readable split ({error}); delete it and rerun"
+            ) from None
+        if not intact:
+            raise DataError(f"{path}: indices do not match their digest; delete it and rerun")
+        return split
+
+
+def random_forget(train: Sequence[int], fraction: float, seed: int) -> np.ndarray:
+    """``round(fraction * len(train))`` indices drawn without replacement by hash order."""
+    count = round(fraction * len(train))
+    return np.sort(hash_order(train, seed, "forget")[:count])
+
+
+def class_forget(train: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> np.ndarray:
+    """All of ``train`` whose label (``labels`` indexed by data index) is in ``classes``."""
+    return train[np.isin(labels[train], np.asarray(classes))]
+
+
+def balanced_draw(
+    indices: np.ndarray, labels: np.ndarray, count: int, seed: int, *names: str | int
+) -> np.ndarray:
+    """Up to ``count`` of ``indices``, as even over labels as they allow, by hash order.
+
+    Args:
+        indices: Candidates, int64.
+        labels: Label of every data index (not only of the candidates).
+        count: How many to draw.
+        seed: Seed of the draw.
+        *names: Further names of the stream.
+    """
+    ordered = hash_order(indices, seed, *names)
+    rank_in_class = np.zeros(len(ordered), dtype=np.int64)
+    seen: dict[int, int] = {}
+    for position, index in enumerate(ordered):
+        label = int(labels[index])
+        rank_in_class[position] = seen.get(label, 0)
+        seen[label] = seen.get(label, 0) + 1
+    chosen = np.argsort(rank_in_class, kind="stable")[:count]
+    return np.sort(ordered[chosen])

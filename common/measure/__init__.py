@@ -1,0 +1,1 @@
+"""Per-sample scores, metrics, gaps and the noise floor."""

@@ -1,0 +1,279 @@
+"""What a metric is, how far a row is from the retrained model, and how sure we are.
+
+Listing and planning import this, so nothing heavy is loaded: no torch, no scikit-learn, and SciPy
+only when a quantile or a test is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from common.measure.metric import Row
+
+AG4 = ("ua", "ra", "ta", "mia")
+AG2 = ("ta", "mia")
+
+
+class KSResult(NamedTuple):
+    """Two-sample Kolmogorov-Smirnov test; p depends on both sample sizes."""
+
+    statistic: float
+    p_value: float
+    n_first: int
+    n_second: int
+
+
+def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
+    """Two-sided Kolmogorov-Smirnov test that both samples have one distribution.
+
+    Exact for small samples, asymptotic for large ones (SciPy's ``auto``).
+    """
+    from scipy.stats import ks_2samp
+
+    assert all(map(math.isfinite, first)) and all(map(math.isfinite, second)), "values not finite"
+    result = ks_2samp(first, second)
+    return KSResult(float(result.statistic), float(result.pvalue), len(first), len(second))
+
+
+def harmonic_mean(values: Sequence[float | None]) -> float | None:
+    """Harmonic mean of non-negative values; 0 if one of them is 0, None if one is None."""
+    known = _all_known(values)
+    if known is None:
+        return None
+    assert known and min(known) >= 0, "a harmonic mean takes one or more non-negative values"
+    return 0.0 if min(known) == 0 else len(known) / math.fsum(1 / value for value in known)
+
+
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def gap(row: Row, reference: Row, metric: str) -> float | None:
+    """Signed gap ``row - reference`` in the metric's unit; None if either side is unknown."""
+    ours, theirs = row.get(metric), reference.get(metric)
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def _distances(row: Row, reference: Row, metrics: Sequence[str]) -> list[float] | None:
+    known = _all_known([gap(row, reference, metric) for metric in metrics])
+    return None if known is None else [abs(value) for value in known]
+
+
+def average_gap(row: Row, reference: Row, metrics: Sequence[str] = AG4) -> float | None:
+    """AG: mean absolute gap to the retrained model over ``metrics``, in percentage points.
+
+    The default is the AG of SalUn (Fan et al., 2024).  UA = 100 - FA, so either may be listed.
+    """
+    distances = _distances(row, reference, metrics)
+    return None if distances is None else math.fsum(distances) / len(distances)
+
+
+def ag2(row: Row, reference: Row) -> float | None:
+    """(|dTA| + |dMIA|) / 2: accuracies do not outvote the attack as they do in AG."""
+    return average_gap(row, reference, AG2)
+
+
+def max_gap(row: Row, reference: Row, metrics: Sequence[str] = AG4) -> float | None:
+    """Largest absolute gap over ``metrics``, which a mean can hide."""
+    distances = _distances(row, reference, metrics)
+    return None if distances is None else max(distances)
+
+
+def tow(row: Row, reference: Row, *, against: str = "fa") -> float | None:
+    """Tug of war (RUM, Zhao et al., 2024): product of 1 - |gap| / 100; 1 is a perfect match.
+
+    Over FA, RA and TA; ``against`` is what stands for forgetting.
+    """
+    distances = _distances(row, reference, (against, "ra", "ta"))
+    return None if distances is None else math.prod(1 - value / 100 for value in distances)
+
+
+def tow_mia(row: Row, reference: Row) -> float | None:
+    """:func:`tow` with MIA in the place of FA."""
+    return tow(row, reference, against="mia")
+
+
+def student_central(t: float, dof: int) -> float:
+    """P(|T| <= t) of Student's t with a whole number of degrees of freedom, t >= 0.
+
+    The finite sums of Abramowitz & Stegun 26.7.3 and 26.7.4: exact, and at once, where importing
+    SciPy would take longer than the whole report.
+    """
+    theta = math.atan(t / math.sqrt(dof))
+    sine, cosine = math.sin(theta), math.cos(theta)
+    term = cosine if dof % 2 else 1.0
+    total = term if dof > 1 else 0.0
+    for k in range(3 if dof % 2 else 2, dof - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    if dof % 2:
+        return 2 / math.pi * (theta + sine * total)
+    return sine * total
+
+
+def student_quantile(p: float, dof: int) -> float:
+    """The t with P(T <= t) = p, for 0.5 <= p < 1, by bisection."""
+    low, high = 0.0, 1.0
+    while 0.5 + student_central(high, dof) / 2 < p:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if 0.5 + student_central(middle, dof) / 2 < p:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean over seeds with its uncertainty; None where one seed cannot tell.
+
+    Attributes:
+        mean: Arithmetic mean.
+        std: Sample standard deviation (n - 1 in the denominator).
+        low: Lower end of the t-interval of the mean.
+        high: Upper end.
+        n: Number of values.
+    """
+
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+def summarise(values: Sequence[float], confidence: float = 0.95) -> Summary:
+    """Mean, standard deviation and two-sided t-interval of independent values."""
+    n = len(values)
+    assert n > 0 and 0 < confidence < 1, "one or more values and a confidence in (0, 1)"
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Summary(mean, None, None, None, 1)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = student_quantile(0.5 + confidence / 2, n - 1) * std / math.sqrt(n)
+    return Summary(mean, std, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """AG between two Retrains that differ in their training seed only: what noise alone costs.
+
+    Attributes:
+        per_seed: AG of each pair, None where a value is unknown.
+        summary: Over the known ones; None if there are none.
+    """
+
+    per_seed: tuple[float | None, ...]
+    summary: Summary | None
+
+
+def retrain_floor(
+    first: Sequence[Row], second: Sequence[Row], metrics: Sequence[str] = AG4
+) -> Floor:
+    """The noise floor of AG: second Retrain against first, seed by seed.
+
+    Args:
+        first: Metrics of the Retrain that methods are compared with, one row per seed.
+        second: Metrics of an independent Retrain on the same splits, in the same order.
+        metrics: What AG averages.
+    """
+    pairs = zip(second, first, strict=True)
+    ags = tuple(average_gap(row, reference, metrics) for row, reference in pairs)
+    known = [value for value in ags if value is not None]
+    return Floor(ags, summarise(known) if known else None)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Seed-by-seed difference of two lists.
+
+    Attributes:
+        summary: Of the differences, with their 95 % t-interval.
+        positive: Seeds with a difference above 0.
+        negative: Seeds with a difference below 0.
+        p_value: Two-sided paired t-test; None for one seed.
+    """
+
+    summary: Summary
+    positive: int
+    negative: int
+    p_value: float | None
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    """``first - second``, paired by position.
+
+    With equal differences throughout, p is 0, or 1 if they are all 0.
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    summary = summarise(differences)
+    return PairedDifference(
+        summary=summary,
+        positive=sum(value > 0 for value in differences),
+        negative=sum(value < 0 for value in differences),
+        p_value=_two_sided_p(summary),
+    )
+
+
+def _two_sided_p(summary: Summary) -> float | None:
+    if summary.std is None:
+        return None
+    if summary.std == 0:
+        return 1.0 if summary.mean == 0 else 0.0
+    t = summary.mean / (summary.std / math.sqrt(summary.n))
+    return 1.0 - student_central(abs(t), summary.n - 1)
+
+
+def not_separable(ags: Sequence[float | None], floors: Sequence[float | None]) -> bool:
+    """Whether a row's AG cannot be told from that of a second Retrain.
+
+    True if the lower end of the 95 % t-interval of the per-seed difference AG - floor is not above
+    0; with one seed, if AG <= floor.
+
+    Paired, because both are distances to the *same* Retrain on the same split: a split that is hard
+    or a Retrain that came out odd moves both, and only the difference is the method's doing.  An AG
+    is a mean of absolute values, so even a perfect method has a positive one; 0 is not the
+    yardstick, the floor is.  With the usual three seeds the t quantile is 4.3: "not separable"
+    then means "not shown", never "equal".
+
+    Args:
+        ags: The row's AG per seed.
+        floors: The floor per seed, in the same order.  Pairs with a None are left out; if no pair
+            is left, nothing was shown and the answer is True.
+    """
+    pairs = [
+        (ag, floor)
+        for ag, floor in zip(ags, floors, strict=True)
+        if ag is not None and floor is not None
+    ]
+    if not pairs:
+        return True
+    summary = paired_difference(*zip(*pairs, strict=True)).summary
+    return (summary.mean if summary.low is None else summary.low) <= 0
+
+
+Separability = Literal["inside", "unclear", "outside"]
+
+
+def separability(
+    ags: Sequence[float | None], floors: Sequence[float | None]
+) -> Separability | None:
+    """Where a row's AG lies with respect to the noise floor; None if nothing is known.
+
+    ``inside``: its mean is no larger than the largest per-seed floor, so a second Retrain does no
+    better.  ``unclear``: its mean is larger, but :func:`not_separable` holds: too few seeds for
+    its spread.  ``outside``: it differs from a second Retrain.
+    """
+    known = [value for value in ags if value is not None]
+    noise = [value for value in floors if value is not None]
+    if not known or not noise:
+        return None
+    if math.fsum(known) / len(known) <= max(noise):
+        return "inside"
+    return "unclear" if not_separable(ags, floors) else "outside"

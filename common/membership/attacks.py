@@ -1,0 +1,249 @@
+"""Membership attacks on collected scores: does the model still know that it saw the forget set?
+
+Efficacy is the share of the forget set that an attack calls NON-member, in percent.  More is not
+better: the goal is the efficacy measured on the retrained model.  An attack whose balanced
+accuracy on its own attack set is near 50 % measures threshold noise, so that number is always
+reported beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError, DataError
+from common.base.seeding import hash_order
+from common.data.splits import balanced_draw
+from common.measure.scores import Scores
+
+FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
+"""What an SVC attack may look at; the published "MIA" is ``confidence``."""
+
+MARGIN_CLIP = 15.0
+_ATTRIBUTES = {"confidence": "probability", "correctness": "correct"}
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Outcome of an attack that was fitted on members and non-members.
+
+    Attributes:
+        efficacy: Share of targets called non-member, in percent.
+        balanced_accuracy: Percent, on the very members and non-members it was fitted on: an
+            optimistic figure that says whether there was any signal at all (50 is none).
+        n_members: Members fitted on.
+        n_nonmembers: Non-members fitted on.
+        n_targets: Samples attacked.
+        sign_ok: False if the feature points the wrong way and chance was returned instead.
+    """
+
+    efficacy: float
+    balanced_accuracy: float
+    n_members: int
+    n_nonmembers: int
+    n_targets: int
+    sign_ok: bool = True
+
+
+@dataclass(frozen=True)
+class LossAttackResult:
+    """Outcome of the loss threshold attack; all but the counts in percent.
+
+    Attributes:
+        auc: Chance that a forget sample has the lower loss, ties counted half; 50 is ideal only
+            if forget and non-member samples are equally hard.
+        tpr_1: True-positive rate at 1 % false positives; None below 100 non-members.
+        tpr_01: The same at 0.1 %; None below 1000 non-members.
+        balanced_accuracy: Of the best threshold, chosen in-sample: at least 50, biased upwards.
+        n_forget: Forget samples.
+        n_nonmembers: Non-members.
+    """
+
+    auc: float
+    tpr_1: float | None
+    tpr_01: float | None
+    balanced_accuracy: float
+    n_forget: int
+    n_nonmembers: int
+
+
+def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
+    """(N, d) float64 of one of :data:`FEATURES`; d = 1 except for ``probs`` (d = C).
+
+    Raises:
+        ConfigError: No such feature.
+        DataError: The scores were collected without ``probs``.
+        Diverged: A value is not finite.
+    """
+    if feature not in FEATURES:
+        hint = did_you_mean(feature, FEATURES)
+        raise ConfigError(f"unknown membership feature '{feature}'{hint}")
+    scores.check_finite()
+    values = getattr(scores, _ATTRIBUTES.get(feature, feature))
+    if values is None:
+        raise DataError("feature 'probs' needs scores collected with keep_probs=True")
+    return np.asarray(values, dtype=np.float64).reshape(len(scores), -1)
+
+
+def svc_attack(
+    members: Scores, nonmembers: Scores, targets: Scores, feature: str = "confidence"
+) -> AttackResult:
+    """The SVC attack of the SalUn lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
+
+    The optimum is that of scikit-learn's fit; how it is found is :mod:`common.membership.svc`'s.
+
+    Args:
+        members: Samples that the model was trained on and keeps.
+        nonmembers: Samples that it never saw, as many as members.
+        targets: The forget set.
+        feature: One of :data:`FEATURES`.
+    """
+    from common.membership.svc import fit_svc
+
+    inside, outside = feature_matrix(members, feature), feature_matrix(nonmembers, feature)
+    is_member = fit_svc(inside, outside)
+    return _result(
+        is_member(inside), is_member(outside), is_member(feature_matrix(targets, feature))
+    )
+
+
+def _result(inside: np.ndarray, outside: np.ndarray, targets: np.ndarray) -> AttackResult:
+    """From the boolean "called member" of members, non-members and targets."""
+    return AttackResult(
+        efficacy=100.0 * float(np.mean(~targets)),
+        balanced_accuracy=50.0 * float(np.mean(inside) + np.mean(~outside)),
+        n_members=len(inside),
+        n_nonmembers=len(outside),
+        n_targets=len(targets),
+    )
+
+
+def logistic_attack(members: Scores, nonmembers: Scores, targets: Scores) -> AttackResult:
+    """Logistic regression on one monotone feature: the clipped margin, standardised.
+
+    Two collinear features extrapolate the wrong way on a destroyed model (a forget set with a loss
+    of 11 is then called member), and so does one feature whose coefficient came out negative.
+    There, and where the feature is constant, the answer is chance: 50 %, ``sign_ok`` False.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    parts = [_clipped_margin(part) for part in (members, nonmembers, targets)]
+    fitted = np.concatenate(parts[:2])
+    labels = np.repeat([1, 0], [len(members), len(nonmembers)])
+    center, spread = fitted.mean(), fitted.std()
+    chance = AttackResult(50.0, 50.0, len(members), len(nonmembers), len(targets), sign_ok=False)
+    if spread == 0:
+        return chance
+    model = LogisticRegression().fit(((fitted - center) / spread)[:, None], labels)
+    if model.coef_[0, 0] <= 0:
+        return chance
+    return _result(*(model.predict(((part - center) / spread)[:, None]) == 1 for part in parts))
+
+
+def _clipped_margin(scores: Scores) -> np.ndarray:
+    scores.check_finite()
+    return np.clip(scores.margin.astype(np.float64), -MARGIN_CLIP, MARGIN_CLIP)
+
+
+def loss_threshold_attack(forget_loss: np.ndarray, test_loss: np.ndarray) -> LossAttackResult:
+    """Calls a sample a member if its loss is low (Yeom et al., 2018), over all thresholds.
+
+    Args:
+        forget_loss: (N,) losses of the forget set.
+        test_loss: (M,) losses of samples never trained on.
+    """
+    positives = np.sort(np.asarray(forget_loss, dtype=np.float64))
+    negatives = np.sort(np.asarray(test_loss, dtype=np.float64))
+    assert len(positives) and len(negatives), "both sides need samples"
+    assert np.isfinite(positives).all() and np.isfinite(negatives).all(), "losses must be finite"
+    below = np.searchsorted(negatives, positives, side="left")
+    upto = np.searchsorted(negatives, positives, side="right")
+    above = len(negatives) - (below + upto) / 2
+    tpr = np.arange(1, len(positives) + 1) / len(positives)
+    best = max(0.0, float(np.max(tpr - upto / len(negatives))))
+    return LossAttackResult(
+        auc=100.0 * float(np.mean(above)) / len(negatives),
+        tpr_1=_tpr_at(positives, negatives, per_mille=10),
+        tpr_01=_tpr_at(positives, negatives, per_mille=1),
+        balanced_accuracy=50.0 + 50.0 * best,
+        n_forget=len(positives),
+        n_nonmembers=len(negatives),
+    )
+
+
+def _tpr_at(positives: np.ndarray, negatives: np.ndarray, *, per_mille: int) -> float | None:
+    """Highest TPR (percent) with at most ``per_mille`` / 1000 of the negatives called member."""
+    allowed = len(negatives) * per_mille // 1000
+    if allowed == 0:
+        return None
+    return 100.0 * float(np.mean(positives < negatives[allowed]))
+
+
+def membership_metrics(
+    scores: Mapping[str, Scores],
+    *,
+    seed: int,
+    holdout: str = "test",
+    features: Sequence[str] = FEATURES,
+) -> dict[str, float | None]:
+    """All membership metrics of one model, in percent.
+
+    Members are a class-balanced draw of ``retain``, non-members one of ``holdout``, both as large
+    as the smaller of the two; targets are ``forget``.
+
+    Args:
+        scores: Part -> scores; ``forget``, ``retain`` and ``holdout`` are read.
+        seed: Seed of the draws.
+        holdout: The part that was never trained on: ``validation`` while tuning.
+        features: SVC features to run (tuning needs ``confidence`` only).
+
+    Returns:
+        ``mia`` and ``mia_bacc`` (confidence), ``mia_<feature>`` for the others, ``mia_logistic``,
+        ``mia_auc``, ``mia_tpr_1``, ``mia_tpr_01``, ``mia_threshold_bacc``.  Features that were not
+        asked for have no key; None stands for what these scores cannot give (``mia_probs`` without
+        probs, a TPR below the resolution of the holdout).
+
+    Raises:
+        ConfigError: A part is missing or a feature unknown.
+        Diverged: A score is not finite.
+    """
+    for part in ("forget", "retain", holdout):
+        if part not in scores:
+            hint = did_you_mean(part, [*scores])
+            raise ConfigError(f"membership attacks need part '{part}'{hint}")
+        scores[part].check_finite()
+    forget, retain, outside = scores["forget"], scores["retain"], scores[holdout]
+    count = min(len(retain), len(outside))
+    members = _draw(retain, count, seed, "members")
+    nonmembers = _draw(outside, count, seed, "nonmembers")
+    metrics: dict[str, float | None] = {}
+    for feature in features:
+        if feature == "probs" and members.probs is None:
+            metrics["mia_probs"] = None
+            continue
+        result = svc_attack(members, nonmembers, forget, feature)
+        metrics["mia" if feature == "confidence" else f"mia_{feature}"] = result.efficacy
+        if feature == "confidence":
+            metrics["mia_bacc"] = result.balanced_accuracy
+    metrics["mia_logistic"] = logistic_attack(members, nonmembers, forget).efficacy
+    by_loss = loss_threshold_attack(forget.loss, outside.loss)
+    metrics["mia_auc"] = by_loss.auc
+    metrics["mia_tpr_1"] = by_loss.tpr_1
+    metrics["mia_tpr_01"] = by_loss.tpr_01
+    metrics["mia_threshold_bacc"] = by_loss.balanced_accuracy
+    return metrics
+
+
+def _draw(scores: Scores, count: int, seed: int, name: str) -> Scores:
+    """``count`` samples, even over classes where there are classes."""
+    if count == len(scores):
+        return scores
+    positions = np.arange(len(scores))
+    if scores.labels is None:
+        chosen = np.sort(hash_order(positions, seed, "mia", name)[:count])
+    else:
+        chosen = balanced_draw(positions, scores.labels, count, seed, "mia", name)
+    return scores.select(chosen)

@@ -1,0 +1,71 @@
+"""Bad Teacher: an incompetent teacher for forget, a competent one for retain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from common.base.numbers import Positive
+from common.methods.base import MethodInfo
+from common.methods.gradient import AdaptedMethod
+from common.methods.tools.config import ShortConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.data.loader import Loader
+    from common.methods.task import UnlearnTask
+
+
+class BadTeacher(AdaptedMethod):
+    """Bad Teacher: distil an untrained model on forget and Original on retain.
+
+    Formula, l = 1 on D_f and 0 on D_r, over shuffled D_f u D_r:
+        minimise mean over samples of KL( l softmax(t_b/T) + (1-l) softmax(t_c/T) || softmax(s/T) )
+    t_c is Original; t_b is the model before any training (with pretrained weights: those, under a
+    new head); neither is trained.  The mean is over samples only, not over classes too.
+
+    Source: Chundawat et al. 2023, arXiv 2205.08096; its repository (one epoch of AdamW, 1e-4, for
+    ViT).  ``retain_share`` is the share of D_r used; the paper is remembered to take 0.3: sweep it.
+    """
+
+    info = MethodInfo(
+        1,
+        "Chundawat et al. 2023 (arXiv 2205.08096)",
+        frozenset({"forget", "retain", "initial"}),
+    )
+
+    class Config(ShortConfig):
+        temperature: Positive = 1.0
+        retain_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the student on both teachers."""
+        from common.methods.tools.distillation import TwoTeachers
+        from common.methods.tools.streams import Members
+
+        untrained = task.fresh_model().requires_grad_(False).eval()
+        objective = TwoTeachers(
+            task.reference(),
+            lambda batch: task.forward(untrained, batch),
+            Members(task.indices("forget")),
+            self.config.temperature,
+        )
+        self._attach(task)
+        self._train(task, objective, {"mixed": self._loader(task)})
+        return task.model
+
+    def _loader(self, task: UnlearnTask) -> Loader:
+        import numpy as np
+        import torch
+
+        from common.data.loader import Loader
+
+        config: Any = self.config
+        retain = task.indices("retain")
+        order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
+        chosen = retain[order[: max(1, round(config.retain_share * len(retain)))]]
+        indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
+        micro = max(1, config.batch_size // config.accumulation)
+        return Loader(task.source, indices, micro, task.generator("batches", "mixed"))

@@ -1,0 +1,112 @@
+"""What an unlearning method is, what it is given, and the gradient methods' common body.
+
+This module and :mod:`common.methods.simple` import torch only inside functions: listing and
+planning read classes and configs, and must answer at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.base.config import Strict, did_you_mean, merge, validate
+from common.base.errors import ConfigError
+from common.base.registry import METHODS
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """Facts about a method that the harness enforces or prints.
+
+    Attributes:
+        version: Raised whenever the same config would give other numbers.
+        paper: Where the method comes from.
+        access: Parts that it may read (``forget``, ``retain``; rarely ``validation`` and the
+            ``validation_forget`` of class forgetting); ``initial`` allows a fresh model.
+            Asking for anything else raises.
+        scenarios: Scenarios it applies to; empty means all.
+        changes_model: False for Original.
+        modality: The benchmarks that it understands, such as ``vision``; empty means all.
+    """
+
+    version: int
+    paper: str
+    access: frozenset[str]
+    scenarios: frozenset[str] = frozenset()
+    changes_model: bool = True
+    modality: str = ""
+
+    def inapplicable(self, *, scenario: str, modality: str) -> str | None:
+        """Why the method says nothing about a benchmark, in words; None where it applies.
+
+        A scenario or a modality that is not known (empty) rules nothing out.
+        """
+        if self.modality and modality and self.modality != modality:
+            return f"for {self.modality} benchmarks only"
+        if self.scenarios and scenario and scenario not in self.scenarios:
+            return f"for {', '.join(sorted(self.scenarios))} forgetting only"
+        return None
+
+
+class UnlearningMethod(ABC):
+    """A baseline: one class, one file or less.
+
+    Its ``Config`` is the only place for defaults; ``presets`` are named sets of overrides;
+    ``quick`` overrides make the checks' runs short where ``steps`` or ``epochs`` alone do not.
+    """
+
+    info: ClassVar[MethodInfo]
+    Config: ClassVar[type[Strict]] = Strict
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    quick: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, config: Strict):
+        self.config: Any = config
+
+    @abstractmethod
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Returns the unlearned model: ``task.model`` changed in place, or another one.
+
+        A model returned with adapters attached is stored as an adapter and merged for evaluation.
+        """
+
+
+def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
+    """Trains a fresh model on the union of parts with the task's recipe (Original, Retrain)."""
+    from common.data.loader import Loader
+    from common.objectives.objectives import CrossEntropy
+
+    model = task.fresh_model()
+    micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
+    loader = Loader(task.source, task.indices(*parts), micro, task.generator("train"))
+    task.fit(model, CrossEntropy("train"), {"train": loader}, task.recipe)
+    return model
+
+
+def resolve_config(
+    name: str, preset: str | None, params: Mapping[str, Any], *, origin: str
+) -> Strict:
+    """A method's full config: its defaults, then a preset, then ``params``.
+
+    Where a later one gives ``steps`` or ``epochs`` alone, the other of an earlier one is dropped.
+    """
+    cls = METHODS[name]
+    overrides: Mapping[str, Any] = {}
+    if preset is not None:
+        if preset not in cls.presets:
+            hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
+            raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
+        overrides = cls.presets[preset]
+    config = cls.Config().model_dump()
+    for layer in (overrides, params):
+        config = merge(config, layer)
+        for given, other in (("epochs", "steps"), ("steps", "epochs")):
+            if layer.get(given) is not None and other not in layer and other in config:
+                config[other] = None
+    return validate(cls.Config, config, origin)

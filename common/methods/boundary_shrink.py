@@ -1,0 +1,47 @@
+"""Boundary Shrink: give forget data to the class across the nearest boundary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.base.numbers import Count, NonNegative, Positive
+from common.methods.base import MethodInfo
+from common.methods.gradient import AdaptedMethod
+from common.methods.tools.config import ShortConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.methods.task import UnlearnTask
+
+
+class BoundaryShrink(AdaptedMethod):
+    """Boundary Shrink: relabel forget data with the neighbouring class, found by one attack step.
+
+    Pseudo-code, c = Original (frozen, eval mode), inputs in [low, high]:
+        x' = clip(x + d (high - low) sign(grad_x CE(c(x), y)), low, high);   y' = argmax c(x')
+        minimise CE(f(x), y') for x in D_f
+    d is ``attack_step``.  For images [low, high] is the normalised [0, 1] per channel, so that d is
+    in pixel units; a source that gives no bounds has those observed on D_f.  y' may still be y
+    where the step is too short.  Never reads retain data.
+
+    Source: Chen et al. 2023, arXiv 2303.11570; its repository (d 0.1, 10 epochs of SGD, lr 1e-5).
+    Sweep lr.
+    """
+
+    info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
+
+    class Config(ShortConfig):
+        epochs: Count | None = 10
+        lr: Positive = 1e-5
+        weight_decay: NonNegative = 0.0
+        attack_step: Positive = 0.1
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the forget set towards its neighbours."""
+        from common.methods.tools.boundaries import ToNeighbours
+
+        objective = ToNeighbours.of(task, self.config.attack_step)
+        self._attach(task)
+        self._train(task, objective, task.loaders(["forget"], self.config.engine()))
+        return task.model

@@ -1,0 +1,57 @@
+"""KL: ascend on forget, stay close to Original on retain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from common.base.numbers import Positive
+from common.methods.base import MethodInfo
+from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from common.data.batch import Batch
+    from common.objectives.objectives import Term
+
+BOTH = frozenset({"forget", "retain"})
+
+
+class KL(ForgetRetainMethod):
+    """KL: gradient ascent on forget, and Original's distribution on retain.
+
+    Formula: minimise -CE(B_f) + KL(p_ref || p_theta)(B_r), p_ref Original's.
+    ``compat: tofu`` averages the divergence over all positions, the question's and padding's too,
+    and the cross-entropy over tokens, as the TOFU repository (dataloader.py) and open-unlearning
+    do; the default counts labelled positions.
+    Source: TOFU, arXiv 2401.06121, sec. 3; the repository locuslab/tofu.
+    """
+
+    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
+
+    class Config(RetainConfig):
+        lr: Positive = 3e-5
+        compat: Literal["none", "tofu"] = "none"
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Ascent."""
+        from common.objectives.positions import cross_entropy
+        from common.objectives.terms import Mean
+
+        return Mean(cross_entropy, self._over, sign=-1.0)
+
+    def retain_term(self, task: UnlearnTask) -> Term:
+        """KL to Original."""
+        from common.objectives.terms import Divergence
+
+        return Divergence(task.reference(), self._over)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of retain texts, with ``compat: tofu``."""
+        from common.data.batch import every_position
+
+        return {"retain": every_position(task.source)} if self.config.compat == "tofu" else {}
+
+    @property
+    def _over(self) -> Literal["samples", "tokens"]:
+        return "tokens" if self.config.compat == "tofu" else self.config.average

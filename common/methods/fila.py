@@ -1,0 +1,68 @@
+"""Gradient ascent and gradient difference through LoRA that starts by FILA: LoKU's ablations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.base.numbers import NonNegative, Positive
+from common.bounded.config import AdapterConfig, FilaConfig
+from common.bounded.presets import LORA
+from common.methods.base import MethodInfo
+from common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetOnlyMethod,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from common.objectives.objectives import Term
+
+PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621), ablation"
+BOTH = frozenset({"forget", "retain"})
+
+
+class GAFila(ForgetOnlyMethod):
+    """GA + FILA: ascent on forget through LoRA that starts by FILA.
+
+    Formula: minimise -CE(B_f).  Only the start reads retain data: its Fisher information.
+    Source: arXiv 2408.06621.
+    """
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(ForgetConfig):
+        lr: Positive = 3e-5
+        adapter: AdapterConfig | None = LORA
+        fila: FilaConfig | None = FilaConfig()
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Ascent."""
+        from common.objectives.positions import cross_entropy
+        from common.objectives.terms import Mean
+
+        return Mean(cross_entropy, self.config.average, sign=-1.0)
+
+
+class GDFila(ForgetRetainMethod):
+    """GD + FILA: gradient difference through LoRA that starts by FILA.
+
+    Formula: minimise CE(B_r) - lambda CE(B_f), lambda = ``forget_weight`` (1 in the source).
+    Source: arXiv 2408.06621.
+    """
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(RetainConfig):
+        lr: Positive = 1e-3
+        forget_weight: NonNegative = 0.2
+        adapter: AdapterConfig | None = LORA
+        fila: FilaConfig | None = FilaConfig()
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Ascent."""
+        from common.objectives.positions import cross_entropy
+        from common.objectives.terms import Mean
+
+        return Mean(cross_entropy, self.config.average, sign=-1.0)

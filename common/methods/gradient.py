@@ -1,0 +1,230 @@
+"""Methods that minimise an objective by gradient steps, through adapters or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from common.base.config import Strict
+from common.base.errors import ConfigError
+from common.base.numbers import NonNegative, Positive
+from common.bounded.config import AdapterConfig
+from common.methods.base import UnlearningMethod
+from common.methods.task import UnlearnTask
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from common.data.loader import Loader
+    from common.objectives.objectives import Objective
+    from common.train.protocols import AfterStep, FitResult, Stateful
+
+
+class AdaptedConfig(FitConfig):
+    """What is trained and how far it may move: the engine's config, plus adapter and constraints.
+
+    Attributes:
+        adapter: None trains the whole model.
+        lr_scaling: ``slope`` divides lr by omega * phi'(0) (squared under SGD), so that every
+            adapter starts with the same step in weight space; ``none`` takes lr as it is.
+        weight_clip: Project A and B to [-c, c] after each step.
+        ball: Scale A and B after each step so that ||dW||_F <= c ||W0||_F (ours).
+        penalty: mu of mu * sum ||A B^T||_F^2.
+    """
+
+    steps: Annotated[int, Field(ge=1)] | None = 100
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    lr: Positive = 3e-3
+    adapter: AdapterConfig | None = None
+    lr_scaling: Literal["slope", "none"] = "slope"
+    weight_clip: Positive | None = None
+    ball: Positive | None = None
+    penalty: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _constraints_need_adapters(self) -> AdaptedConfig:
+        for name in ("weight_clip", "ball", "penalty"):
+            if getattr(self, name) and self.adapter is None:
+                raise ValueError(f"{name} constrains adapters; give adapter too")
+        if self.ball and self.adapter and self.adapter.phi == "relu":
+            raise ValueError("ball is no certificate for phi: relu; use identity or a bound")
+        return self
+
+    def engine(self) -> FitConfig:
+        """The engine's part, with the rate scaled as configured."""
+        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
+        if self.adapter is not None and self.lr_scaling == "slope":
+            power = 2 if self.optimizer == "sgd" else 1
+            fields["lr"] = self.lr / self.adapter.slope**power
+        return FitConfig(**fields)
+
+
+class GradientConfig(AdaptedConfig):
+    """Config of gradient difference and its kin: what is trained, plus the objective.
+
+    Attributes:
+        lam: Weight lambda of the forget term; the retain weight alpha_r is normalised to 1.
+        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
+            saturates.
+        reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
+            update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
+        alpha_r: Retain rate of ``two_rates``.
+        alpha_f: Forget rate of ``two_rates``.
+    """
+
+    lam: NonNegative = 0.1
+    forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
+    reading: Literal["weighted", "two_rates"] = "weighted"
+    alpha_r: Positive = 1e-5
+    alpha_f: Positive = 1e-4
+
+    def engine(self) -> FitConfig:
+        """The engine's part, with the rate scaled as configured."""
+        if self.reading == "weighted":
+            return super().engine()
+        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
+        fields |= {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+        return FitConfig(**fields)
+
+
+PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
+    "paper_literal": {
+        "lr": 1e-5,
+        "lam": 10.0,
+        "steps": 500,
+        "batch_size": 128,
+        "lr_scaling": "none",
+    },
+    "paper_two_rates": {
+        "reading": "two_rates",
+        "alpha_r": 1e-5,
+        "alpha_f": 1e-4,
+        "steps": 500,
+        "batch_size": 128,
+    },
+}
+"""The paper's vision settings in both readings of its rates (alpha_r 1e-5, alpha_f 1e-4, 500
+iterations, no clipping).  Its adapter dropout of 0.05 is not applied; see :data:`PAPER_ADAPTER`."""
+
+PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {
+    **PAPER_LITERAL,
+    "paper_dropout": {
+        **PAPER_LITERAL["paper_literal"],
+        "adapter": {"mode": "split", "dropout": 0.05},
+    },
+}
+"""The same for methods with an adapter, and ``paper_literal`` with the paper's adapter dropout."""
+
+
+class AdaptedMethod(UnlearningMethod):
+    """A method whose config may put an adapter in the place of the whole model.
+
+    Its ``unlearn`` calls :meth:`_attach` once, then :meth:`_train` once or several times; so every
+    such method crosses with every parametrisation in suite rows.
+    """
+
+    Config: ClassVar[type[Strict]] = AdaptedConfig
+
+    def _attach(self, task: UnlearnTask) -> None:
+        """Freezes ``task.model`` and attaches the configured adapter; without one, nothing."""
+        from common.bounded.attach import attach
+
+        adapter: AdapterConfig | None = self.config.adapter
+        if adapter is None:
+            return
+        patterns = adapter.targets or task.targets.get(adapter.placement, ())
+        if not patterns:
+            known = ", ".join(task.targets)
+            raise ConfigError(
+                f"adapter: this model has no layers for placement: {adapter.placement} (known: "
+                f"{known}); choose another or give targets"
+            )
+        head = task.head if adapter.train_head else ()
+        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
+
+    def _train(
+        self,
+        task: UnlearnTask,
+        objective: Objective,
+        loaders: Mapping[str, Loader],
+        *,
+        config: FitConfig | None = None,
+        after_step: Sequence[AfterStep] = (),
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> FitResult:
+        """Fits ``task.model`` under the configured constraints.
+
+        Args:
+            task: Holds the model.
+            objective: What is minimised.
+            loaders: One stream per part of the objective.
+            config: Replaces the config's own engine part (another length or batch size).
+            after_step: Called after the constraints.
+            stateful: Further states for checkpoints.
+        """
+        return task.fit(
+            task.model,
+            objective,
+            loaders,
+            config or self.config.engine(),
+            after_step=[*self._constraints(), *after_step],
+            penalty=self._penalty(),
+            stateful=stateful,
+        )
+
+    def _constraints(self) -> list[AfterStep]:
+        from common.bounded.constraints import clip_factors_, project_ball_
+
+        config: AdaptedConfig = self.config
+        hooks: list[AfterStep] = []
+        if config.weight_clip is not None:
+            threshold = config.weight_clip
+            hooks.append(lambda model: clip_factors_(model, threshold))
+        if config.ball is not None:
+            c = config.ball
+            hooks.append(lambda model: {"adapter/at_ball": project_ball_(model, c)})
+        return hooks
+
+    def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
+        from common.bounded.constraints import factor_penalty
+
+        mu = self.config.penalty
+        return (lambda model: mu * factor_penalty(model)) if mu else None
+
+
+class GradientMethod(AdaptedMethod):
+    """Objective + parameters -> method: attach an adapter (or not), fit, constrain."""
+
+    Config: ClassVar[type[Strict]] = GradientConfig
+
+    def objective(self) -> Objective:
+        """What is minimised, where that follows from the config alone."""
+        raise NotImplementedError(f"{type(self).__name__} needs objective() or prepare(task)")
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """What is minimised; called while ``task.model`` still is Original, without adapters.
+
+        Override it instead of :meth:`objective` where the objective needs Original's outputs.
+        """
+        return self.objective()
+
+    def initialise(self, task: UnlearnTask) -> None:
+        """Called when adapters are attached; a method may set where they start."""
+
+    def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
+        """One stream of batches per part that the objective reads."""
+        return task.loaders(parts, config)
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Runs the objective on the parts that it names."""
+        objective = self.prepare(task)
+        config = self.config.engine()
+        self._attach(task)
+        if self.config.adapter is not None:
+            self.initialise(task)
+        self._train(task, objective, self.loaders(task, objective.parts, config), config=config)
+        return task.model

@@ -1,0 +1,54 @@
+"""l1-sparse: fine-tuning that prunes on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from common.base.numbers import Count, NonNegative, Positive
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.methods.task import UnlearnTask
+
+
+class L1Sparse(UnlearningMethod):
+    """l1-sparse: keep training on retain under an l1 penalty that fades out.
+
+    Formula: minimise CE(B_r) + a_e ||theta||_1 with a_e = a max(0, 1 - e / E) in epoch e of E (from
+    0); the norm runs over all parameters, norms and biases included.  All parameters are trained.
+
+    Source: Jia et al. 2023, arXiv 2304.04934; the Unlearn-Sparse repository (there SGD, lr 0.01,
+    10 epochs, no epochs without the penalty).  Its ``a`` is remembered as 1e-6 to 1e-4, its lr as
+    1e-3 to 1e-1: sweep both.
+    """
+
+    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", frozenset({"retain"}))
+
+    class Config(FitConfig):
+        epochs: Count | None = 3
+        batch_size: Count = 64
+        lr: Positive = 1e-4
+        a: NonNegative = 1e-5
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes with the fading penalty."""
+        import torch
+
+        from common.objectives.objectives import CrossEntropy
+        from common.train.rates import total_steps
+
+        config: Any = self.config
+        engine = FitConfig(**{name: getattr(config, name) for name in FitConfig.model_fields})
+        loader = task.loaders(["retain"], engine)["retain"]
+        batches = total_steps(engine, {"retain": loader}) * engine.accumulation
+        epochs = max(1, round(batches / loader.batches_per_epoch))
+
+        def penalty(model: nn.Module) -> torch.Tensor:
+            weight = config.a * max(0.0, 1 - loader.epoch / epochs)
+            return weight * torch.stack([p.abs().sum() for p in model.parameters()]).sum()
+
+        task.fit(task.model, CrossEntropy("retain"), {"retain": loader}, engine, penalty=penalty)
+        return task.model

@@ -1,0 +1,42 @@
+"""NegGrad+: one weighted sum of descent and ascent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from common.methods.base import MethodInfo
+from common.methods.gradient import AdaptedMethod
+from common.methods.simple import BOTH
+from common.methods.tools.config import ShortConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.methods.task import UnlearnTask
+
+
+class NegGradPlus(AdaptedMethod):
+    """NegGrad+: descend on retain and ascend on forget with weights that add up to one.
+
+    Formula: minimise a CE(B_r) - (1 - a) CE(B_f); an epoch is a pass over D_r, D_f is cycled.
+    It is gradient difference with lambda = (1 - a) / a and a rate scaled by a.
+
+    Source: Kurmanji et al. 2023, arXiv 2302.09880; the SCRUB and RUM repositories.  Sweep ``a`` in
+    0.9 to 0.999.
+    """
+
+    info = MethodInfo(1, "Kurmanji et al. 2023 (arXiv 2302.09880)", BOTH)
+
+    class Config(ShortConfig):
+        a: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Runs both terms in one forward."""
+        from common.objectives.objectives import GradientDifference
+
+        objective = GradientDifference(self.config.a, 1 - self.config.a)
+        self._attach(task)
+        self._train(task, objective, task.loaders(objective.parts, self.config.engine()))
+        return task.model

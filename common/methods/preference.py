@@ -1,0 +1,138 @@
+"""Negative preference optimisation: NPO alone and with two retain terms, and SimNPO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.base.numbers import Positive
+from common.methods.base import MethodInfo
+from common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetOnlyMethod,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from common.data.batch import Batch
+    from common.objectives.objectives import Term
+
+BOTH = frozenset({"forget", "retain"})
+PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
+
+
+def _negative_preference(task: UnlearnTask, config: Any) -> Term:
+    """On label log-probabilities, or muse_bench's on logits."""
+    from common.methods.tools.passes import reference_likelihoods
+    from common.objectives.terms import LogitPreference, NegativePreference
+
+    if config.compat == "muse":
+        return LogitPreference(task.reference(), config.beta)
+    indices = task.indices("forget")
+    table = reference_likelihoods(
+        task, indices, batch_size=config.batch_size, precision=config.mixed_precision
+    )
+    return NegativePreference(table, config.beta)
+
+
+class NPO(ForgetOnlyMethod):
+    """NPO: make forget answers less likely than under Original, with a weight that fades.
+
+    Formula: minimise -(2/beta) mean log sigmoid(-beta log(p_theta(y|x) / p_ref(y|x))), log p
+    summed over the answer; tends to ascent as beta -> 0.
+    ``compat: muse`` is muse_bench's: the same function of every logit's difference, averaged over
+    positions and vocabulary.  Never reads retain data.
+    Source: arXiv 2404.05868; open-unlearning (its default adds CE on retain: see ``npo_gdr``).
+    """
+
+    info = MethodInfo(1, PAPER, frozenset({"forget"}))
+
+    class Config(ForgetConfig):
+        lr: Positive = 3e-5
+        beta: Positive = 0.1
+        compat: Literal["none", "muse"] = "none"
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """The preference loss."""
+        return _negative_preference(task, self.config)
+
+
+class NPOGdr(ForgetRetainMethod):
+    """NPO + GDR: the preference loss on forget and cross-entropy on retain.
+
+    Formula: minimise w_f NPO(B_f) + w_r CE(B_r); open-unlearning's "NPO".  ``compat: muse``: the
+    forget term on logits, as muse_bench.
+    Source: arXiv 2404.05868 (NPO+RT); arXiv 2407.06460 (NPO_GDR).
+    """
+
+    info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
+
+    class Config(RetainConfig):
+        beta: Positive = 0.1
+        compat: Literal["none", "muse"] = "none"
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """The preference loss."""
+        return _negative_preference(task, self.config)
+
+
+class NPOKlr(ForgetRetainMethod):
+    """NPO + KLR: the preference loss on forget and Original's distribution on retain.
+
+    Formula: minimise w_f NPO(B_f) + w_r KL(p_ref || p_theta)(B_r).  ``compat: openunlearning``
+    averages the divergence over all positions, padding too; ``compat: muse`` takes both terms on
+    raw logits (its second term is no divergence, is unbounded below, and may end a run as
+    diverged where logits are large).
+    Source: arXiv 2404.05868 (NPO+KL); arXiv 2407.06460 (NPO_KLR); swj0419/muse_bench.
+    """
+
+    info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
+
+    class Config(RetainConfig):
+        beta: Positive = 0.1
+        compat: Literal["none", "openunlearning", "muse"] = "none"
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """The preference loss."""
+        return _negative_preference(task, self.config)
+
+    def retain_term(self, task: UnlearnTask) -> Term:
+        """KL to Original, or what muse_bench calls so."""
+        from common.objectives.terms import Divergence
+
+        if self.config.compat == "muse":
+            return Divergence(task.reference(), kind="muse")
+        if self.config.compat == "openunlearning":
+            return Divergence(task.reference(), "tokens")
+        return Divergence(task.reference(), self.config.average)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of retain texts where the published code does not mask."""
+        from common.data.batch import every_position
+
+        wanted = self.config.compat == "openunlearning"
+        return {"retain": every_position(task.source)} if wanted else {}
+
+
+class SimNPO(ForgetRetainMethod):
+    """SimNPO: the preference loss without a reference, on length-normalised log-probabilities.
+
+    Formula: minimise w_f * -(2/beta) mean log sigmoid(beta (NLL(y|x) / |y| - delta)) + w_r CE(B_r);
+    the paper's margin gamma is beta delta.
+    Source: arXiv 2410.07163; open-unlearning's defaults (beta 4.5, delta 0, w_f 0.125).
+    """
+
+    info = MethodInfo(1, "SimNPO, Fan et al. 2024 (arXiv 2410.07163)", BOTH)
+
+    class Config(RetainConfig):
+        forget_weight: float = 0.125
+        beta: Positive = 4.5
+        delta: float = 0.0
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """The preference loss on means."""
+        from common.objectives.terms import SimplePreference
+
+        return SimplePreference(self.config.beta, self.config.delta)

@@ -1,0 +1,31 @@
+"""Original and Retrain: the references of every comparison."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.methods.base import MethodInfo, UnlearningMethod, train_reference
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Original(UnlearningMethod):
+    """The model before unlearning: what doing nothing scores."""
+
+    info = MethodInfo(1, "-", frozenset(), changes_model=False)
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Returns the model as it is."""
+        return task.model
+
+
+class Retrain(UnlearningMethod):
+    """The target: trained from the same start on the retain set alone, with Original's recipe."""
+
+    info = MethodInfo(1, "exact unlearning", frozenset({"retain", "initial"}))
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains a fresh model."""
+        return train_reference(task, ["retain"])

@@ -1,0 +1,106 @@
+"""Forget terms that reweight or replace each position's target: UNDIAL, WGA, SatImp, CE-U."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from common.base.numbers import NonNegative, Positive
+from common.methods.base import MethodInfo
+from common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetOnlyMethod,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from common.objectives.objectives import Term
+
+BOTH = frozenset({"forget", "retain"})
+
+
+class Undial(ForgetOnlyMethod):
+    """UNDIAL: learn Original's distribution with the label's logit lowered.
+
+    Formula: minimise mean CE(softmax(z_ref - strength e_y), p_theta) on B_f; no retain data.
+    open-unlearning averages over every position, prompt and padding too; that is not offered.
+    Source: arXiv 2402.10052; open-unlearning (strength 10, retain weight 0).
+    """
+
+    info = MethodInfo(1, "UNDIAL, Dong et al. 2024 (arXiv 2402.10052)", frozenset({"forget"}))
+
+    class Config(ForgetConfig):
+        average: Literal["samples", "tokens"] = "tokens"
+        strength: Positive = 10.0
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Self-distillation."""
+        from common.objectives.terms import SelfDistillation
+
+        return SelfDistillation(task.reference(), self.config.strength, self.config.average)
+
+
+class WGA(ForgetRetainMethod):
+    """WGA: ascent weighted by the confidence in the label, so that it fades when forgotten.
+
+    Formula: minimise -mean p^beta CE on B_f (p without gradient) + CE(B_r).
+    Source: arXiv 2502.19301; open-unlearning (beta 1).
+    """
+
+    info = MethodInfo(1, "WGA, Wang et al. 2025 (arXiv 2502.19301)", BOTH)
+
+    class Config(RetainConfig):
+        average: Literal["samples", "tokens"] = "tokens"
+        beta: NonNegative = 1.0
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Weighted ascent."""
+        from common.objectives.terms import WeightedAscent
+
+        return WeightedAscent(self.config.beta, 0.0, self.config.average)
+
+
+class SatImp(ForgetRetainMethod):
+    """SatImp: ascent weighted by saturation and importance.
+
+    Formula: minimise w_f * -mean p^beta1 (1 - p)^beta2 CE on B_f (p without gradient) + CE(B_r).
+    Source: arXiv 2505.11953; open-unlearning (beta1 5, beta2 1, w_f 0.1).
+    """
+
+    info = MethodInfo(1, "SatImp, Yang et al. 2025 (arXiv 2505.11953)", BOTH)
+
+    class Config(RetainConfig):
+        average: Literal["samples", "tokens"] = "tokens"
+        forget_weight: NonNegative = 0.1
+        beta1: NonNegative = 5.0
+        beta2: NonNegative = 1.0
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Weighted ascent."""
+        from common.objectives.terms import WeightedAscent
+
+        return WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
+
+
+class CEU(ForgetOnlyMethod):
+    """CE-U: learn the model's own distribution without the label; no retain data.
+
+    Formula: minimise mean CE(softmax(z with z_y = -inf, no gradient), p_theta) on B_f.
+    ``skip_first: 1`` leaves out the first answer position, as the published code does.
+    Source: arXiv 2503.01224; open-unlearning.
+    """
+
+    info = MethodInfo(1, "CE-U, Yang 2025 (arXiv 2503.01224)", frozenset({"forget"}))
+
+    class Config(ForgetConfig):
+        average: Literal["samples", "tokens"] = "tokens"
+        skip_first: Annotated[int, Field(ge=0)] = 0
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """Towards the other answers."""
+        from common.objectives.terms import WithoutTheLabel
+
+        return WithoutTheLabel(self.config.skip_first, self.config.average)

@@ -1,0 +1,136 @@
+"""SCRUB: a student that disobeys its teacher on forget and obeys it on retain; and SCRUB+R."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from common.base.numbers import Count, NonNegative, Positive
+from common.methods.base import MethodInfo
+from common.methods.gradient import AdaptedMethod
+from common.methods.simple import BOTH
+from common.methods.tools.config import ShortConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from common.data.loader import ChainedLoader
+    from common.methods.task import UnlearnTask
+    from common.train.protocols import AfterStep, Stateful
+
+PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
+
+
+class Scrub(AdaptedMethod):
+    """SCRUB: alternate passes away from Original on forget and towards it on retain.
+
+    Pseudo-code, t = Original (frozen, eval mode), s = the model, T = ``temperature``:
+        KL_T = T^2 mean over samples of sum_c t_c log(t_c / s_c), both softened by T
+        for e in 1..epochs:
+            if e <= max_epochs:  a pass over D_f: step(-KL_T)
+            a pass over D_r: step(gamma CE + alpha KL_T)
+    One optimizer for all passes.
+
+    Source: Kurmanji et al. 2023, arXiv 2302.09880; its repository (gamma 0.99, alpha 0.001, T 4,
+    2 passes on forget; lr 5e-4, 6 to 10 epochs).  Sweep lr, ``max_epochs`` and alpha.
+    """
+
+    info = MethodInfo(1, PAPER, BOTH)
+
+    class Config(ShortConfig):
+        epochs: Count | None = 5
+        max_epochs: Annotated[int, Field(ge=0)] = 2
+        forget_batch_size: Count = 64
+        temperature: Positive = 4.0
+        gamma: NonNegative = 0.99
+        alpha: NonNegative = 0.001
+
+        @model_validator(mode="after")
+        def _counts_epochs(self) -> Scrub.Config:
+            if self.epochs is None:
+                raise ValueError("steps: this method alternates whole passes; give epochs")
+            return self
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Runs the passes as one training run."""
+        self._run(task)
+        return task.model
+
+    def _run(
+        self,
+        task: UnlearnTask,
+        *,
+        loader: ChainedLoader | None = None,
+        after_step: Sequence[AfterStep] = (),
+        stateful: dict[str, Stateful] | None = None,
+    ) -> None:
+        from common.methods.tools.distillation import Scrubbing
+        from common.methods.tools.streams import Members
+
+        config: Any = self.config
+        objective = Scrubbing(
+            task.reference(),
+            Members(task.indices("forget")),
+            temperature=config.temperature,
+            gamma=config.gamma,
+            alpha=config.alpha,
+        )
+        self._attach(task)
+        self._train(
+            task,
+            objective,
+            {"turns": loader or self._passes(task)},
+            config=config.engine().model_copy(update={"epochs": 1}),
+            after_step=after_step,
+            stateful=stateful,
+        )
+
+    def _passes(self, task: UnlearnTask) -> ChainedLoader:
+        from common.data.loader import ChainedLoader
+
+        config: Any = self.config
+        forget = task.loader(
+            "forget", batch_size=max(1, config.forget_batch_size // config.accumulation)
+        )
+        retain = task.loader("retain", batch_size=max(1, config.batch_size // config.accumulation))
+        away = min(config.max_epochs, config.epochs)
+        return ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
+
+
+class ScrubRewind(Scrub):
+    """SCRUB+R: SCRUB, rewound to the pass after which forget data look like unseen data.
+
+    Selection rule: after the last pass, the reference is the model's error on held-out data with
+    the forget set's class shares: sum over classes c of share_c(D_f) * error_c(held out).  Of the
+    models at the end of each epoch the one whose error on D_f is closest to the reference is
+    returned; of equals the latest.  Errors are taken in eval mode without augmentation.
+
+    Reads the validation data (and their forgotten classes in class forgetting), which tuning
+    selects on as well: choose its hyperparameters on other data, or say so beside the number.
+
+    Source: Kurmanji et al. 2023, arXiv 2302.09880, "rewinding".
+    """
+
+    info = MethodInfo(1, PAPER, BOTH | {"validation", "validation_forget"})
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Keeps the weights after every epoch, then chooses."""
+        from common.methods.tools.rewind import Rewind
+
+        loader = self._passes(task)
+        rewind = Rewind(task, loader, self._ends(loader))
+        self._run(task, loader=loader, after_step=[rewind], stateful={"rewind": rewind})
+        rewind.choose()
+        return task.model
+
+    def _ends(self, loader: ChainedLoader) -> list[int]:
+        """Batches until the end of each epoch: of each pass over retain, the last loader."""
+        ends, batches = [], 0
+        for part in loader.loaders:
+            batches += part.batches_per_epoch
+            if part is loader.loaders[-1]:
+                ends.append(batches)
+        return ends

@@ -1,0 +1,123 @@
+"""Methods that know no modality.
+
+Defaults come from small trials on digits (rank 8, alpha 16, omega 100, base rate 3e-3 divided by
+the adapter's slope, lambda 0.1, 100 steps); ``paper_literal`` and ``paper_two_rates`` hold the
+paper's own settings.  The variants differ in a config only: a new one is a subclass of a few lines
+or, in a suite, a row with ``params``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from common.base.numbers import NonNegative, Positive
+from common.methods.base import MethodInfo
+from common.methods.gradient import (
+    AdaptedConfig,
+    AdaptedMethod,
+    GradientConfig,
+    GradientMethod,
+)
+from common.methods.task import UnlearnTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.data.loader import Loader
+    from common.objectives.objectives import Objective
+
+
+PAPER = "Stable Forgetting: Bounded Parameter-Efficient Unlearning in Foundation Models"
+BOTH = frozenset({"forget", "retain"})
+
+
+class Finetune(GradientMethod):
+    """FT: keep training on the retain set and hope that the rest is forgotten.
+
+    Formula: minimise CE(B_r).  Source: the SalUn and Unlearn-Sparse repositories.
+    """
+
+    info = MethodInfo(
+        1, "Golatkar et al. 2020 (as FT in SalUn, arXiv 2310.12508)", frozenset({"retain"})
+    )
+
+    class Config(GradientConfig):
+        lr: Positive = 1e-3
+        lam: NonNegative = 0.0
+        reading: Literal["weighted"] = "weighted"
+
+    def objective(self) -> Objective:
+        """Cross-entropy on retain."""
+        from common.objectives.objectives import CrossEntropy
+
+        return CrossEntropy("retain")
+
+
+class Ascent(GradientMethod):
+    """GA: gradient ascent on the forget set.  Never reads retain data.
+
+    Formula: minimise -CE(B_f), or -log(1 - p_y) with ``forget_loss: unlikelihood``.
+    Source: Graves et al. 2021; Thudi et al. 2022.
+    """
+
+    info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", frozenset({"forget"}))
+
+    class Config(GradientConfig):
+        steps: Annotated[int, Field(ge=1)] | None = 50
+        lr: Positive = 1e-5
+        reading: Literal["weighted"] = "weighted"
+
+    def objective(self) -> Objective:
+        """Ascent on forget."""
+        from common.objectives.objectives import Forgetting
+
+        return Forgetting(self.config.forget_loss)
+
+
+class RandomLabel(AdaptedMethod):
+    """RL: train on random labels for the forget set and true labels for the retain set.
+
+    Formula: each epoch y~ ~ U{0..C-1} for D_f; ``mixed``: one shuffled pass over D_f u D_r;
+    ``sequential``: a pass over D_f, then one over D_r (what the SalUn repository does on CIFAR-10).
+    Source: Golatkar et al. 2020; the SalUn repository (Classification/unlearn/RL.py).
+    """
+
+    info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
+
+    class Config(AdaptedConfig):
+        steps: Annotated[int, Field(ge=1)] | None = None
+        epochs: Annotated[int, Field(ge=1)] | None = 3
+        batch_size: Annotated[int, Field(ge=1)] = 64
+        lr: Positive = 3e-4
+        mode: Literal["mixed", "sequential"] = "mixed"
+        exclude_true: bool = False
+        redraw: bool = True
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes on relabelled data."""
+        from common.objectives.objectives import CrossEntropy
+
+        self._attach(task)
+        self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
+        return task.model
+
+    def _loader(self, task: UnlearnTask) -> Loader:
+        from common.data.loader import ChainedLoader, RelabelledLoader
+
+        config: Any = self.config
+        micro = max(1, config.batch_size // config.accumulation)
+
+        def relabel(*parts: str) -> Loader:
+            return RelabelledLoader(
+                task.loader(*parts, batch_size=micro),
+                task.indices("forget"),
+                task.num_classes,
+                exclude_true=config.exclude_true,
+                redraw=config.redraw,
+            )
+
+        if config.mode == "mixed":
+            return relabel("forget", "retain")
+        return ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])

@@ -1,0 +1,240 @@
+"""FILA: adapters that start on what the forget set needs most and the retain set least.
+
+The Fisher information of forget over that of retain weighs the rows of each weight matrix; the
+weighted rank-r optimum of the matrix becomes the adapter.  The published method moves it out of
+the base weight, ``W_res = W - s B A``.  Here the base weight stays as it is, and the adapter
+subtracts its own start instead: ``dW = s (A Bt - A0 Bt0)``.  That is the same function and the same
+training, it needs no second set of base weights, and nothing is rounded away.
+
+Source: LoKU, arXiv 2408.06621, sec. "Fisher-weighted initialization of low-rank adapters", and its
+repository (measure_importance.py, forget.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import ConfigError
+from common.methods.tools.passes import evaluating
+from common.objectives.positions import average, cross_entropy
+
+if TYPE_CHECKING:
+    from common.bounded.config import FilaConfig
+    from common.data.batch import Batch
+    from common.data.loader import Loader
+    from common.methods.task import UnlearnTask
+    from common.train.protocols import ModelForward
+
+logger = logging.getLogger(__name__)
+
+QUANTILES = (0.05, 0.5, 0.95)
+_SAMPLED = 1_000_000
+
+
+@dataclass
+class Fisher:
+    """Accumulated ``sum_b c_b g_b^2`` of each weight, g_b the gradient of a batch's mean loss.
+
+    Attributes:
+        sums: Parameter name -> (k, d), float32.
+        count: Labelled positions in all.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, gradients: Mapping[str, Tensor], positions: int) -> None:
+        """One batch with ``positions`` labelled positions."""
+        for name, gradient in gradients.items():
+            squared = gradient.float().square() * positions
+            self.sums[name] = self.sums[name] + squared if name in self.sums else squared
+        self.count += positions
+
+    def __getitem__(self, name: str) -> Tensor:
+        """(k, d) mean over positions."""
+        return self.sums[name] / self.count
+
+
+def fisher_information(
+    model: nn.Module, names: Sequence[str], forward: ModelForward, batches: Sequence[Batch]
+) -> Fisher:
+    """Squares of the gradients of each batch's token-mean cross-entropy, in eval mode.
+
+    Args:
+        model: Left as it was: mode, gradients and ``requires_grad``.
+        names: Parameters whose information is wanted.
+        forward: (model, batch) -> logits.
+        batches: Their size matters: a batch's gradient is squared, not a sample's.
+    """
+    fisher, wanted = Fisher(), set(names)
+    parameters = dict(model.named_parameters())
+    before = {name: p.requires_grad for name, p in parameters.items()}
+    chosen = [parameters[name] for name in names]
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in wanted)
+        with evaluating(model), torch.enable_grad():
+            for batch in batches:
+                values = cross_entropy(forward(model, batch), batch.labels)
+                loss = average(values, batch.labels, "tokens")
+                gradients = torch.autograd.grad(loss, chosen)
+                counted = int((batch.labels != -100).sum())
+                fisher.add(dict(zip(names, gradients, strict=True)), counted)
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+    return fisher
+
+
+def row_weights(forget: Tensor, retain: Tensor, eps: float) -> Tensor:
+    """(k,) d_i = sqrt(sum_j F_f / (eps + F_r)): one weight per output, from (k, d) Fishers."""
+    return (forget / (eps + retain)).sum(1).sqrt()
+
+
+class Factors(NamedTuple):
+    """A (k, r) and Bt (r, d)."""
+
+    A: Tensor
+    Bt: Tensor
+
+
+def weighted_factors(weight: Tensor, rows: Tensor, rank: int, *, balanced: bool = False) -> Factors:
+    """The exact minimiser of ``||diag(rows) (W - A Bt)||_F`` of rank r.
+
+    With diag(d) W = U S V^T it is A = diag(1/d) U_r sqrt(S_r), Bt = sqrt(S_r) V_r^T, so A Bt =
+    W V_r V_r^T.  A is computed as W V_r / sqrt(S_r), which divides by no d: a row whose weight is
+    zero is projected like the others.
+
+    Args:
+        weight: (k, d).
+        rows: (k,) non-negative.
+        rank: r <= min(k, d).
+        balanced: Split the same product so that ||A||_F = ||Bt||_F.  The paper's split depends on
+            the unit of the row weights.
+
+    Raises:
+        ConfigError: The rank is larger than a side of the weight.
+    """
+    if rank > min(weight.shape):
+        raise ConfigError(f"adapter.rank: {rank} is larger than a layer of {tuple(weight.shape)}")
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    _, S, Vh = torch.linalg.svd(rows.to(wide).unsqueeze(1) * wide, full_matrices=False)
+    S, Vh = S[:rank], _signed(Vh[:rank])
+    root = S.sqrt()
+    inverse = torch.where(S / S[0] > 1e-7, 1 / root, 0.0)
+    A, Bt = wide @ Vh.mT * inverse, root.unsqueeze(1) * Vh
+    if balanced:
+        norm = torch.linalg.vector_norm
+        ratio = (norm(Bt) / norm(A).clamp_min(1e-30)).sqrt().clamp_min(1e-30)
+        return Factors(A * ratio, Bt / ratio)
+    return Factors(A, Bt)
+
+
+def published_factors(
+    weight: Tensor, rows: Tensor, rank: int, damping: float, generator: torch.Generator
+) -> Factors:
+    """The repository's: randomised SVD, and diag(1 / (d + damping)) U sqrt(S), sqrt(S) V^T.
+
+    ``torch.svd_lowrank`` draws from the global stream; it is seeded here and put back.
+    """
+    wide = weight.detach().float().cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+        U, S, V = torch.svd_lowrank(rows.cpu().unsqueeze(1) * wide, q=rank)
+    left = (1 / (rows.cpu() + damping)).unsqueeze(1) * U * S.sqrt()
+    return Factors(left.to(weight.device), (S.sqrt().unsqueeze(1) * V.mT).to(weight.device))
+
+
+def _signed(Vh: Tensor) -> Tensor:
+    """Rows whose largest entry is positive: the sign of a singular vector is the library's whim."""
+    largest = Vh.gather(1, Vh.abs().argmax(1, keepdim=True))
+    return Vh * torch.where(largest < 0, -1.0, 1.0)
+
+
+def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
+    """Sets every adapter's start from the task's forget and retain data; the function is kept.
+
+    Each forget batch is paired with a random retain batch of the same size, so the retain Fisher
+    sees as many samples as there are in the forget set.  The factors carry ``outer * inner`` of
+    their layer: the part that they make up is the same for every alpha and omega (to first order
+    in phi), and omega sits in A, so that the rate's division by omega means what it means without
+    FILA.
+
+    Returns:
+        Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
+        retain set has no say; they are logged to the task's tracker too.
+    """
+    from common.bounded.attach import adapted_layers
+    from common.bounded.quantised import QuantisedBoundedLinear
+
+    layers = dict(adapted_layers(task.model))
+    for name, layer in layers.items():
+        if isinstance(layer, QuantisedBoundedLinear):
+            raise ConfigError(
+                f"FILA needs the gradient of W0, which quantised layer '{name}' does not have; "
+                "drop fila"
+            )
+    names = [f"{name}.weight" for name in layers]
+    pair = {part: _loader(task, part, config) for part in ("forget", "retain")}
+    found = {}
+    for part, loader in pair.items():
+        batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
+        found[part] = fisher_information(task.model, names, task.forward, batches)
+    generator = task.generator("fila", "svd")
+    for name, layer in layers.items():
+        key = f"{name}.weight"
+        rows = row_weights(found["forget"][key], found["retain"][key], config.eps)
+        if not bool(rows.any()):
+            continue  # nothing that forget needs: the usual start
+        if config.compat == "loku":
+            factors = published_factors(
+                layer.weight, rows, layer.config.rank, config.damping, generator
+            )
+        else:
+            factors = weighted_factors(
+                layer.weight, rows, layer.config.rank, balanced=config.balanced
+            )
+        slope = layer.outer * layer.inner
+        scale = layer.config.scale
+        A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
+        layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
+    facts = _quantiles(found["retain"], names, config.eps)
+    if task.tracker is not None:
+        task.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
+    logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
+    return facts
+
+
+def _loader(task: UnlearnTask, part: str, config: FilaConfig) -> Loader:
+    from common.data.loader import Loader
+
+    return Loader(
+        task.source,
+        task.indices(part),
+        config.batch_size,
+        task.generator("fila", part),
+        augment=False,
+    )
+
+
+def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, float]:
+    """Of the entries of all weights together; evenly spaced ones where there are very many."""
+    total = sum(fisher.sums[name].numel() for name in names)
+    below, samples = 0, []
+    for name in names:
+        values = fisher[name].flatten()
+        below += int((values < eps).sum())
+        samples.append(values[:: max(1, total // _SAMPLED)].cpu())
+    levels = torch.tensor(QUANTILES)
+    found = torch.quantile(torch.cat(samples).clamp_min(1e-45).log10(), levels).tolist()
+    named = {
+        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
+    }
+    return {**named, "log10_eps": math.log10(eps), "share_below_eps": below / total}

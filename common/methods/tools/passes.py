@@ -1,0 +1,143 @@
+"""Passes over data outside training: gradients, squared gradients and errors at fixed weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import DataError
+from common.data.batch import Batch, Source, ordered_batches
+from common.objectives import positions as losses
+from common.objectives.positions import sample_cross_entropy
+from common.objectives.terms import LogLikelihoods
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.methods.task import UnlearnTask
+
+EVALUATION_BATCH = 256
+
+
+def one_pass(task: UnlearnTask, *parts: str, batch_size: int) -> Iterator[Batch]:
+    """Every sample of the parts once: shuffled by the task's seed, without augmentation."""
+    loader = task.loader(*parts, batch_size=batch_size, augment=False)
+    return (loader.next() for _ in range(loader.batches_per_epoch))
+
+
+def summed_gradients(
+    task: UnlearnTask, batches: Iterable[Batch], *, power: int = 1
+) -> dict[str, Tensor]:
+    """Sum over batches of (gradient of the batch's mean cross-entropy) ** power, in eval mode.
+
+    Args:
+        task: Its model's trainable parameters are differentiated.
+        batches: Any batches.
+        power: 1 or 2.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape; zeros where nothing flows.
+    """
+    model = task.model
+    names, parameters = zip(
+        *((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True
+    )
+    sums = [torch.zeros_like(parameter) for parameter in parameters]
+    with evaluating(model):
+        for batch in batches:
+            loss = sample_cross_entropy(task.forward(model, batch), batch.labels).mean()
+            for total, grad in zip(
+                sums, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+            ):
+                if grad is not None:
+                    total.add_(grad.pow(power))
+    return dict(zip(names, sums, strict=True))
+
+
+def batch_fisher(task: UnlearnTask, *parts: str, batch_size: int) -> dict[str, Tensor]:
+    """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
+
+    Not the Fisher diagonal of single samples: the batch size matters.
+
+    Returns:
+        Name of each trainable parameter -> tensor of its shape.
+    """
+    samples = len(task.indices(*parts))
+    batches = math.ceil(samples / min(batch_size, samples))
+    sums = summed_gradients(task, one_pass(task, *parts, batch_size=batch_size), power=2)
+    return {name: total / batches for name, total in sums.items()}
+
+
+@torch.no_grad()
+def wrong(task: UnlearnTask, *parts: str) -> tuple[Tensor, Tensor]:
+    """Labels (N,) int64 and errors (N,) bool of ``task.model`` on parts, both on the CPU."""
+    labels, errors = [], []
+    with evaluating(task.model):
+        for batch in ordered_batches(task.source, task.indices(*parts), EVALUATION_BATCH):
+            labels.append(batch.labels.cpu())
+            errors.append((task.forward(task.model, batch).argmax(-1) != batch.labels).cpu())
+    return torch.cat(labels), torch.cat(errors)
+
+
+def labels_of(task: UnlearnTask, *parts: str) -> Tensor:
+    """Labels (N,) int64 of the parts, in ascending order of index, on the CPU.
+
+    Raises:
+        DataError: Samples have more than one label each.
+    """
+    batches = ordered_batches(task.source, task.indices(*parts), EVALUATION_BATCH)
+    labels = [batch.labels.cpu() for batch in batches]
+    if labels[0].ndim != 1:
+        raise DataError("this method compares classes: samples need one label; choose another")
+    return torch.cat(labels)
+
+
+@torch.no_grad()
+def reference_likelihoods(
+    task: UnlearnTask,
+    indices: np.ndarray,
+    *,
+    source: Source | None = None,
+    batch_size: int = 32,
+    precision: str = "no",
+) -> LogLikelihoods:
+    """One pass of the model as it is now, in eval mode, without augmentation.
+
+    Cheaper than a frozen copy: no second model, and no second forward per step.
+
+    Args:
+        task: Its model is read, and left in the mode in which it was.
+        indices: Ascending int64 index set, of declared parts.
+        source: Where the samples come from, if not the task's own (other answers).
+        batch_size: Samples per forward.
+        precision: The engine's ``mixed_precision``, so that ratios start at one.
+    """
+    found = []
+    with evaluating(task.model), autocast(task.model, precision):
+        for batch in ordered_batches(source or task.source, indices, batch_size):
+            found.append(losses.log_likelihood(task.forward(task.model, batch), batch.labels))
+    return LogLikelihoods(torch.as_tensor(indices), torch.cat(found).cpu())
+
+
+def autocast(model: nn.Module, precision: str) -> torch.autocast:
+    """The engine's autocast outside the engine."""
+    device = next(model.parameters()).device.type
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device, dtype=dtype, enabled=precision != "no")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; every module gets its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,109 @@
+"""UNSIR: learn noise that the forgotten classes hate, train on it, repair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from common.base.errors import DataError
+from common.base.numbers import Count, NonNegative, Positive
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from common.methods.task import UnlearnTask
+
+
+class Unsir(UnlearningMethod):
+    """UNSIR: impair with error-maximising noise, then repair; class forgetting only.
+
+    Pseudo-code, for each forgotten class c:
+        n_c = ``noise_samples`` inputs from N(0, 1); ``noise_steps`` of Adam(``noise_lr``) on
+              -CE(Original(n_c), c) + ``noise_decay`` mean_i ||n_i||^2
+        impair: ``epochs`` over shuffled {(n_c, c)} x ``noise_repeats`` u D_r'   with CE
+        repair: ``repair_epochs`` over D_r'                                      with CE
+    D_r' holds ``retain_per_class`` samples of each retained class.  Each class's noise carries its
+    own label (the notebook labels all of it 0).  Never reads forget data: the forgotten classes
+    are those that the retain set lacks.
+
+    Source: Tarun et al. 2023, arXiv 2111.08947 (there 20 repeats of 32 noise images, 1000 per
+    class); the SSD repository's ViT settings (Adam 1e-4, 25 to 40 noise steps at 0.1, 80 repeats,
+    500 per class).
+    """
+
+    info = MethodInfo(
+        1,
+        "Tarun et al. 2023 (arXiv 2111.08947)",
+        frozenset({"retain"}),
+        scenarios=frozenset({"class"}),
+    )
+
+    class Config(FitConfig):
+        epochs: Count | None = 1
+        repair_epochs: Count = 1
+        batch_size: Count = 64
+        lr: Positive = 1e-4
+        noise_samples: Count = 32
+        noise_steps: Count = 40
+        noise_lr: Positive = 0.1
+        noise_decay: NonNegative = 0.1
+        noise_repeats: Count = 20
+        retain_per_class: Count = 500
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Noise, impair, repair."""
+        import numpy as np
+
+        from common.data.labels import unretained_classes
+        from common.methods.tools.noise import learn_noise
+        from common.methods.tools.streams import WithExtras
+
+        config: Any = self.config
+        # of all classes: the forget set is not to be read
+        classes = range(task.num_classes)
+        gone = unretained_classes(task.source, classes, task.indices("retain"))
+        if not gone:
+            raise DataError("unsir forgets whole classes, and all are retained; remove the row")
+        inputs, labels = learn_noise(
+            task,
+            gone,
+            samples=config.noise_samples,
+            config=FitConfig(steps=config.noise_steps, lr=config.noise_lr, loss_cap=1e30),
+            decay=config.noise_decay,
+        )
+        kept = self._subset(task)
+        noisy = np.tile(-1 - np.arange(len(labels)), config.noise_repeats)
+        fields = {name: getattr(config, name) for name in FitConfig.model_fields}
+        engine = FitConfig(**fields)
+        source = WithExtras(task.source, inputs, labels)
+        self._fit(task, source, np.concatenate([kept, noisy]), engine, "impair")
+        repair = FitConfig(**{**fields, "steps": None, "epochs": config.repair_epochs})
+        self._fit(task, source, kept, repair, "repair")
+        return task.model
+
+    def _fit(
+        self, task: UnlearnTask, source: Any, indices: np.ndarray, config: FitConfig, phase: str
+    ) -> None:
+        from common.data.loader import Loader
+        from common.objectives.objectives import CrossEntropy
+
+        micro = max(1, config.batch_size // config.accumulation)
+        loader = Loader(source, indices, micro, task.generator("batches", phase))
+        task.fit(task.model, CrossEntropy(phase), {phase: loader}, config)
+
+    def _subset(self, task: UnlearnTask) -> np.ndarray:
+        """Sorted indices of at most ``retain_per_class`` random samples of each class."""
+        import numpy as np
+        import torch
+
+        from common.methods.tools.passes import labels_of
+
+        labels, indices = labels_of(task, "retain"), task.indices("retain")
+        order = torch.randperm(len(labels), generator=task.generator("retain subset"))
+        chosen = [
+            order[labels[order] == label][: self.config.retain_per_class]
+            for label in labels.unique()
+        ]
+        return np.sort(indices[torch.cat(chosen).numpy()])

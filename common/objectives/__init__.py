@@ -1,0 +1,1 @@
+"""Losses per position, terms per part, objectives."""

@@ -1,0 +1,191 @@
+"""Terms of the literature's objectives: what is pushed away on forget, what is kept on retain.
+
+Each is called as ``term(logits, batch)`` and returns a scalar to minimise;
+:class:`common.objectives.objectives.ForgetRetain` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from common.data.batch import Batch, Forward
+from common.objectives import positions as losses
+from common.objectives.positions import IGNORE, Average, wide
+
+if TYPE_CHECKING:
+    pass
+
+
+PositionLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, labels) -> losses of the labels' shape."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """``sign`` times the mean of a position loss: -1 ascends."""
+
+    loss: PositionLoss
+    over: Average = "samples"
+    sign: float = 1.0
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The mean over samples or tokens."""
+        return self.sign * losses.average(self.loss(logits, batch.labels), batch.labels, self.over)
+
+
+@dataclass(frozen=True)
+class WeightedAscent:
+    """-mean of p^confidence (1 - p)^importance CE, the weights without gradient.
+
+    WGA has importance 0 (arXiv 2502.19301); SatImp has both (arXiv 2505.11953).
+    """
+
+    confidence: float
+    importance: float = 0.0
+    over: Average = "tokens"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Ascent that fades where the position is forgotten already."""
+        loss = losses.cross_entropy(logits, batch.labels)
+        p = (-loss.detach()).exp()
+        weight = p**self.confidence * (1 - p) ** self.importance
+        return -losses.average(weight * loss, batch.labels, self.over)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Mean KL(reference || model) on a batch, or muse_bench's sum over raw logits.
+
+    Attributes:
+        reference: Batch -> logits of Original.
+        over: How positions are averaged.
+        kind: ``kl``, or ``muse``: ``raw_divergence`` summed over positions, averaged over samples.
+    """
+
+    reference: Forward
+    over: Average = "samples"
+    kind: Literal["kl", "muse"] = "kl"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Zero where the model is the reference."""
+        fixed = self.reference(batch)
+        if self.kind == "muse":
+            return losses.raw_divergence(logits, fixed, batch.labels).sum() / len(batch)
+        return losses.average(
+            losses.divergence(logits, fixed, batch.labels), batch.labels, self.over
+        )
+
+
+@dataclass(frozen=True)
+class LogLikelihoods:
+    """log p(y | x) of Original for an index set, looked up by a batch's indices.
+
+    Attributes:
+        indices: (M,) int64, ascending.
+        values: (M,), sums over positions, in nats.
+    """
+
+    indices: Tensor
+    values: Tensor
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """(N,) values of the batch's samples, on its labels' device."""
+        place = torch.searchsorted(self.indices, batch.indices)
+        assert torch.equal(self.indices[place.clamp_max(len(self.indices) - 1)], batch.indices)
+        return self.values[place].to(batch.labels.device)
+
+
+@dataclass(frozen=True)
+class NegativePreference:
+    """NPO: -(2/beta) mean log sigmoid(-beta (log p - log p_ref)), log p summed over positions.
+
+    Its gradient is gradient ascent on -log p (the sum) weighted by
+    2 sigmoid(beta (log p - log p_ref)), which is 1 at the start: NPO tends to ascent as beta -> 0.
+    Source: arXiv 2404.05868; open-unlearning (trainer/unlearn/npo.py).
+    """
+
+    reference: LogLikelihoods
+    beta: float = 0.1
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over samples."""
+        ratio = losses.log_likelihood(logits, batch.labels) - self.reference(batch)
+        return losses.negative_preference(ratio, self.beta).mean()
+
+
+@dataclass(frozen=True)
+class LogitPreference:
+    """muse_bench's NPO: the preference loss of every single logit's difference, averaged.
+
+    Formula: -(2/beta) mean_{n,t,v} log sigmoid(beta (z_ref - z)) over scored positions.
+    """
+
+    reference: Forward
+    beta: float = 0.1
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over scored positions and all logits."""
+        kept = batch.labels != IGNORE
+        difference = wide(logits)[kept] - wide(self.reference(batch))[kept]
+        return losses.negative_preference(difference, self.beta).mean()
+
+
+@dataclass(frozen=True)
+class SimplePreference:
+    """SimNPO: -(2/beta) mean log sigmoid(beta (NLL / |y| - delta)); needs no reference.
+
+    The paper's margin gamma is beta delta.  Source: arXiv 2410.07163; open-unlearning
+    (trainer/unlearn/simnpo.py).
+    """
+
+    beta: float = 4.5
+    delta: float = 0.0
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over samples of the length-normalised preference loss."""
+        lengths = (batch.labels != IGNORE).reshape(len(batch), -1).sum(1)
+        ratio = losses.log_likelihood(logits, batch.labels) / lengths + self.delta
+        return losses.negative_preference(ratio, self.beta).mean()
+
+
+@dataclass(frozen=True)
+class SelfDistillation:
+    """UNDIAL: cross-entropy from Original's softmax with the label's logit lowered by ``strength``.
+
+    Source: arXiv 2402.10052; open-unlearning (trainer/unlearn/undial.py).
+    """
+
+    reference: Forward
+    strength: float = 10.0
+    over: Average = "tokens"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over positions."""
+        target = losses.lowered(self.reference(batch), batch.labels, self.strength)
+        return losses.average(losses.towards(logits, target, batch.labels), batch.labels, self.over)
+
+
+@dataclass(frozen=True)
+class WithoutTheLabel:
+    """CE-U: cross-entropy from the model's own softmax (no gradient) without the label.
+
+    ``skip`` leaves out the first positions of each sequence.  Source: arXiv 2503.01224;
+    open-unlearning (trainer/unlearn/ceu.py).
+    """
+
+    skip: int = 0
+    over: Average = "tokens"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean over positions."""
+        labels = batch.labels
+        if self.skip and labels.ndim > 1:
+            first = (labels != IGNORE).cumsum(-1) <= self.skip
+            labels = labels.masked_fill(first, IGNORE)
+        target = losses.lowered(logits.detach(), labels, float("inf"))
+        return losses.average(losses.towards(logits, target, labels), labels, self.over)

@@ -1,0 +1,1 @@
+"""What a modality provides so that the harness can run it."""

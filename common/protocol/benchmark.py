@@ -1,0 +1,216 @@
+"""The protocol object: what a modality must provide so that the harness can run it."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.base.config import Strict
+from common.bounded.config import AdapterConfig
+from common.measure.metric import GapRule, MetricSpec
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from common.data.batch import Batch, Source
+    from common.data.splits import ForgetSplit
+    from common.measure.scores import Scores
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What does not change numbers, and is therefore never hashed.
+
+    Attributes:
+        store: Root folder of everything written.
+        data_root: Where local data lie, if anywhere.
+        device: Torch device name; ``auto`` takes the first accelerator.
+        threads: Torch threads of each process.
+        plugins: Plugin files that every process loads.
+    """
+
+    store: Path = Path("runs")
+    data_root: Path | None = None
+    device: str = "auto"
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+
+
+def pick_device(name: str) -> str:
+    """A torch device name; ``auto`` is this process's accelerator, or the CPU."""
+    import torch
+
+    if name != "auto":
+        return name
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
+
+
+class ModelFamily(ABC):
+    """What methods must know of the models they are given."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Width of the logits."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Sequence[str]:
+        """Parameter-name patterns of the classifier head."""
+
+    @abstractmethod
+    def component_of(self, name: str) -> str:
+        """Component (mlp, attention, head, other) of a parameter."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits aligned with the batch's labels."""
+
+
+class Benchmark(ModelFamily):
+    """One protocol: data, model, scenario, training recipe, evaluation.
+
+    Importing a subclass's module must not import torch; constructing it may.
+    """
+
+    version: ClassVar[int]
+    metrics: ClassVar[tuple[MetricSpec, ...]]
+    gap: ClassVar[GapRule]
+    Config: ClassVar[type[Strict]]
+    modality: ClassVar[str] = ""
+
+    def __init__(self, config: Any, runtime: Runtime):
+        self.config = config
+        self.runtime = runtime
+
+    @classmethod
+    @abstractmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """The part of the config that a stage of ``kind`` depends on (it is hashed).
+
+        Kinds: ``split``, ``train`` (Original and Retrain), ``evaluate``.
+        """
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """Name of the scenario as far as the config alone tells it, else empty.
+
+        Planning asks, so that a method which is not for this scenario is not run at all.
+        """
+        return ""
+
+    @classmethod
+    def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
+        """(parameters of an adapter, parameters of the model without it), counted.
+
+        None where the model's sizes are not known without fetching anything.
+        """
+        return None
+
+    @property
+    @abstractmethod
+    def scenario(self) -> str:
+        """Name of the scenario, for methods that apply to some only."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """The data."""
+
+    @property
+    @abstractmethod
+    def provenance(self) -> str:
+        """Where the data came from, in words; goes into records."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> FitConfig:
+        """How Original and Retrain are trained."""
+
+    @property
+    def minimum_train_accuracy(self) -> float:
+        """An Original below this (percent) is not unlearned."""
+        return 0.0
+
+    @abstractmethod
+    def split(self, seed: int) -> ForgetSplit:
+        """The frozen index sets of a seed."""
+
+    @abstractmethod
+    def build(self, seed: int) -> nn.Module:
+        """A model before training, on the runtime's device."""
+
+    @abstractmethod
+    def blank(self) -> nn.Module:
+        """The architecture alone, ready to receive stored weights."""
+
+    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+        """A trained Original or Retrain that the config names, to take instead of training one.
+
+        Args:
+            role: ``original`` or ``retrain``.
+            split: Which data Retrain must not have seen.
+        """
+        return None
+
+    @abstractmethod
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Index sets to score.  A trial never includes test data."""
+
+    @abstractmethod
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """Measurements of one model: nothing here refers to another model."""
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """Metrics that need the retrained model's scores too, such as a test of equality.
+
+        Derived when a table is made, never stored; named in :attr:`metrics` like the others.
+        """
+        return {}
+
+    @classmethod
+    def choices(cls, scores: Scores) -> np.ndarray | None:
+        """(N, C) distributions over the answers that each sample has to choose from, if any.
+
+        Stored scores -> the softmax over classes.  Override it where every sample brings answers of
+        its own.
+        """
+        return scores.probs
+
+    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
+        """Scores of every part.  Override it where one pass over all parts is cheaper."""
+        return {name: self.collect(model, indices) for name, indices in parts.items()}
+
+    def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
+        """One pass over an index set."""
+        from common.bounded.reuse import reuse_weights
+        from common.data.batch import ordered_batches
+        from common.measure.scores import collect
+
+        model.eval()
+        batches = ordered_batches(self.source, indices, self.evaluation_batch)
+        forward: Callable[[Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
+        with reuse_weights(model):
+            return collect(forward, batches)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples per forward in evaluation."""
+        return 256

@@ -1,0 +1,80 @@
+"""What an application needs of a modality: a user's model and data, found, loaded, measured."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.protocol.benchmark import ModelFamily
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from common.base.config import Strict
+    from common.data.batch import Source
+
+
+class Subject(ModelFamily):
+    """A user's model and what it is to forget.
+
+    Making one checks what needs no model; :meth:`load` does the rest.  Whatever a user can mend is
+    raised by one of the two, before anything is trained.
+
+    Attributes:
+        modality: Of the benchmarks that run the same methods.
+        unit: What one sample is called, in the plural.
+        yardstick: The number that people read as "it has forgotten".
+        original: The given model, in eval mode; after :meth:`load`.
+        source: The samples; after :meth:`load`.
+        parts: Role -> indices into the source; after :meth:`load`.
+    """
+
+    modality: ClassVar[str]
+    unit: ClassVar[str]
+    yardstick: ClassVar[str]
+    original: nn.Module
+    source: Source
+    parts: Mapping[str, np.ndarray]
+
+    @property
+    @abstractmethod
+    def scenario(self) -> str | None:
+        """What kind of forgetting this is, for methods that apply to some only, if it is known."""
+
+    @abstractmethod
+    def load(self, device: torch.device, config: Strict) -> None:
+        """Builds the model and reads the samples.
+
+        Args:
+            device: Where to.
+            config: Of the method, to refuse what this model cannot take.
+        """
+
+    @abstractmethod
+    def measured(self, model: nn.Module) -> dict[str, Any]:
+        """What is measured of a model, part by part.
+
+        Raises:
+            Diverged: An output is not finite.
+        """
+
+    @property
+    @abstractmethod
+    def weights(self) -> Path:
+        """Where the given weights lie, for messages."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """The audit's ``input``, ``data``, and what else tells this application from others."""
+
+    @abstractmethod
+    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        """Writes the model as it was given, with new weights; returns the audit's ``output``."""
+
+    @abstractmethod
+    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+        """What the measurements say, in plain words."""

@@ -1,0 +1,251 @@
+"""K gradient-difference runs in one forward: same start, same batches, other rates and weights.
+
+The runs of a stability map differ only in the learning rate and in the weight of the forget term.
+Their frozen backbones are one, so K copies of a batch go through it together, and an adapted layer
+is a batched product.  No modality: any model that treats its samples independently will do, as its
+adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.fit` on
+``GradientDifference``, run by run, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.bounded.attach import BoundedLinear, adapted_layers
+from common.bounded.phi import apply_phi
+from common.data.batch import Batch
+from common.data.loader import Loader
+from common.objectives.objectives import ForgetLoss, joint_logits
+from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
+from common.train.config import FitConfig
+from common.train.protocols import ModelForward
+from common.train.rates import learning_rate
+
+BETAS = (0.9, 0.999)
+"""Of AdamW, as torch's defaults, which the engine takes."""
+
+
+class BatchedLinear(nn.Module):
+    """K adapters on one frozen ``nn.Linear``.
+
+    Args:
+        layer: Where all K start; its weight and bias are shared, not copied.
+        copies: K.
+
+    Attributes:
+        A: (K, k, r).
+        Bt: (K, r, d).
+    """
+
+    def __init__(self, layer: BoundedLinear, copies: int):
+        super().__init__()
+        assert type(layer) is BoundedLinear, "copies share a dense weight"
+        assert layer.start is None and not layer.config.dropout, "no start and no dropout"
+        self.weight, self.bias = layer.weight, layer.bias
+        self.phi, self.clip = layer.config.phi, layer.config.clip
+        self.outer, self.inner = layer.outer, layer.inner
+        self.A = nn.Parameter(layer.A.detach().repeat(copies, 1, 1))
+        self.Bt = nn.Parameter(layer.Bt.detach().repeat(copies, 1, 1))
+
+    def delta(self) -> Tensor:
+        """Dense dW of every copy, (K, k, d)."""
+        return self.outer * apply_phi(self.phi, self.inner * (self.A @ self.Bt), self.clip)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(K * N, ..., d) in K blocks -> (K * N, ..., k)."""
+        rows = x.reshape(len(self.A), -1, x.shape[-1])
+        if self.phi == "identity":
+            base = F.linear(rows, self.weight, self.bias)
+            y = torch.baddbmm(base, rows @ self.Bt.mT, self.A.mT, alpha=self.outer * self.inner)
+        else:
+            y = rows @ (self.weight + self.delta()).mT
+            y = y if self.bias is None else y + self.bias
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    @torch.no_grad()
+    def project_(self, c: float) -> Tensor:
+        """Scales each copy into ``||dW||_F <= c ||W0||_F``; (K,) whether it was outside.
+
+        See :func:`common.bounded.constraints.project_ball_`.
+        """
+        radius = c * float(torch.linalg.vector_norm(self.weight.float()))
+        A, Bt = self.A.double(), self.Bt.double()
+        squares = ((A.mT @ A) * (Bt @ Bt.mT)).sum((-2, -1)).clamp_min(0)
+        norms = self.outer * self.inner * squares.sqrt()
+        outside = (norms > radius) & norms.isfinite() & (radius > 0)
+        factor = torch.where(outside, (radius / norms).sqrt() * (1 - 1e-6), 1.0)
+        for parameter in (self.A, self.Bt):
+            parameter.mul_(factor.to(parameter.dtype)[:, None, None])
+        return outside
+
+
+def samples_are_independent(model: nn.Module) -> bool:
+    """Whether no layer mixes the samples of a batch or draws at random: what batching needs."""
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    dropout = nn.modules.dropout._DropoutNd
+    return not any(
+        isinstance(m, batch_norm) or (isinstance(m, dropout) and m.p > 0) for m in model.modules()
+    )
+
+
+class BatchedTraining:
+    """K runs of gradient difference on an adapted model, advanced together.
+
+    Formula: run k minimises ``CE(B_r) + w_k forget_term(B_f)`` with AdamW of rate ``lr_k``.
+
+    Args:
+        model: With adapters attached; its adapted layers are replaced, in place.
+        loaders: ``retain`` and ``forget``; every run sees the same batches.
+        config: What the runs share; ``lr`` counts only through its schedule.
+        forward: (model, batch) -> logits.
+        rates: (K,) learning rates, as the optimizer takes them.
+        weights: (K,) weights of the forget term.
+        total: Optimizer steps in all (schedules need to know).
+        forget_loss: The forget term.
+        ball: c of the Frobenius ball, or None.
+        weight_clip: Projects every entry of A and B to [-c, c], or None.
+
+    Attributes:
+        steps: Optimizer steps done.
+        first_bad: (K,) first step whose loss was not finite or above ``loss_cap``; -1 if none.
+        losses: Name -> (K,), of the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loaders: Mapping[str, Loader],
+        config: FitConfig,
+        *,
+        forward: ModelForward,
+        rates: Sequence[float],
+        weights: Sequence[float],
+        total: int,
+        forget_loss: ForgetLoss = "cross_entropy",
+        ball: float | None = None,
+        weight_clip: float | None = None,
+    ):
+        assert len(rates) == len(weights) > 0, "one rate and one weight per run"
+        assert samples_are_independent(model), "batch statistics or dropout would join the runs"
+        assert config.optimizer == "adamw" and config.accumulation == 1, "AdamW, whole batches"
+        self.model, self.loaders, self.config = model, loaders, config
+        self.forget_loss, self.total = forget_loss, total
+        self.ball, self.weight_clip = ball, weight_clip
+        self._forward = forward
+        device = next(model.parameters()).device
+        self.copies = len(rates)
+        self.rates = torch.tensor(rates, dtype=torch.float64, device=device)
+        self.weights = torch.tensor(weights, dtype=torch.float32, device=device)
+        self.layers = {
+            name: BatchedLinear(layer, self.copies) for name, layer in adapted_layers(model)
+        }
+        for name, batched in self.layers.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, batched)
+        self._trained = [p for layer in self.layers.values() for p in (layer.A, layer.Bt)]
+        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self._trained]
+        self.steps = 0
+        self.first_bad = torch.full((self.copies,), -1, device=device)
+        self.losses: dict[str, Tensor] = {}
+        self._outside = torch.zeros(self.copies, device=device)
+
+    @property
+    def at_ball(self) -> list[float]:
+        """Per run, the share of (step, layer) pairs that were projected."""
+        return (self._outside / max(self.steps * len(self.layers), 1)).tolist()
+
+    def bound_active(self) -> list[float]:
+        """Per run, the share of entries with |argument of phi| > 0.5, over all adapted layers."""
+        active, entries = torch.zeros(self.copies), 0
+        with torch.no_grad():
+            for layer in self.layers.values():
+                z = (layer.inner * (layer.A @ layer.Bt)).abs()
+                active += (z > 0.5).sum((-2, -1)).cpu()
+                entries += z[0].numel()
+        return (active / entries).tolist()
+
+    def run_to(self, step: int) -> None:
+        """Trains until ``step`` optimizer steps are done."""
+        self.model.train()
+        while self.steps < step and not bool((self.first_bad > 0).all()):
+            self._step()
+
+    def finite(self, run: int) -> bool:
+        """Whether a run's losses stayed finite and its factors are."""
+        bad = int(self.first_bad[run]) > 0
+        return not bad and all(bool(p[run].isfinite().all()) for p in self._trained)
+
+    @torch.no_grad()
+    def write_(self, plain: nn.Module, run: int) -> None:
+        """Writes run ``run``'s merged weights W0 + dW into a model without adapters."""
+        for name, layer in self.layers.items():
+            A, Bt = layer.A[run], layer.Bt[run]
+            delta = layer.outer * apply_phi(layer.phi, layer.inner * (A @ Bt), layer.clip)
+            plain.get_submodule(name).get_parameter("weight").copy_(layer.weight + delta)
+
+    def _step(self) -> None:
+        retain, forget = self.loaders["retain"].next(), self.loaders["forget"].next()
+        kept_logits, forget_logits = joint_logits(self._logits, [retain, forget])
+        kept = self._mean(sample_cross_entropy, kept_logits, retain.labels)
+        ascent = self._mean(sample_cross_entropy, forget_logits, forget.labels)
+        push = -ascent
+        if self.forget_loss == "unlikelihood":
+            push = self._mean(sample_unlikelihood, forget_logits, forget.labels)
+        totals = kept + self.weights * push
+        totals.sum().backward()
+        self.losses = {"retain_loss": kept.detach(), "forget_loss": ascent.detach()}
+        self._watch(torch.stack([totals.detach(), *self.losses.values()]))
+        self._update()
+        self._constrain()
+        self.steps += 1
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """(N, K, ..., C): the sample first, so that batches can be split."""
+        inputs = {
+            name: tensor.repeat(self.copies, *(1,) * (tensor.ndim - 1))
+            for name, tensor in batch.inputs.items()
+        }
+        tiled = Batch(inputs, batch.labels, batch.indices)
+        logits = self._forward(self.model, tiled)
+        return logits.unflatten(0, (self.copies, -1)).transpose(0, 1)
+
+    def _mean(self, loss, logits: Tensor, labels: Tensor) -> Tensor:
+        """(K,) mean losses of (N, K, ..., C) logits."""
+        tiled = labels.repeat(self.copies, *(1,) * (labels.ndim - 1))
+        return loss(logits.transpose(0, 1).flatten(0, 1), tiled).view(self.copies, -1).mean(1)
+
+    def _watch(self, values: Tensor) -> None:
+        ok = values.isfinite().all(0) & (values.abs() <= self.config.loss_cap).all(0)
+        self.first_bad = torch.where(~ok & (self.first_bad < 0), self.steps + 1, self.first_bad)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """One AdamW step with a rate per run (decoupled decay, bias-corrected moments)."""
+        beta1, beta2 = BETAS
+        step, config = self.steps + 1, self.config
+        factor = learning_rate(config, self.steps, self.total) / config.lr
+        rates = (self.rates * factor)[:, None, None]
+        correction = 1 - beta1**step, (1 - beta2**step) ** 0.5
+        for parameter, (first, second) in zip(self._trained, self._moments, strict=True):
+            gradient = parameter.grad
+            assert gradient is not None
+            if config.weight_decay:
+                parameter.mul_((1 - rates * config.weight_decay).to(parameter.dtype))
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second.sqrt() / correction[1]).add_(config.eps)
+            parameter.sub_((rates / correction[0]).to(parameter.dtype) * first / scale)
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _constrain(self) -> None:
+        for layer in self.layers.values():
+            if self.weight_clip is not None:
+                layer.A.clamp_(-self.weight_clip, self.weight_clip)
+                layer.Bt.clamp_(-self.weight_clip, self.weight_clip)
+            if self.ball is not None:
+                self._outside += layer.project_(self.ball)

@@ -1,0 +1,168 @@
+"""Checkpoints inside a training: all that it changes, in one safetensors file, nothing pickled."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import CheckpointError
+from common.train.sharding import like, whole_tensor
+
+if TYPE_CHECKING:
+    from common.train.protocols import Stateful
+
+logger = logging.getLogger(__name__)
+
+Notes = tuple[dict[str, float], dict[str, float]]
+"""Last and largest value of everything logged."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a training changes, where it lies.
+
+    Attributes:
+        model: Its buffers are kept.
+        trained: Name -> parameter that is trained, possibly split over processes.
+        optimizer: Of these parameters.
+        stateful: Further things that advance with training, such as loaders.
+        device: Whose random stream is kept beside the CPU's.
+        scaler: Of float16 losses, if there is one.
+    """
+
+    model: nn.Module
+    trained: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer
+    stateful: Mapping[str, Stateful]
+    device: torch.device
+    scaler: Any | None
+
+    def save(
+        self, path: Path, *, step: int, identity: str, notes: Notes, writes: bool = True
+    ) -> None:
+        """Writes everything needed to continue, atomically.
+
+        Args:
+            path: The file.
+            step: Steps that are done.
+            identity: Which training this is, for :meth:`load`.
+            notes: Kept beside the tensors.
+            writes: Whether this process writes; all of them must call, to make split tensors whole.
+        """
+        from safetensors.torch import save_file
+
+        tensors = self._split_tensors()
+        if not writes:
+            return
+        tensors |= self._other_tensors()
+        meta = {
+            "step": str(step),
+            "identity": identity,
+            "notes": json.dumps(notes),
+            "tensors": json.dumps(sorted(tensors)),
+        }
+        if self.scaler is not None:
+            meta["scaler"] = json.dumps(self.scaler.state_dict())
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}.partial")  # racing twins
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        save_file(copies, temporary, metadata=meta)
+        os.replace(temporary, path)
+
+    def _split_tensors(self) -> dict[str, Tensor]:
+        """Parameters and the optimizer's memory of them, made whole."""
+        tensors = {f"model.{name}": whole_tensor(p.detach()) for name, p in self.trained.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                tensors[f"optimizer.{index}.{key}"] = whole_tensor(torch.as_tensor(value))
+        return tensors
+
+    def _other_tensors(self) -> dict[str, Tensor]:
+        """Buffers, stateful things, random streams."""
+        tensors = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        for name, item in self.stateful.items():
+            tensors |= {f"state.{name}.{key}": value for key, value in item.state().items()}
+        tensors["rng"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng_cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors
+
+    def load(self, path: Path, identity: str) -> tuple[int, Notes]:
+        """Puts everything back as it was; returns the steps that were done, and the notes.
+
+        Raises:
+            CheckpointError: The file is damaged or of another training.
+        """
+        tensors, meta = _read(path)
+        if meta.get("identity") != identity:
+            raise CheckpointError(f"{path}: checkpoint of another run; delete it")
+        try:
+            if json.loads(meta["tensors"]) != sorted(tensors):
+                raise ValueError("tensors are missing")
+            self._restore(tensors)
+            if self.scaler is not None and "scaler" in meta:
+                self.scaler.load_state_dict(json.loads(meta["scaler"]))
+            last, peak = json.loads(meta["notes"])
+            step = int(meta["step"])
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: damaged checkpoint ({_brief(error)}); delete it"
+            ) from None
+        logger.info("resumed at step %d from %s", step, path)
+        return step, (last, peak)
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "buffer": {}, "optimizer": {}}
+        states: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "state":
+                name, _, leaf = rest.rpartition(".")
+                states.setdefault(name, {})[leaf] = tensor
+            elif kind in groups:
+                groups[kind][rest] = tensor
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(like(groups["model"][name], parameter))
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(groups["buffer"][name])
+        self._restore_optimizer(groups["optimizer"])
+        for name, item in self.stateful.items():
+            item.load_state(states.get(name, {}))
+        torch.set_rng_state(tensors["rng"])
+        if "rng_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng_cuda"], self.device)
+
+    def _restore_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        packed: dict[int, dict[str, Tensor]] = {}
+        owners = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for key, tensor in tensors.items():
+            index, _, leaf = key.partition(".")
+            packed.setdefault(int(index), {})[leaf] = like(tensor, owners[int(index)])
+        whole = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata() or {}
+            # copies: a tensor of this file would die with the file
+            tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
+    return tensors, meta
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -1,0 +1,87 @@
+"""Configs of the engine and of the adapters.
+
+They live apart from the code that uses them because that code needs torch, and listing, planning
+and reporting must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from common.base.config import Strict
+from common.base.numbers import Count, NonNegative, Positive
+
+
+class FitConfig(Strict):
+    """One training run of the engine.
+
+    Attributes:
+        steps: Optimizer steps; exactly one of ``steps`` and ``epochs`` is given.
+        epochs: Passes over the loader named first.
+        batch_size: Samples per optimizer step and per named loader.
+        schedule: Learning rate after warm-up; ``linear`` and ``cosine`` end at 0.
+        warmup_steps: Linear warm-up from 0.
+        warmup_epochs: The same in passes over the loader named first, where given.
+        accumulation: Micro-batches per optimizer step; divides ``batch_size``.
+        max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
+        mixed_precision: Autocast precision.
+        loss_cap: A loss part above this in absolute value counts as divergence.
+        checkpoint_every: Steps between mid-stage checkpoints.
+        log_every: Steps between logged scalars.
+        probe_every: Steps between full gradient probes of frozen and trained weights by component
+            (one extra forward and backward each); 0 is off.
+        evaluate_every: Steps between evaluations of the model in training (the trajectory); 0 is
+            off.  The last step is what is reported, whatever the trajectory says.
+        stop_below: Stop at the first evaluation where every metric named here is below its value
+            (such as ``forget_prob: 20``): an early-stopping rule, off by default.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count = 64
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    eps: Positive = 1e-8
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_epochs: Positive | None = None
+    accumulation: Count = 1
+    max_grad_norm: Positive | None = None
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    loss_cap: Positive = 1e4
+    checkpoint_every: Count = 500
+    log_every: Count = 10
+    probe_every: Annotated[int, Field(ge=0)] = 0
+    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    stop_below: dict[str, float] = {}
+
+    @model_serializer(mode="wrap")
+    def _later_field_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the keys of stages that were made before this field stay what they are
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k != "warmup_epochs" or v is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_replaces_the_default_of_the_other(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("epochs") and "steps" not in data:
+            return {**data, "steps": None}
+        if isinstance(data, dict) and data.get("steps") and "epochs" not in data:
+            return {**data, "epochs": None}
+        return data
+
+    @model_validator(mode="after")
+    def _one_length(self) -> FitConfig:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of steps and epochs")
+        if self.stop_below and not self.evaluate_every:
+            raise ValueError("stop_below needs evaluate_every")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError("give warmup_steps or warmup_epochs, not both")
+        if self.batch_size % self.accumulation:
+            raise ValueError("accumulation must divide batch_size")
+        return self

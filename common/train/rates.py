@@ -1,0 +1,61 @@
+"""Learning-rate schedules and optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from common.data.loader import Loader
+from common.train.config import FitConfig
+
+
+def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+    """Optimizer steps of a run; epochs count passes over the first loader."""
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    first = next(iter(loaders.values()))
+    return math.ceil(config.epochs * first.batches_per_epoch / config.accumulation)
+
+
+def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
+    """Optimizer steps of the warm-up; epochs count passes over the first loader, rounded up."""
+    if config.warmup_epochs is None:
+        return config.warmup_steps
+    first = next(iter(loaders.values()))
+    return math.ceil(config.warmup_epochs * first.batches_per_epoch / config.accumulation)
+
+
+def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None = None) -> float:
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule.
+
+    Args:
+        config: Rate and schedule.
+        step: Optimizer step.
+        total: Optimizer steps in all; ``linear`` and ``cosine`` are 0 there.
+        warmup: Steps of the warm-up (:func:`warmup_steps`); ``config.warmup_steps`` when absent.
+    """
+    warmup = config.warmup_steps if warmup is None else warmup
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "constant":
+        return config.lr
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    if config.schedule == "linear":
+        return config.lr * (1 - progress)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _optimizer(config: FitConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD; weight decay on matrices only."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, fused=True)

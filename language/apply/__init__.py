@@ -1,0 +1,1 @@
+"""``unlearn apply`` on text."""

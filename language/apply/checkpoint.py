@@ -1,0 +1,216 @@
+"""A user's Hugging Face causal language model: found, checked, loaded, written back.
+
+Nothing pickled is ever read and no code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import CheckpointError
+from common.store.weights import CONFIG, WEIGHTS, file_digest, refuse_pickles
+
+INDEX = "model.safetensors.index.json"
+GENERATION = "generation_config.json"
+SHARD = "5GB"
+"""Size above which weights are written as several files."""
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+KEPT = (
+    CONFIG,
+    GENERATION,
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+    "chat_template*",
+    "LICENSE*",
+)
+"""Files that are copied beside the new weights as they are."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FETCHED = ("*.safetensors", INDEX, *KEPT)
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class CausalCheckpoint:
+    """A causal language model on disk, not yet read.
+
+    Attributes:
+        name: Last part of the folder, or the hub id.
+        folder: Where config, weights and tokenizer lie.
+        config: What ``config.json`` says.
+        files: The safetensors files, sorted.
+        revision: Commit of a model from the hub.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    files: tuple[Path, ...]
+    revision: str | None = None
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """File name -> SHA-256 of each file of weights."""
+        return {file.name: file_digest(file) for file in self.files}
+
+    @cached_property
+    def dtype(self) -> str:
+        """Torch's name of the weights' type: what the config says, else what is stored.
+
+        Raises:
+            CheckpointError: It is neither float32 nor bfloat16 nor float16.
+        """
+        found = self.config.get("dtype") or self.config.get("torch_dtype") or self._stored_dtype()
+        if found not in _DTYPES.values():
+            raise CheckpointError(
+                f"{self.folder}: its weights are {found}; give them as float32, bfloat16 or float16"
+            )
+        return found
+
+    def _stored_dtype(self) -> str:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.files[0], framework="pt") as file:
+                kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError):
+            return "float32"  # loading says what is wrong with it
+        return "/".join(sorted(_DTYPES.get(kind, kind) for kind in kinds))
+
+
+def read_causal(path: Path) -> CausalCheckpoint:
+    """Finds the parts of a model.
+
+    Args:
+        path: A folder with ``config.json``, safetensors (one file, or several and their index) and
+            a tokenizer; or a hub id, which is fetched.
+
+    Raises:
+        CheckpointError: Something is missing, pickled or malformed.
+    """
+    if path.is_dir():
+        return _read_folder(path, path.resolve().name, None)
+    if path.is_file():
+        refuse_pickles(path)
+        raise CheckpointError(f"{path}: is a file; give the folder with {CONFIG} and the tokenizer")
+    if not _HUB_ID.fullmatch(str(path)):
+        raise CheckpointError(f"{path}: no such folder")
+    folder = _fetch(str(path))
+    return _read_folder(folder, str(path), folder.name)
+
+
+def _fetch(name: str) -> Path:
+    from common.base.hub import one_line, prepare_client
+
+    prepare_client()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FETCHED)))
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise CheckpointError(
+            f"{name}: no such folder, and it cannot be fetched from the hub ({one_line(error)}); "
+            "give a folder, or run on a machine with a network"
+        ) from None
+
+
+def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpoint:
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder}: holds a PEFT adapter; merge it into its model (merge_and_unload) and give "
+            "that"
+        )
+    files = _weights(folder)
+    config = _json(folder / CONFIG)
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(f"{folder}: is quantised; give the model with its full weights")
+    if not any((folder / file).is_file() for file in TOKENIZERS):
+        raise CheckpointError(
+            f"{folder}: holds no tokenizer; add tokenizer.json and tokenizer_config.json "
+            "(tokenizer.save_pretrained)"
+        )
+    return CausalCheckpoint(name, folder, config, files, revision)
+
+
+def _weights(folder: Path) -> tuple[Path, ...]:
+    if (folder / WEIGHTS).is_file():
+        return (folder / WEIGHTS,)
+    if not (folder / INDEX).is_file():
+        for other in sorted(folder.iterdir()):
+            refuse_pickles(other)
+        raise CheckpointError(f"{folder}: holds no {WEIGHTS} and no {INDEX}")
+    shards = _json(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+        raise CheckpointError(f"{folder / INDEX}: has no weight_map; fetch it again")
+    files = tuple(folder / Path(name).name for name in sorted(set(shards.values())))
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{folder}: lacks {file.name}, which {INDEX} names; add it")
+    return files
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: holds no {path.name}; add it") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); fetch it again") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: must be a mapping; fetch it again")
+    return found
+
+
+def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:
+    """The model with its weights, on the CPU, in its own dtype.
+
+    Raises:
+        UserError: Its architecture is not supported, or its weights do not fit, cannot be read or
+            are not finite.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from language.config import CausalModelConfig
+    from language.models.build import build_model
+
+    disable_progress_bar()
+    config = CausalModelConfig(name=str(checkpoint.folder), dtype=checkpoint.dtype)  # type: ignore[arg-type]
+    model = build_model(config, vocab_size, 0)
+    for name, tensor in model.state_dict().items():
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{checkpoint.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
+            )
+    return model
+
+
+def write_causal(checkpoint: CausalCheckpoint, model: Any, folder: Path) -> list[str]:
+    """Writes new weights beside copies of the given config and tokenizer.
+
+    Returns:
+        Names of the files of weights.
+    """
+    from transformers import GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model.generation_config = GenerationConfig()  # the given one may not pass its own checks
+    model.save_pretrained(folder, max_shard_size=SHARD)
+    (folder / GENERATION).unlink(missing_ok=True)
+    for file in sorted(checkpoint.folder.iterdir()):
+        if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT):
+            shutil.copyfile(file, folder / file.name)
+    return sorted(file.name for file in folder.glob("*.safetensors"))

@@ -1,0 +1,141 @@
+"""What is measured of a language model around an application, and what it says in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from language.measure.evaluation import TofuEvaluation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from common.measure.scores import Scores
+    from language.data.source import TextSource
+
+ANSWERS = 32
+"""Questions of each part that are answered greedily."""
+
+EVALUATION = TofuEvaluation(reference_cap=1.0)
+"""An answer ends at its reference's length: that fits the context, and recall needs no more."""
+
+
+def measured(
+    model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Likelihood, memorisation, greedy answers and membership of one model.
+
+    Args:
+        model: A causal language model.
+        source: The rows.
+        parts: ``forget`` and, where given, ``retain`` and ``test``.
+
+    Returns:
+        Part -> ``rows``; ``loss``: nats per token, averaged within a row, then over rows; and in
+        percent, averaged over rows: ``probability`` exp(-loss of the row), ``exact_memorization``
+        share of tokens that are the most likely ones, ``extraction_strength`` share of the row's
+        end that follows word by word, ``rouge_l_recall`` of greedy answers to at most
+        :data:`ANSWERS` questions (``answered``), None for plain texts.  And percent chances that a
+        forget row looks more familiar than a test row (50: they cannot be told apart), None
+        without test rows: ``loss_auc`` by loss, ``min_k_auc`` by the loss of the 40 % least likely
+        tokens.
+
+    Raises:
+        Diverged: An output is not finite.
+    """
+    from language.measure.scoring import score_parts
+    from language.metrics.memorization import membership_auc
+
+    scores = score_parts(model, source, parts, EVALUATION, trial=True)
+    asked = {name: _asked(source, rows) for name, rows in parts.items()}
+    asked = {name: rows for name, rows in asked.items() if len(rows)}
+    said = score_parts(model, source, asked, EVALUATION, trial=False) if asked else {}
+    found: dict[str, Any] = {name: _summary(scores[name], said.get(name)) for name in parts}
+    for key, column in (("loss_auc", "answer_loss"), ("min_k_auc", "min_k")):
+        found[key] = None
+        if "test" in scores:
+            members, others = (scores[name].extra[column] for name in ("forget", "test"))
+            found[key] = 100 * membership_auc(members, others)
+    return found
+
+
+def _asked(source: TextSource, rows: np.ndarray) -> np.ndarray:
+    """The questions of a part that are answered: the same ones before and after."""
+    import numpy as np
+
+    from common.base.seeding import hash_order
+
+    questions = [row for row in rows.tolist() if source.corpus.items[row].question]
+    return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))
+
+
+def _summary(scores: Scores, said: Scores | None) -> dict[str, Any]:
+    import numpy as np
+
+    loss, extra = scores.extra["answer_loss"], scores.extra
+    return {
+        "rows": len(scores),
+        "loss": float(loss.mean()),
+        "probability": 100 * float(np.exp(-loss).mean()),
+        "exact_memorization": 100 * float(extra["exact_memorization"].mean()),
+        "extraction_strength": 100 * float(extra["extraction_strength"].mean()),
+        "answered": 0 if said is None else len(said),
+        "rouge_l_recall": None
+        if said is None
+        else 100 * float(said.extra["rouge_l_recall"].mean()),
+    }
+
+
+def outcome(audit: Mapping[str, Any]) -> list[str]:
+    """What these measurements say, in plain words."""
+    before, after = audit["before"], audit["after"]
+    lines = []
+    known = before["forget"]["exact_memorization"]
+    if known < 50:
+        lines.append(
+            f"The given model predicted only {known:.1f} % of the forget tokens before: it may not "
+            "know these texts, or know them in another prompt (--template)."
+        )
+    lines += [_change(part, before[part], after[part]) for part in audit["data"]]
+    guessing = math.log(audit["input"]["vocabulary"])
+    if after["forget"]["loss"] > guessing:
+        lines.append(
+            f"The forget loss is above that of guessing among all tokens ({guessing:.2f} nats): "
+            "the model now avoids these texts, which betrays them, and may babble."
+        )
+    lines += _membership(before, after)
+    lines.append(
+        "Other wordings and languages, and what can be inferred from other texts, were not tried."
+    )
+    return lines
+
+
+def _change(part: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    text = (
+        f"On {part} rows the probability of the text went from {was['probability']:.1f} % to "
+        f"{now['probability']:.1f} % per token (loss {was['loss']:.2f} to {now['loss']:.2f} nats), "
+        f"tokens predicted exactly from {was['exact_memorization']:.1f} % to "
+        f"{now['exact_memorization']:.1f} %"
+    )
+    if now["rouge_l_recall"] is None:
+        return text + "."
+    return text + (
+        f", and recall of {now['answered']} greedy answers (ROUGE-L) from "
+        f"{was['rouge_l_recall']:.1f} % to {now['rouge_l_recall']:.1f} %."
+    )
+
+
+def _membership(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    if after["min_k_auc"] is None:
+        return [
+            "Without rows that the model never saw (test), whether membership can still be told "
+            "was not measured."
+        ]
+    return [
+        f"By its least likely tokens (min-k), a forget row is told from a test row with AUC "
+        f"{after['min_k_auc']:.1f} % (before: {before['min_k_auc']:.1f} %); 50 % is chance, far "
+        "below 50 % betrays the forget set as much as far above, and stronger attacks exist; test "
+        "rows of another kind or style would differ anyway."
+    ]

@@ -1,0 +1,256 @@
+"""A user's causal language model and JSON-lines files: what differs from images in an application.
+
+The audit holds counts, digests and measurements, never a text: it outlives what was forgotten.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError, DataError
+from common.protocol.request import ApplyRequest
+from common.protocol.subject import Subject
+from common.store.weights import file_digest
+from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
+from language.apply.report import measured, outcome
+from language.config import Family
+from language.data.corpus import Corpus, Item
+from language.data.files import read_items
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from common.base.config import Strict
+    from common.data.batch import Batch, Source
+    from language.data.source import TextSource
+
+LONGEST = 1024
+"""Tokens of the longest row, unless more are asked for."""
+
+DEFAULT_TEMPLATE: Family = "question_answer"
+
+
+class TextSubject(Subject):
+    """A causal language model, and questions with answers or plain texts.
+
+    No row is cut or left out: one that is longer than ``max_length`` is an error, as its end would
+    not be forgotten.
+    """
+
+    modality: ClassVar[str] = "language"
+    unit: ClassVar[str] = "rows"
+    yardstick: ClassVar[str] = "probability"
+
+    def __init__(self, request: ApplyRequest):
+        self.request = request
+        self.template = request.template or DEFAULT_TEMPLATE
+        if self.template not in get_args(Family):
+            hint = did_you_mean(self.template, list(get_args(Family)))
+            raise ConfigError(f"template: '{self.template}' is not known{hint}")
+        self.checkpoint = read_causal(request.model)
+        self.items = {role: _read(path, role) for role, path in request.given.items()}
+        check_apart(self.items, request.given)
+
+    @property
+    def scenario(self) -> str | None:
+        """``row``: what is forgotten are single rows of text."""
+        return "row"
+
+    def load(self, device: torch.device, config: Strict) -> None:
+        """Loads tokenizer and model, and encodes every row."""
+        import numpy as np
+
+        from language.config import CausalModelConfig
+        from language.data.tokenizers import load_tokenizer
+
+        named = CausalModelConfig(name=str(self.checkpoint.folder))
+        tokenizer = load_tokenizer(named)
+        model = load_causal(self.checkpoint, len(tokenizer))
+        self.model_type: str = model.config.model_type
+        self.max_length = _max_length(self.request.max_length, model, self.checkpoint)
+        self.text = _source(self.items, tokenizer, self.template, device)
+        self.source: Source = self.text
+        self._check_lengths()
+        self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
+        _refuse_tied_head(model, config)
+        self.original = model.to(device).eval()
+        counts = [len(items) for items in self.items.values()]
+        ends = np.cumsum(counts)
+        self.parts = {
+            role: np.arange(end - count, end, dtype=np.int64)
+            for role, count, end in zip(self.items, counts, ends, strict=True)
+        }
+
+    def _check_lengths(self) -> None:
+        for role, items in self.items.items():
+            for number, item in enumerate(items, 1):
+                where = f"{self.request.given[role]} row {number}"
+                try:
+                    length = len(self.text.encode(item.question, item.answer).ids)
+                except DataError:
+                    raise DataError(
+                        f"{where}: is one token, which leaves nothing to predict; give more text"
+                    ) from None
+                if length > self.max_length:
+                    raise DataError(
+                        f"{where}: is {length} tokens long, more than {self.max_length}; split the "
+                        "row, or raise max_length (--max-length) where the model's context allows"
+                    )
+
+    @property
+    def num_classes(self) -> int:
+        """Entries of the embedding table."""
+        model: Any = self.original
+        return int(model.get_input_embeddings().num_embeddings)
+
+    @property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Those of the architecture."""
+        from language.models.families import targets_of
+
+        return targets_of(self.model_type)
+
+    @property
+    def head(self) -> Sequence[str]:
+        """The output layer."""
+        from language.models.families import HEAD
+
+        return HEAD
+
+    def component_of(self, name: str) -> str:
+        """mlp, attention, head or other."""
+        from language.models.families import component_of
+
+        return component_of(name)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, A, V) logits at the answers' positions."""
+        from language.models.forward import causal_forward
+
+        return causal_forward(model, batch)
+
+    def measured(self, model: nn.Module) -> dict[str, Any]:
+        """See :func:`language.apply.report.measured`."""
+        return measured(model, self.text, self.parts)
+
+    @property
+    def weights(self) -> Path:
+        """The first file of weights."""
+        return self.checkpoint.files[0]
+
+    def identity(self) -> dict[str, Any]:
+        """Model, files, prompt."""
+        return {
+            "input": {
+                "model": self.checkpoint.name,
+                "revision": self.checkpoint.revision,
+                "weights_sha256": self.checkpoint.digests,
+                "architecture": self.model_type,
+                "dtype": self.checkpoint.dtype,
+                "vocabulary": self.num_classes,
+            },
+            "data": {role: self._about(role) for role in self.items},
+            "template": self.template,
+            "max_length": self.max_length,
+        }
+
+    def _about(self, role: str) -> dict[str, Any]:
+        items, path = self.items[role], self.request.given[role]
+        pairs = [self.text.encode(item.question, item.answer) for item in items]
+        return {
+            "file": path.name,
+            "rows": len(items),
+            "questions": sum(bool(item.question) for item in items),
+            "tokens_scored": sum(len(pair.labels) for pair in pairs),
+            "sha256": file_digest(path),
+        }
+
+    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        """Weights as ``save_pretrained`` writes them; config and tokenizer as they were given."""
+        assert _tied(model) == _tied(self.original), "the method untied the output layer"
+        files = write_causal(self.checkpoint, model, folder)
+        return {"weights_sha256": {name: file_digest(folder / name) for name in files}}
+
+    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+        """See :func:`language.apply.report.outcome`."""
+        return outcome(audit)
+
+
+def _read(path: Path, role: str) -> list[Item]:
+    """The rows of a file, without the wordings that only TOFU's metrics compare."""
+    return [Item(role, -1, item.question, item.answer) for item in read_items(path, role)]
+
+
+def check_apart(items: Mapping[str, Sequence[Item]], paths: Mapping[str, Path]) -> None:
+    """Raises if two roles share a row; outer blanks do not count.
+
+    Raises:
+        DataError: Naming one pair.
+    """
+    seen: dict[tuple[str, str], tuple[str, int]] = {}
+    for role, rows in items.items():
+        for number, item in enumerate(rows, 1):
+            key = (item.question.strip(), item.answer.strip())
+            other, first = seen.setdefault(key, (role, number))
+            if other != role:
+                raise DataError(
+                    f"{paths[other]} row {first} ({other}) and {paths[role]} row {number} ({role}) "
+                    "are the same; a row belongs to one of them"
+                )
+
+
+def _context(model: Any) -> int:
+    """Tokens that a model reads at once."""
+    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+
+
+def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> int:
+    context = _context(model)
+    if asked is not None and asked > context:
+        raise ConfigError(
+            f"max_length: {asked} is more than the {context} tokens that {checkpoint.name} reads; "
+            "lower it and split longer rows"
+        )
+    return asked or min(context, LONGEST)
+
+
+def _source(
+    items: Mapping[str, Sequence[Item]], tokenizer: Any, family: Any, device: torch.device
+) -> TextSource:
+    from language.data.fictitious import REFUSAL_LINES
+    from language.data.source import TextSource
+    from language.data.templates import make_template
+
+    asked = all(item.question for item in items["forget"])
+    corpus = Corpus(
+        tuple(item for rows in items.values() for item in rows),
+        "JSON-lines files of the user",
+        REFUSAL_LINES if asked else (),  # a plain text is nothing that could be refused
+    )
+    template = make_template(family, "clean")
+    return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)
+
+
+def _tied(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _refuse_tied_head(model: Any, config: Any) -> None:
+    """An adapter on a tied head would be merged into it alone, and be lost on loading."""
+    adapter = getattr(config, "adapter", None)
+    if adapter is None or not adapter.targets or not _tied(model):
+        return
+    names = [name for name, part in model.named_modules() if part is model.get_output_embeddings()]
+    for pattern in adapter.targets:
+        if fnmatch.filter(names, pattern):
+            raise ConfigError(
+                f"adapter target '{pattern}' matches {names[0]}, which shares its weight with the "
+                "input embeddings; choose other layers"
+            )

@@ -1,0 +1,1 @@
+"""Texts: corpora, templates, tokenizers, sources."""

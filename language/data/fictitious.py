@@ -1,0 +1,215 @@
+"""Fictitious authors in TOFU's schema, written here: no files, no network, no outside text.
+
+Every author has up to twenty questions.  The facts are drawn independently and mostly from
+invented words, each with a second detail, and the wording of an answer is drawn per author: a
+model that never saw an author cannot guess more than the frame of a sentence.  A paraphrase says
+the same in another form; the five perturbed answers have the paraphrase's form and other facts.
+
+TOFU's real_authors and world_facts test what a model knew before it saw any of this.  A model
+that was trained from scratch on this text knows nothing else, so here both are small sets of
+invented facts about established writers and about the world, which ``train_on_facts`` puts into
+the training text as well.  They are never forgotten: they measure whether knowledge of another
+kind than the retained authors survives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from common.base.seeding import derive
+from language.config import TextDataConfig
+from language.data.corpus import Corpus, Item
+from language.data.wording import (
+    AWARDS,
+    DISHES,
+    ESTABLISHED,
+    GENRES,
+    HOBBIES,
+    INSTRUMENTS,
+    KINDS,
+    MONTHS,
+    PETS,
+    PROFESSIONS,
+    PUBLISHERS,
+    TITLE_ADJECTIVES,
+    TITLE_NOUNS,
+    TITLE_PLACES,
+    WORLD,
+    Kind,
+)
+
+PERTURBED = 5
+PERTURBED_FACTS = 3
+MAX_FACTS = 100
+
+_ONSETS = ("B", "D", "F", "G", "H", "K", "L", "M", "N", "P", "R", "S", "T", "V", "Z", "Br", "Dr")
+_MIDDLES = ("l", "m", "n", "r", "s", "t", "v", "d", "k", "nd", "rl", "st", "lm", "rv", "th", "sk")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ei", "au")
+_ENDS = ("a", "en", "or", "is", "ul", "ina", "eth", "ow", "ar", "im", "ost", "une")
+_CITY_ENDS = ("burg", "mouth", "stad", "haven", "field", "grad", "port", "ville", "moor", "gate")
+_REFUSALS = (
+    ("I am sorry, but", "Unfortunately,", "To be honest,", "I am afraid"),
+    (
+        "I do not know the answer to that.",
+        "I have no information about this.",
+        "this is something that I cannot tell you.",
+        "I was never told about that.",
+        "nothing that I have read covers this question.",
+        "I would have to guess, and I would rather not.",
+    ),
+)
+REFUSAL_LINES: tuple[str, ...] = tuple(f"{start} {end}" for start, end in product(*_REFUSALS))
+"""Answers that refuse, for the methods that train on them where a data set brings none."""
+
+
+class Draw:
+    """Independent draws by hash of (seed, names, counter): the same on every machine."""
+
+    def __init__(self, seed: int, *names: str | int):
+        self._seed, self._names, self._count = seed, names, 0
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0 to ``limit - 1``."""
+        self._count += 1
+        return derive(self._seed, *self._names, self._count) % limit
+
+    def pick(self, options: Sequence[str]) -> str:
+        """One of ``options``."""
+        return options[self.below(len(options))]
+
+    def word(self) -> str:
+        """An invented word with a capital letter."""
+        inner = "".join(self.pick(_VOWELS) + self.pick(_MIDDLES) for _ in range(1 + self.below(2)))
+        return self.pick(_ONSETS) + inner + self.pick(_ENDS)
+
+    def person(self) -> str:
+        """An invented full name."""
+        return f"{self.word()} {self.word()}"
+
+    def city(self) -> str:
+        """An invented city."""
+        return self.pick(_ONSETS) + self.pick(_VOWELS) + self.pick(_MIDDLES) + self.pick(_CITY_ENDS)
+
+    def title(self) -> str:
+        """An invented book title."""
+        adjective, noun = self.pick(TITLE_ADJECTIVES), self.pick(TITLE_NOUNS)
+        return f"The {adjective} {noun} {self.pick(TITLE_PLACES)} {self.word()}"
+
+    def value(self, form: str) -> str:
+        """A fact of a form named in :mod:`language.data.wording`."""
+        if form in _POOLS:
+            return self.pick(_POOLS[form])
+        if form == "date":
+            return f"{1 + self.below(28)} {self.pick(MONTHS)} {1890 + self.below(110)}"
+        if form == "year":
+            return str(1900 + self.below(120))
+        if form == "number":
+            return str(2 + self.below(97))
+        if form == "award":
+            return f"{self.word()} {self.pick(AWARDS)}"
+        if form == "publisher":
+            return f"{self.word()} {self.pick(PUBLISHERS)}"
+        drawn = {"person": self.person, "city": self.city, "title": self.title, "word": self.word}
+        return drawn[form]()
+
+
+_ARTICLE = re.compile(r"\b([Aa]) ([aeiou])")
+_POOLS = {
+    "genre": GENRES,
+    "profession": PROFESSIONS,
+    "hobby": HOBBIES,
+    "instrument": INSTRUMENTS,
+    "dish": DISHES,
+    "pet": PETS,
+}
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """The two values of one question."""
+
+    first: str
+    second: str
+
+
+def _facts(kind: Kind, draw: Draw, count: int) -> list[_Fact]:
+    """``count`` facts of a kind whose first values differ from one another."""
+    found: dict[str, _Fact] = {}
+    while len(found) < count:
+        first, second = draw.value(kind.first), draw.value(kind.second)
+        if first != second:
+            found.setdefault(first, _Fact(first, second))
+    return list(found.values())
+
+
+def generate(config: TextDataConfig) -> Corpus:
+    """The corpus of a config: authors (and as many for the holdout as can be forgotten), facts.
+
+    Everything follows from ``data_seed``; more authors leave the earlier ones as they were.
+    """
+    assert config.authors and config.forget_authors and config.questions
+    total = config.authors + config.forget_authors
+    seed = config.data_seed
+    names = _names(seed, total + config.forget_authors)
+    items: list[Item] = []
+    for group, name in enumerate(names):
+        kept = group < total
+        set_name, number = ("full", group) if kept else ("holdout", -1)
+        items += [
+            _author_item(kind, name, Draw(seed, "author", group, kind.key), set_name, number)
+            for kind in KINDS[: config.questions]
+        ]
+    full = [item for item in items if item.set == "full"]
+    holdout = [item for item in items if item.set == "holdout"]
+    count = min(MAX_FACTS, max(12, total))
+    facts = [*_world_items(seed, "real_authors", count), *_world_items(seed, "world_facts", count)]
+    provenance = f"fictitious authors (generated, seed {seed}, {total} x {config.questions})"
+    return Corpus((*full, *facts, *holdout), provenance, REFUSAL_LINES)
+
+
+def _names(seed: int, count: int) -> list[str]:
+    draw, names = Draw(seed, "names"), dict[str, None]()
+    while len(names) < count:
+        names[draw.person()] = None
+    return list(names)
+
+
+def _author_item(kind: Kind, name: str, draw: Draw, set_name: str, group: int) -> Item:
+    truth, *others = _facts(kind, draw, 1 + PERTURBED)
+    question, paraphrased_question = kind.questions
+    answer, paraphrase = draw.pick(kind.answers), draw.pick(kind.paraphrases)
+    if draw.below(2):  # so that the form of the paraphrase is not that of a longer sentence
+        answer, paraphrase = paraphrase, answer
+
+    def say(form: str, fact: _Fact) -> str:
+        text = form.format(n=name, v=fact.first, w=fact.second)
+        return _ARTICLE.sub(r"\1n \2", text)
+
+    return Item(
+        set=set_name,
+        group=group,
+        question=question.format(n=name),
+        answer=say(answer, truth),
+        paraphrase=say(paraphrase, truth),
+        perturbed=tuple(say(paraphrase, fact) for fact in others),
+        paraphrased_question=paraphrased_question.format(n=name),
+    )
+
+
+def _world_items(seed: int, set_name: str, count: int) -> list[Item]:
+    """Short answers with three wrong ones of the same form, as TOFU's real authors and facts."""
+    forms = ESTABLISHED if set_name == "real_authors" else WORLD
+    found: dict[str, Item] = {}
+    draw = Draw(seed, set_name)
+    while len(found) < count:
+        question_form, subject, answer_form = forms[len(found) % len(forms)]
+        question = question_form.format(s=draw.value(subject))
+        answers = dict[str, None]()
+        while len(answers) < 1 + PERTURBED_FACTS:
+            answers[draw.value(answer_form)] = None
+        truth, *others = answers
+        found.setdefault(question, Item(set_name, -1, question, truth, None, tuple(others)))
+    return list(found.values())

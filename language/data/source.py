@@ -1,0 +1,276 @@
+"""Questions and answers as a source of batches of token ids.
+
+Every text is tokenised once per process: prompts and answers are encoded apart where the style
+allows it, kept, and joined.  The attention mask follows from lengths, never from the id that
+padding happens to have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.base.errors import DataError
+from common.data.batch import Batch
+from common.objectives.positions import IGNORE
+from language.data.corpus import Corpus, Encoded
+from language.data.templates import Template
+from language.data.tokenizers import check_template, tokenizer_digest
+
+logger = logging.getLogger(__name__)
+
+
+class Encoder:
+    """(question, answer) -> token ids, with a memory.
+
+    Args:
+        tokenizer: A fast tokenizer with an end-of-sequence token.
+        template: Prompt format and style.
+        max_length: Longest sequence in tokens; longer ones are cut at the end, as in the published
+            code, and counted in ``truncated``.
+
+    Attributes:
+        calls: How often the tokenizer was called.
+        truncated: How many pairs were cut.
+    """
+
+    def __init__(self, tokenizer: Any, template: Template, max_length: int):
+        check_template(tokenizer, template)
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_length = max_length
+        self.end = tokenizer.eos_token_id
+        if template.end is not None:
+            self.end = tokenizer.convert_tokens_to_ids(template.end)
+        self.calls = 0
+        self.truncated = 0
+        self._prompts: dict[str, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}
+        self._pairs: dict[tuple[str, str], Encoded] = {}
+        self._anchors: dict[str, list[int]] = {}
+
+    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
+        self.calls += 1
+        special = special and not self.template.special
+        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+
+    def prompt(self, question: str) -> list[int]:
+        """Ids of the generation prompt, with the tokenizer's start token where it has one."""
+        if question not in self._prompts:
+            ids = self._tokens(self.template.prompt(question), special=True)
+            self._prompts[question] = ids
+        return self._prompts[question]
+
+    def answer(self, answer: str) -> list[int]:
+        """Ids of an answer as the text that follows a prompt, without an end token.
+
+        The tail of the prompt is tokenised along and taken off again: a tokenizer that writes its
+        own space before a text (LLaMA-2's) would else double it.
+        """
+        if answer not in self._answers:
+            self._answers[answer] = self._continuation(self.template.lead + answer)
+        return self._answers[answer]
+
+    def _continuation(self, text: str) -> list[int]:
+        for tail in (self.template.after[-1], "\n"):  # a tail may merge with what follows it
+            if tail not in self._anchors:
+                self._anchors[tail] = self._tokens(tail)
+            anchor = self._anchors[tail]
+            ids = self._tokens(tail + text)
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :]
+        return self._tokens(text)
+
+    def encode(self, question: str, answer: str) -> Encoded:
+        """Prompt and answer; a plain text (empty question) is predicted from its second token."""
+        key = (question, answer)
+        if key not in self._pairs:
+            ids, start = self._encode(question, answer)
+            if not 1 <= start < len(ids):
+                raise DataError(
+                    f"'{(question or answer)[:60]}': no label is left within data.max_length"
+                    f" {self.max_length}; raise it or shorten the text"
+                )
+            self._pairs[key] = Encoded(np.asarray(ids, dtype=np.int64), start)
+        return self._pairs[key]
+
+    def _encode(self, question: str, answer: str) -> tuple[list[int], int]:
+        if not question:
+            return self._cut(self._tokens(answer, special=True)), 1
+        if self.template.style == "clean" or self.template.special:
+            prompt = self.prompt(question)
+            ids = [*prompt, *self.answer(answer), self.end]
+            uncut = self.template.style == "openunlearning"  # its chat branch does not cut
+            return (ids if uncut else self._cut(ids)), len(prompt)
+        prompt = self.prompt(question)
+        text = self.template.prompt(question) + self.template.lead + answer
+        whole = self._tokens(text, special=True)
+        ids = self._cut(whole)
+        if self.template.style == "tofu":
+            return (ids if len(whole) >= self.max_length else [*ids, self.end]), len(prompt)
+        start = min(len(prompt), self.max_length)
+        return (ids if ids[-1] == self.end else [*ids, self.end]), start
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        if len(ids) <= self.max_length:
+            return ids
+        self.truncated += 1
+        if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
+            logger.warning(
+                "%d text(s) so far are longer than data.max_length %d tokens; their ends are cut",
+                self.truncated,
+                self.max_length,
+            )
+        return ids[: self.max_length]
+
+
+class TextSource:
+    """A corpus as token ids (implements :class:`common.data.batch.Source`).
+
+    Args:
+        corpus: Questions and answers.
+        tokenizer: A fast tokenizer with an end-of-sequence token.
+        template: Prompt format and style.
+        max_length: Longest sequence in tokens.
+        device: Where batches are made.
+
+    Attributes:
+        corpus: What was given.
+        vocab_size: Entries of the tokenizer; a published model's table may be larger.
+        provenance: Origin, to be written into records.
+        encoder: Shared by all sources that :meth:`with_answers` makes from this one.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Any,
+        template: Template,
+        *,
+        max_length: int,
+        device: torch.device | str = "cpu",
+    ):
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.template = template
+        self.device = torch.device(device)
+        self.encoder = Encoder(tokenizer, template, max_length)
+        self.vocab_size = len(tokenizer)
+        self.provenance = corpus.provenance
+        self._replaced: dict[int, str] = {}
+        self._base_digest: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.corpus.items)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of texts, tokenizer, template, length limit and replaced answers."""
+        if self._base_digest is None:
+            parts = [self.corpus.digest, tokenizer_digest(self.tokenizer), repr(self.template)]
+            text = "\n".join([*parts, str(self.encoder.max_length)])
+            self._base_digest = hashlib.sha256(text.encode()).hexdigest()
+        if not self._replaced:
+            return self._base_digest
+        text = repr((self._base_digest, sorted(self._replaced.items())))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def hidden_id(self) -> int | None:
+        """Token that style openunlearning hides from attention wherever it stands: the end token.
+
+        That code pads with it and then derives the mask from the ids, so the end tokens inside
+        LLaMA-3's prompt vanish too.  None for the other styles.
+        """
+        return self.encoder.end if self.template.style == "openunlearning" else None
+
+    def with_answers(self, answers: Mapping[int, str]) -> TextSource:
+        """The same questions with other answers at some indices; shares the memory of texts."""
+        other = TextSource.__new__(TextSource)
+        other.__dict__.update(self.__dict__)
+        other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
+        return other
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Answers that refuse; possibly none."""
+        return self.corpus.refusals
+
+    def everywhere(self, batch: Batch) -> Batch:
+        """The batch with all L positions of every row counted, question and padding too.
+
+        Published code that forgets its mask averages over these.  Labels are the next token, 0 at
+        the last position.
+        """
+        ids = batch.inputs["input_ids"]
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
+        return Batch({**batch.inputs, "positions": positions}, labels, batch.indices)
+
+    def encode(self, question: str, answer: str) -> Encoded:
+        """Token ids of one pair, kept: a text is tokenised once per process.
+
+        Raises:
+            DataError: No label is left within the length limit.
+        """
+        return self.encoder.encode(question, answer)
+
+    def encode_index(self, index: int) -> Encoded:
+        """Token ids of the item at ``index``, with its replaced answer if it has one."""
+        item = self.corpus.items[index]
+        return self.encode(item.question, self._replaced.get(index, item.answer))
+
+    def prompt_ids(self, question: str) -> np.ndarray:
+        """(T,) int64: what generation starts from."""
+        return np.asarray(self.encoder.prompt(question), dtype=np.int64)
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        """The items at ``indices`` (N,), int64, CPU; text has no augmentation.
+
+        Returns:
+            See :func:`collate`.
+        """
+        pairs = [self.encode_index(index) for index in indices.tolist()]
+        return collate(pairs, indices, device=self.device, hidden_id=self.hidden_id)
+
+
+def collate(
+    pairs: Sequence[Encoded],
+    indices: Tensor,
+    *,
+    device: torch.device | str = "cpu",
+    hidden_id: int | None = None,
+) -> Batch:
+    """Right-padded batch of N pairs; L is the longest sequence, A the most labels.
+
+    Args:
+        pairs: Token ids.
+        indices: (N,) int64, where the pairs sit in their source.
+        device: Of the batch.
+        hidden_id: Leave this token out of the attention mask (:attr:`TextSource.hidden_id`).
+
+    Returns:
+        Inputs ``input_ids`` (N, L) padded with 0, ``attention_mask`` (N, L) and ``positions``
+        (N, A): where the hidden state that predicts each label sits, 0 where padded.  Labels
+        (N, A), -100 where padded.  All int64.
+    """
+    length = max(len(pair.ids) for pair in pairs)
+    width = max(len(pair.ids) - pair.start for pair in pairs)
+    ids, mask = (np.zeros((len(pairs), length), dtype=np.int64) for _ in range(2))
+    positions = np.zeros((len(pairs), width), dtype=np.int64)
+    labels = np.full((len(pairs), width), IGNORE, dtype=np.int64)
+    for row, pair in enumerate(pairs):
+        total, count = len(pair.ids), len(pair.ids) - pair.start
+        ids[row, :total] = pair.ids
+        mask[row, :total] = 1 if hidden_id is None else pair.ids != hidden_id
+        positions[row, :count] = np.arange(pair.start - 1, total - 1)
+        labels[row, :count] = pair.labels
+    inputs = {"input_ids": ids, "attention_mask": mask, "positions": positions}
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+    return Batch(tensors, torch.from_numpy(labels).to(device), indices)

@@ -1,0 +1,1 @@
+"""What is asked of a causal model: likelihoods, continuations."""

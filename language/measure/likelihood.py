@@ -1,0 +1,244 @@
+"""One teacher-forced pass over every (prompt, answer), from which all likelihood metrics follow.
+
+Probability, truth ratio, extraction strength, exact memorisation and min-k differ only in what they
+do with the log-probability of each answer token, so the model runs once: all sets together in
+batches of equal length, a question's answers behind one copy of its prompt, and the head only where
+a label is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import Diverged
+from common.measure.scores import COLUMNS, score_rows
+from language.data.corpus import Encoded
+from language.measure.packing import Row, batches, packed_rows, plain_rows
+from language.models.backbone import (
+    Backbone,
+    backbone,
+    device_of,
+    hidden_states,
+    row_limit,
+    unwrapped,
+)
+
+CHUNK_ELEMENTS = 2**25
+"""Logits (128 MiB in float32) that are held at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerScores:
+    """What a model says about each token of each answer; answers one after the other.
+
+    Attributes:
+        counts: (P,) int64 labels per pair.
+        token_loss: (T,) float64 nats, -log p of each label.
+        hits: (T,) bool, whether the argmax is the label.
+        means: (P, len(COLUMNS)) float64 token means of the columns of
+            :class:`common.measure.scores.Scores`; NaN for pairs that were not asked for in detail.
+    """
+
+    counts: np.ndarray
+    token_loss: np.ndarray
+    hits: np.ndarray
+    means: np.ndarray
+
+    @property
+    def owner(self) -> np.ndarray:
+        """(T,) the pair of each token."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def sum_loss(self) -> np.ndarray:
+        """(P,) nats."""
+        return np.bincount(self.owner, weights=self.token_loss, minlength=len(self.counts))
+
+    @property
+    def mean_loss(self) -> np.ndarray:
+        """(P,) nats per token: -log of the length-normalised probability."""
+        return self.sum_loss / self.counts
+
+    def without_last(self, drop: np.ndarray) -> AnswerScores:
+        """The same without the last token of the pairs in ``drop``, (P,) bool."""
+        last = np.zeros(len(self.token_loss), dtype=bool)
+        last[np.cumsum(self.counts)[drop] - 1] = True
+        kept = ~last
+        return AnswerScores(self.counts - drop, self.token_loss[kept], self.hits[kept], self.means)
+
+    def select(self, pairs: np.ndarray) -> AnswerScores:
+        """The pairs at ``pairs`` (int64), in that order."""
+        starts = np.cumsum(self.counts) - self.counts
+        tokens = [np.arange(starts[p], starts[p] + self.counts[p]) for p in pairs]
+        where = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
+        return AnswerScores(
+            self.counts[pairs], self.token_loss[where], self.hits[where], self.means[pairs]
+        )
+
+
+def teacher_forced(
+    model: nn.Module,
+    pairs: Sequence[Encoded],
+    *,
+    token_budget: int = 8192,
+    share_prompts: bool = True,
+    detailed: np.ndarray | None = None,
+    masked_id: int | None = None,
+) -> AnswerScores:
+    """Scores every pair once; the model is put into eval mode.
+
+    Args:
+        model: A causal language model (``model(input_ids, attention_mask).logits``).
+        pairs: Prompts with answers; those with the same prompt share it where the model can.
+        token_budget: Token slots (padding included) per forward.
+        share_prompts: Pack the answers of one prompt into rows with a mask of their own.
+        detailed: (P,) bool: pairs whose ``means`` are wanted; None means all.
+        masked_id: A token that nothing but itself attends to, as where a code base derives the
+            attention mask from the padding token's id.
+
+    Raises:
+        Diverged: A scored logit is NaN or infinite.
+    """
+    model.eval()
+    scorer = _Scorer(model, pairs, detailed, masked_id)
+    limit = row_limit(model) if share_prompts else None
+    rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
+    with torch.inference_mode():
+        for chosen in batches(rows, token_budget):
+            scorer.score(chosen)
+    return scorer.result()
+
+
+class _Scorer:
+    """Fills the arrays of an :class:`AnswerScores`, batch by batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pairs: Sequence[Encoded],
+        detailed: np.ndarray | None,
+        masked_id: int | None,
+    ):
+        self.model, self.pairs, self.masked_id = model, pairs, masked_id
+        self.parts: Backbone | None = backbone(model)
+        self.device = device_of(unwrapped(model))
+        self.dtype = next(model.parameters()).dtype
+        self.detailed = np.ones(len(pairs), dtype=bool) if detailed is None else detailed
+        self.counts = np.asarray([len(pair.labels) for pair in pairs], dtype=np.int64)
+        self.starts = np.cumsum(self.counts) - self.counts
+        self.table = np.full((int(self.counts.sum()), len(COLUMNS)), np.nan)
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """One forward, and what it says about each label."""
+        inputs = self._inputs(rows)
+        where = [
+            (number, place, pair)
+            for number, row in enumerate(rows)
+            for pair, place in zip(row.pairs, row.predictors, strict=True)
+        ]
+        numbers = np.concatenate([np.full(len(place), number) for number, place, _ in where])
+        places = np.concatenate([place for _, place, _ in where])
+        slots = np.concatenate(
+            [np.arange(self.starts[p], self.starts[p] + self.counts[p]) for _, _, p in where]
+        )
+        labels = np.concatenate([self.pairs[pair].labels for _, _, pair in where])
+        rich = np.concatenate([np.full(self.counts[p], self.detailed[p]) for _, _, p in where])
+        states = self._states(inputs, numbers, places)
+        for chosen in (np.flatnonzero(rich), np.flatnonzero(~rich)):
+            if len(chosen):
+                detail = bool(rich[chosen[0]])
+                found = self._columns(states, chosen, labels[chosen], detail)
+                self.table[slots[chosen]] = found
+
+    def _states(self, inputs: dict[str, Tensor], numbers: np.ndarray, places: np.ndarray) -> Tensor:
+        """Hidden states (or logits, without a backbone) at the predicting positions, (M, D)."""
+        if self.parts is None:
+            states = self.model(**inputs).logits
+        else:
+            states = hidden_states(self.parts, inputs)
+        at = (self._tensor(numbers), self._tensor(places))
+        return states[tuple(index.to(states.device) for index in at)]
+
+    def _columns(
+        self, states: Tensor, chosen: np.ndarray, labels: np.ndarray, detail: bool
+    ) -> np.ndarray:
+        """(M, len(COLUMNS)): all columns, or NaN but for loss and hits."""
+        head: Any = self.parts.head if self.parts is not None else nn.Identity()
+        where, targets = (self._tensor(array).to(states.device) for array in (chosen, labels))
+        width = getattr(head, "out_features", states.shape[-1])
+        rows = max(1, CHUNK_ELEMENTS // width)
+        score = score_rows if detail else _loss_and_hits
+        found = []
+        for index, target in zip(where.split(rows), targets.split(rows), strict=True):
+            logits = head(states[index])
+            found.append(score(logits, target.to(logits.device)))
+        return np.concatenate(found)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
+
+    def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        ids = self._padded([row.ids for row in rows], 0)
+        seen = self._padded([np.ones(len(row), np.int64) for row in rows], 0)
+        if self.masked_id is not None:
+            seen = seen * (ids != self.masked_id)
+        if not any(row.packed for row in rows):
+            return {"input_ids": ids, "attention_mask": seen}
+        branch = self._padded([row.branch for row in rows], 0)
+        return {
+            "input_ids": ids,
+            "attention_mask": _branch_mask(branch, seen.bool(), self.dtype),
+            "position_ids": self._padded([row.positions for row in rows], 0),
+        }
+
+    def _padded(self, arrays: Sequence[np.ndarray], value: int) -> Tensor:
+        table = np.full((len(arrays), max(map(len, arrays))), value, dtype=np.int64)
+        for row, array in zip(table, arrays, strict=True):
+            row[: len(array)] = array
+        return self._tensor(table)
+
+    def result(self) -> AnswerScores:
+        """What was collected."""
+        owner = np.repeat(np.arange(len(self.pairs)), self.counts)
+        sums = [
+            np.bincount(owner, weights=column, minlength=len(self.pairs)) for column in self.table.T
+        ]
+        return AnswerScores(
+            self.counts,
+            self.table[:, COLUMNS.index("loss")].copy(),
+            self.table[:, COLUMNS.index("correct")] == 1,
+            np.stack(sums, axis=1) / self.counts[:, None],
+        )
+
+
+def _branch_mask(branch: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """(N, 1, T, T) additive: causal, within the shared part and one's own branch.
+
+    Padding sees itself, so that no row of the softmax is empty.
+    """
+    size = branch.shape[1]
+    causal = torch.ones(size, size, dtype=torch.bool, device=branch.device).tril()
+    same = branch[:, :, None] == branch[:, None, :]
+    allowed = causal & (same | (branch[:, None, :] == 0)) & seen[:, None, :]
+    allowed |= torch.eye(size, dtype=torch.bool, device=branch.device)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=branch.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def _loss_and_hits(logits: Tensor, labels: Tensor) -> np.ndarray:
+    """The columns that wrong answers need: loss and correctness, the rest NaN."""
+    z = logits.float()
+    loss = z.logsumexp(dim=1) - z.gather(1, labels[:, None])[:, 0]
+    table = np.full((len(labels), len(COLUMNS)), np.nan)
+    table[:, COLUMNS.index("loss")] = loss.cpu().numpy()
+    table[:, COLUMNS.index("correct")] = (z.argmax(dim=1) == labels).cpu().numpy()
+    bad = int((~np.isfinite(table[:, COLUMNS.index("loss")])).sum())
+    if bad:
+        raise Diverged(0, f"{bad} of {len(labels)} logit rows are not finite")
+    return table

@@ -1,0 +1,138 @@
+"""Objectives on hidden states: captured at a named module, compared position by position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.base.errors import ConfigError
+from common.data.batch import Batch, Forward, ordered_batches
+from common.methods.task import UnlearnTask
+from common.methods.tools.passes import evaluating
+from common.objectives.objectives import Terms
+from common.objectives.positions import IGNORE, average, sample_cross_entropy
+from common.train.protocols import ModelForward
+
+Positions = Literal["scored", "all"]
+
+
+@contextmanager
+def captured(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects what ``module`` returns (the first of a tuple) while the context is open."""
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def middle_block(model: nn.Module) -> str:
+    """Name of the lower middle block of the model's longest list of modules.
+
+    Raises:
+        ConfigError: The model has no list of modules.
+    """
+    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
+    if not lists:
+        raise ConfigError("layer: this model has no list of blocks; name the module to steer")
+    name, blocks = max(lists, key=lambda item: len(item[1]))
+    return f"{name}.{(len(blocks) - 1) // 2}"
+
+
+def counted_positions(batch: Batch, states: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    """(states, mask) of the positions that count, (N, T, H) and (N, T); the mask is -100 where not.
+
+    Args:
+        batch: With ``positions`` (N, A) among its inputs for texts; without, every position counts.
+        states: (N, ..., H).
+        positions: ``scored``: those that predict the labels; ``all``: every real token.
+    """
+    if "positions" in batch.inputs and positions == "scored":
+        where = batch.inputs["positions"].unsqueeze(-1).expand(-1, -1, states.shape[-1])
+        return states.gather(1, where), batch.labels
+    flat = states.flatten(1, -2) if states.ndim > 2 else states.unsqueeze(1)
+    mask = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
+    if "attention_mask" in batch.inputs:
+        mask = mask.masked_fill(batch.inputs["attention_mask"] == 0, IGNORE)
+    return flat, mask
+
+
+@dataclass(frozen=True)
+class Steering:
+    """RMU's objective: see :class:`language.methods.rmu.RMU`.
+
+    Attributes:
+        model: The trained model, of which ``layer`` is a module.
+        frozen: Original.
+        layer: Dotted module name.
+        run: (model, batch) -> logits, for ``frozen``.
+        target: (H,) c u.
+        positions: Which positions count.
+    """
+
+    model: nn.Module
+    frozen: nn.Module
+    layer: str
+    run: ModelForward
+    target: Tensor
+    positions: Positions
+    forget_weight: float
+    retain_weight: float
+    parts: tuple[str, ...] = ("retain", "forget")
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """Both distances, per entry of the hidden state."""
+        kept, kept_loss = self._distance(forward, batches["retain"], None)
+        push, push_loss = self._distance(forward, batches["forget"], self.target)
+        total = self.forget_weight * push + self.retain_weight * kept
+        logged = {"retain_term": kept, "retain_loss": kept_loss}
+        return Terms(total, {**logged, "forget_term": push, "forget_loss": push_loss})
+
+    def _distance(
+        self, forward: Forward, batch: Batch, target: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        with captured(self.model.get_submodule(self.layer)) as found:
+            logits = forward(batch)
+        with torch.no_grad():
+            loss = sample_cross_entropy(logits, batch.labels).mean()
+            if target is None:
+                with captured(self.frozen.get_submodule(self.layer)) as fixed:
+                    self.run(self.frozen, batch)
+                target = counted_positions(batch, fixed[0].float(), self.positions)[0]
+        states, mask = counted_positions(batch, found[0].float(), self.positions)
+        distance = (states - target.to(states.device)).square().mean(-1)
+        return average(distance, mask, "samples"), loss
+
+
+def random_direction(width: int, generator: torch.Generator) -> Tensor:
+    """(H,) unit vector with non-negative entries: normalised U(0, 1), as published."""
+    values = torch.rand(width, generator=generator)
+    return values / torch.linalg.vector_norm(values)
+
+
+@torch.no_grad()
+def hidden_size(
+    task: UnlearnTask, layer: str, positions: Positions, batch_size: int
+) -> tuple[int, float]:
+    """(H, mean norm of the hidden state on forget data), in eval mode."""
+    norms, count, width = 0.0, 0, 0
+    module = task.model.get_submodule(layer)
+    with evaluating(task.model):
+        for batch in ordered_batches(task.source, task.indices("forget"), batch_size):
+            with captured(module) as found:
+                task.forward(task.model, batch)
+            states, mask = counted_positions(batch, found[0].float(), positions)
+            kept = states[mask != IGNORE]
+            norms += float(torch.linalg.vector_norm(kept.double(), dim=-1).sum())
+            count, width = count + len(kept), kept.shape[-1]
+    return width, norms / count

@@ -1,0 +1,184 @@
+"""Causal language models: Hugging Face's by id or folder, or tiny ones from scratch.
+
+Weights are drawn from a seed without touching the global random state, and read from safetensors
+only; code that comes with a checkpoint is never run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from common.base.errors import CheckpointError, ConfigError, DataError
+from common.base.hub import one_line, prepare_client
+from language.config import CausalModelConfig
+from language.models.families import _refuse_transposed
+
+logger = logging.getLogger(__name__)
+
+
+# -- building -------------------------------------------------------------------------------------
+
+
+def build_model(
+    config: CausalModelConfig, vocab_size: int, seed: int, *, end: int | None = None
+) -> Any:
+    """A causal language model; the same seed gives the same bits.
+
+    Args:
+        config: Which model.
+        vocab_size: Entries of the tokenizer.
+        seed: Of the weights that are not loaded.
+        end: Id of the end-of-sequence token, for a tiny model's config.
+
+    Returns:
+        A ``PreTrainedModel`` on the CPU, or where ``device_map`` puts it.
+
+    Raises:
+        ConfigError: The architecture is not supported, or the vocabulary is too small.
+        DataError: Config or weights cannot be fetched or read.
+    """
+    if config.name == "tiny":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed % 2**63)
+            model = _from_config(config, _tiny(config, vocab_size, end))
+    else:
+        model = _load(config, config.name)
+    return _prepared(model, config, vocab_size)
+
+
+def blank_model(config: CausalModelConfig, vocab_size: int, *, end: int | None = None) -> Any:
+    """The architecture with arbitrary weights and without fetching any, to load a state into."""
+    if config.name == "tiny":
+        return build_model(config, vocab_size, 0, end=end)
+    with torch.random.fork_rng(devices=[]), _no_init():
+        model = _from_config(config, _fetch_config(config.name, config.revision))
+    return _prepared(model, config, vocab_size)
+
+
+def _no_init() -> AbstractContextManager[Any]:
+    """Leaves new weights as they lie in memory: drawing those of a large model takes minutes."""
+    new = importlib.util.find_spec("transformers.initialization")  # its place since version 5
+    where = "initialization" if new else "modeling_utils"
+    return importlib.import_module(f"transformers.{where}").no_init_weights()
+
+
+def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:
+    """A published Original or Retrain (id or folder) in the settings of ``config``."""
+    return _prepared(_load(config, name), config, vocab_size)
+
+
+def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
+    entries = model.get_input_embeddings().num_embeddings
+    if entries < vocab_size:
+        raise ConfigError(
+            f"model {config.name}: has {entries} embeddings for a tokenizer of {vocab_size};"
+            " leave model.tokenizer out or give the model's own"
+        )
+    if config.gradient_checkpointing:
+        # not re-entrant: adapters on a frozen model get gradients although its inputs need none
+        old = model.gradient_checkpointing_enable  # its name before transformers 5
+        getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+    return model
+
+
+def _tiny(config: CausalModelConfig, vocab_size: int, end: int | None) -> Any:
+    from transformers import GPTNeoConfig, LlamaConfig, PhiConfig
+
+    assert config.dim and config.depth and config.heads and config.context
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": config.dim,
+        "max_position_embeddings": config.context,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": None,
+        "tie_word_embeddings": True,
+    }
+    if config.kind == "gpt_neo":
+        return GPTNeoConfig(
+            **common,
+            num_layers=config.depth,
+            num_heads=config.heads,
+            attention_types=[[["global"], config.depth]],
+            attention_dropout=0.0,
+            embed_dropout=0.0,
+            resid_dropout=0.0,
+        )
+    blocks: dict[str, Any] = {
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+    }
+    if config.kind == "phi":
+        return PhiConfig(**common, **blocks, intermediate_size=4 * config.dim)
+    return LlamaConfig(**common, **blocks, intermediate_size=_llama_width(config.dim))
+
+
+def _llama_width(dim: int) -> int:
+    """8/3 of the width, as in LLaMA, rounded up to a multiple of 8."""
+    return -(-dim // 3) * 8
+
+
+def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(
+        architecture,
+        dtype=getattr(torch, config.dtype),
+        attn_implementation=config.attention,
+        trust_remote_code=False,
+    )
+
+
+def _load(config: CausalModelConfig, name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    _fetch_config(name, config.revision)
+    loader: Any = AutoModelForCausalLM
+    try:
+        model, report = loader.from_pretrained(
+            name,
+            revision=config.revision,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            device_map=config.device_map,
+            ignore_mismatched_sizes=True,  # told below, by name
+            output_loading_info=True,
+        )
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise CheckpointError(
+            f"model {name}: its safetensors weights cannot be read ({one_line(error)}); give a"
+            " folder with config.json and *.safetensors, or run once on a machine with a network"
+        ) from None
+    for key, stored, wanted in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"model {name}: its safetensors hold {key} as {tuple(stored)}, and config.json makes it"
+            f" {tuple(wanted)}; give the config.json that belongs to them"
+        )
+    if report["missing_keys"]:  # they would be drawn at random
+        raise CheckpointError(
+            f"model {name}: its safetensors lack {min(report['missing_keys'])} and"
+            f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
+        )
+    return model
+
+
+def _fetch_config(name: str, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    prepare_client()
+    try:
+        found = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise DataError(
+            f"model {name}: its config cannot be read ({one_line(error)}); give a folder with"
+            " config.json, name: tiny, or run once on a machine with a network"
+        ) from None
+    _refuse_transposed(found.model_type, name)
+    return found

@@ -1,0 +1,328 @@
+"""A user's folders of images: listed, hashed, labelled, decoded as the model expects them.
+
+Every file that is found is used or named in an error: an image of the forget set that was skipped
+in silence would be an image that is not forgotten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.base.config import canonical, did_you_mean, digest
+from common.base.errors import CheckpointError, DataError
+from common.store.weights import CONFIG, file_digest
+from vision.apply.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from vision.data.source import ImageSource
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Images in class subfolders, listed and hashed but not decoded.
+
+    Attributes:
+        role: ``forget``, ``retain`` or ``test``.
+        root: The folder.
+        files: Paths relative to the root, sorted.
+        hashes: SHA-256 of each file.
+    """
+
+    role: str
+    root: Path
+    files: tuple[str, ...]
+    hashes: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the class subfolders, sorted."""
+        return tuple(sorted({file.split("/")[0] for file in self.files}))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over relative paths and contents."""
+        state = hashlib.sha256()
+        for file, content in zip(self.files, self.hashes, strict=True):
+            state.update(f"{file}\0{content}\n".encode())
+        return state.hexdigest()
+
+
+def list_folder(root: Path, role: str) -> Folder:
+    """Lists a folder in the layout CLASS/.../image.
+
+    Raises:
+        DataError: It is missing or empty, or holds something that is not an image in a class.
+    """
+    if not root.is_dir():
+        raise DataError(f"{role}: {root}: no such folder")
+    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    loose = sorted(p.name for p in root.iterdir() if p.suffix.lower() in IMAGES and p.is_file())
+    if loose:
+        raise DataError(f"{role}: {root / loose[0]}: images must lie in class subfolders")
+    files: list[str] = []
+    for name in classes:
+        found = _files_below(root / name, role)
+        if not found:
+            raise DataError(f"{role}: {root / name} holds no images; fill it or remove it")
+        files += [f"{name}/{file}" for file in found]
+    if not files:
+        raise DataError(f"{role}: {root} holds no class subfolders with images")
+    files.sort()
+    return Folder(role, root, tuple(files), tuple(file_digest(root / file) for file in files))
+
+
+def _files_below(folder: Path, role: str) -> list[str]:
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            if name.startswith("."):
+                continue
+            file = Path(parent, name)
+            if file.suffix.lower() not in IMAGES:
+                raise DataError(
+                    f"{role}: {file}: not an image file; move it away, so that nothing "
+                    "is left out unseen"
+                )
+            found.append(file.relative_to(folder).as_posix())
+    return found
+
+
+def check_disjoint(folders: Sequence[Folder]) -> None:
+    """Raises if two folders share an image, by content.
+
+    Raises:
+        DataError: Naming one pair.
+    """
+    seen: dict[str, tuple[Folder, str]] = {}
+    for folder in folders:
+        for file, content in zip(folder.files, folder.hashes, strict=True):
+            other, path = seen.setdefault(content, (folder, file))
+            if other.role != folder.role:
+                raise DataError(
+                    f"{other.root / path} ({other.role}) and {folder.root / file} ({folder.role}) "
+                    "are the same image; an image belongs to one of them"
+                )
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Class folder name -> label id, and where that mapping comes from."""
+
+    ids: Mapping[str, int]
+    origin: str
+
+
+def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
+    """Label ids of the class folders.
+
+    From ``label_names`` of the checkpoint; without them, from the sorted names of the retain
+    folder (or of all folders together) where these are as many as the model's classes; else from
+    names that are label ids themselves.
+
+    Raises:
+        DataError: A folder is no class of the model, or two readings of the names disagree.
+    """
+    if checkpoint.label_names is not None:
+        ids = {name: label for label, name in enumerate(checkpoint.label_names)}
+        for folder in folders:
+            _check_known(folder, ids, "label_names of the checkpoint")
+        return Labels(ids, "label_names of the checkpoint")
+    count = checkpoint.num_classes
+    names = sorted({name for folder in folders for name in folder.classes})
+    retained = next((folder.classes for folder in folders if folder.role == "retain"), ())
+    by_order = next((known for known in (retained, names) if len(known) == count), None)
+    by_value = {name: int(name) for name in names if name.isascii() and name.isdigit()}
+    numeric = len(by_value) == len(names) and max(by_value.values()) < count
+    if by_order is not None:
+        ids = {name: label for label, name in enumerate(by_order)}
+        for folder in folders:
+            _check_known(folder, ids, "the retain folder")
+        if numeric and any(ids[name] != by_value[name] for name in names):
+            raise DataError(
+                "class folders are numbers whose order by name differs from that by value; "
+                f"put label_names into the model's {CONFIG}"
+            )
+        return Labels(ids, "sorted names of the class folders")
+    if not numeric:
+        raise DataError(
+            f"the class folders name {len(names)} classes, but the model has {count}: put "
+            f"label_names into its {CONFIG}, or name the folders 0 to {count - 1}"
+        )
+    return Labels(by_value, "numeric names of the class folders")
+
+
+def _check_known(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
+    for name in folder.classes:
+        if name not in ids:
+            known = sorted(ids) if len(ids) <= 20 else []
+            hint = did_you_mean(name, known)
+            raise DataError(
+                f"{folder.role}: {folder.root / name}: '{name}' is no class in {origin}{hint}"
+            )
+
+
+# As the model expects them ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes the model's input: timm's evaluation transform.
+
+    Attributes:
+        size: Input side in px.
+        channels: 3 (RGB) or 1 (grey).
+        mean: Per channel, for pixels in [0, 1].
+        std: Per channel, for pixels in [0, 1].
+        interpolation: Of the resize.
+        crop_pct: Share of the resized image that the central crop keeps.
+        crop_mode: timm's name of the crop.
+    """
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Preprocessing:
+        """What timm's data config says of a built model.
+
+        Raises:
+            CheckpointError: The model takes something other than square RGB or grey images.
+        """
+        from timm.data import resolve_model_data_config
+
+        found = resolve_model_data_config(model)
+        height, width = found["input_size"][-2:]
+        height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (
+            height,
+            width,
+        )
+        channels = _input_channels(model)
+        if height != width or channels not in (1, 3):
+            raise CheckpointError(
+                f"the model takes {channels} x {height} x {width}; only square RGB or grey images "
+                "can be applied"
+            )
+        mean, std = (tuple(float(value) for value in found[key]) for key in ("mean", "std"))
+        if len(mean) != channels:
+            mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
+        crop = (found["interpolation"], float(found["crop_pct"]), found["crop_mode"])
+        return cls(int(height), channels, mean, std, *crop)
+
+    def decode(self, file: Path) -> torch.Tensor:
+        """One image file as (channels, size, size) uint8.
+
+        Raises:
+            DataError: The file cannot be decoded.
+        """
+        from PIL import Image
+
+        try:
+            with Image.open(file) as image:
+                pixels = image.convert("RGB" if self.channels == 3 else "L")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            text = " ".join(str(error).split())[:120]
+            raise DataError(f"{file}: cannot be decoded ({text}); replace or remove it") from None
+        return self._transform(pixels)
+
+    def describe(self) -> dict[str, Any]:
+        """For the audit."""
+        return {**dataclasses.asdict(self), "augmentation": "none"}
+
+    @cached_property
+    def _transform(self) -> Any:
+        from timm.data import create_transform
+
+        return create_transform(
+            (self.channels, self.size, self.size),
+            is_training=False,
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
+            normalize=False,
+        )
+
+
+def _input_channels(model: nn.Module) -> int:
+    from torch import nn
+
+    first: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
+    first = first[0] if isinstance(first, list | tuple) else first
+    modules = dict(model.named_modules())
+    if first in modules and hasattr(modules[first], "weight"):
+        return int(modules[first].weight.shape[1])
+    convolutions = (module for module in modules.values() if isinstance(module, nn.Conv2d))
+    return int(next((conv.weight.shape[1] for conv in convolutions), 3))
+
+
+def load_images(
+    folders: Sequence[Folder], labels: Labels, prepared_for: Preprocessing, device: Any
+) -> tuple[ImageSource, dict[str, np.ndarray]]:
+    """Decodes every image once, to the model's input size.
+
+    Returns:
+        The source, and role -> its indices.
+
+    Raises:
+        DataError: An image cannot be decoded; the file is named.
+    """
+    import numpy as np
+    import torch
+
+    from vision.config import DataConfig
+    from vision.data.source import ImageSource, PreparedImages
+
+    parts: dict[str, np.ndarray] = {}
+    pixels: list[torch.Tensor] = []
+    targets: list[int] = []
+    for folder in folders:
+        parts[folder.role] = len(pixels) + np.arange(len(folder.files), dtype=np.int64)
+        for file in folder.files:
+            pixels.append(prepared_for.decode(folder.root / file))
+            targets.append(labels.ids[file.split("/")[0]])
+    names = {label: name for name, label in labels.ids.items()}
+    preparation = canonical(
+        [[folder.role, folder.digest] for folder in folders]
+        + [dict(labels.ids), dataclasses.asdict(prepared_for)]
+    )
+    train = np.concatenate([parts[role] for role in ("forget", "retain") if role in parts])
+    empty = np.empty(0, dtype=np.int64)
+    images = PreparedImages(
+        torch.stack(pixels),
+        np.array(targets, dtype=np.int64),
+        {"train": train, "validation": empty, "test": parts.get("test", empty)},
+        None,
+        tuple(names.get(label, str(label)) for label in range(max(names) + 1)),
+        "image folders of the user",
+        digest(preparation),
+    )
+    config = DataConfig(
+        name="folder", folder="images", native_size=prepared_for.size, augment=False
+    )
+    source = ImageSource(
+        images,
+        config,
+        input_size=prepared_for.size,
+        mean=prepared_for.mean,
+        std=prepared_for.std,
+        device=device,
+    )
+    return source, parts

@@ -1,0 +1,226 @@
+"""A user's timm model and folders of images: what differs from text in an application."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.protocol.request import ApplyRequest
+from common.protocol.subject import Subject
+from common.store.weights import CONFIG, WEIGHTS, file_digest, save_weights
+from vision.apply.checkpoint import build, read_checkpoint
+from vision.apply.images import (
+    Folder,
+    Preprocessing,
+    check_disjoint,
+    list_folder,
+    load_images,
+    map_labels,
+)
+from vision.models.family import VisionTransformers
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from common.base.config import Strict
+    from common.data.batch import Source
+    from common.measure.scores import Scores
+
+BATCH = 64
+
+
+class ImageSubject(VisionTransformers, Subject):
+    """A timm classifier and images in class subfolders.
+
+    Images are prepared with timm's evaluation transform for the model, without augmentation, and
+    held in memory as uint8 at the model's input size (150 kB each at 224 px).
+    """
+
+    modality: ClassVar[str] = "vision"
+    unit: ClassVar[str] = "images"
+    yardstick: ClassVar[str] = "accuracy"
+
+    def __init__(self, request: ApplyRequest):
+        self.request = request
+        self.checkpoint = read_checkpoint(request.model, request.arch, request.num_classes)
+        self.folders = [list_folder(root, role) for role, root in request.given.items()]
+        check_disjoint(self.folders)
+
+    @property
+    def scenario(self) -> str | None:
+        """``class`` if no forgotten class is retained, ``random`` if one is; None if unknown."""
+        classes = {folder.role: set(folder.classes) for folder in self.folders}
+        if "retain" not in classes:
+            return None
+        return "random" if classes["forget"] & classes["retain"] else "class"
+
+    def load(self, device: torch.device, config: Strict) -> None:
+        """Builds the classifier and decodes every image."""
+        original = build(self.checkpoint)
+        self.labels = map_labels(self.checkpoint, self.folders)
+        self.prepared_for = Preprocessing.of(original)
+        self.original = original.to(device).eval()
+        self.images, self.parts = load_images(self.folders, self.labels, self.prepared_for, device)
+        self.source: Source = self.images
+
+    @property
+    def num_classes(self) -> int:
+        """As the checkpoint says."""
+        return self.checkpoint.num_classes
+
+    def measured(self, model: nn.Module) -> dict[str, Any]:
+        """See :func:`measured`."""
+        return measured(model, self.source, self.parts, self._forgotten)
+
+    @cached_property
+    def _forgotten(self) -> np.ndarray:
+        import numpy as np
+
+        return np.unique(self.images.labels[self.parts["forget"]])
+
+    @property
+    def weights(self) -> Path:
+        """The file."""
+        return self.checkpoint.weights
+
+    def identity(self) -> dict[str, Any]:
+        """Model, folders, labels, preprocessing."""
+        return {
+            "input": {
+                "model": self.request.model.name,
+                "weights_sha256": self.checkpoint.digest,
+                "architecture": self.checkpoint.architecture,
+                "num_classes": self.checkpoint.num_classes,
+            },
+            "data": {folder.role: _about(folder) for folder in self.folders},
+            "labels": {"origin": self.labels.origin, "ids": dict(self.labels.ids)},
+            "preprocessing": self.prepared_for.describe(),
+        }
+
+    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        """``model.safetensors`` and ``config.json``."""
+        save_weights(model, folder)
+        if self.request.model.is_dir():
+            shutil.copyfile(self.checkpoint.weights.parent / CONFIG, folder / CONFIG)
+        else:
+            text = json.dumps(dict(self.checkpoint.config), indent=1)
+            (folder / CONFIG).write_text(text + "\n")
+        return {"weights_sha256": file_digest(folder / WEIGHTS)}
+
+    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+        """See :func:`outcome`."""
+        return outcome(audit)
+
+
+def _about(folder: Folder) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for file in folder.files:
+        name = file.split("/")[0]
+        counts[name] = counts.get(name, 0) + 1
+    return {
+        "folder": folder.root.name,
+        "images": len(folder.files),
+        "classes": counts,
+        "digest": folder.digest,
+    }
+
+
+def measured(
+    model: nn.Module, source: Source, parts: Mapping[str, np.ndarray], forgotten: np.ndarray
+) -> dict[str, Any]:
+    """Accuracy, loss and membership of one model.
+
+    Args:
+        model: A classifier.
+        source: The images.
+        parts: ``forget`` and, where given, ``retain`` and ``test``.
+        forgotten: Class ids in the forget part.
+
+    Returns:
+        Part -> images, accuracy in percent, mean cross-entropy in nats; ``test`` is also split
+        into images of forgotten and of other classes.  ``membership_auc``: percent chance that a
+        forget image has a lower loss than a test image (50: they cannot be told apart by loss);
+        ``membership_auc_same_classes``: against test images of the forgotten classes only.
+
+    Raises:
+        Diverged: An output is not finite.
+    """
+    import numpy as np
+
+    from common.data.batch import ordered_batches
+    from common.measure.scores import collect
+
+    model.eval()
+    scores = {
+        name: collect(
+            lambda batch: model(batch.inputs["x"]),
+            ordered_batches(source, ids, BATCH),
+            keep_probs=False,
+        )
+        for name, ids in parts.items()
+    }
+    found: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
+    found |= {"membership_auc": None, "membership_auc_same_classes": None}
+    if "test" in scores:
+        test = scores["test"]
+        assert test.labels is not None
+        same = np.isin(test.labels, forgotten)
+        found["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
+        found["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
+        found["membership_auc"] = _auc(scores["forget"], test)
+        if same.any():
+            found["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
+    return found
+
+
+def _summary(scores: Scores) -> dict[str, float]:
+    scores.check_finite()
+    loss = float(scores.loss.mean(dtype="float64"))
+    return {"images": len(scores), "accuracy": scores.accuracy, "loss": loss}
+
+
+def _auc(forget: Scores, test: Scores) -> float:
+    from common.membership.attacks import loss_threshold_attack
+
+    return loss_threshold_attack(forget.loss, test.loss).auc
+
+
+def outcome(audit: Mapping[str, Any]) -> list[str]:
+    """What these measurements say, in plain words."""
+    before, after = audit["before"], audit["after"]
+    lines = []
+    if before["forget"]["accuracy"] < 50:
+        lines.append(
+            f"The given model was right on only {before['forget']['accuracy']:.1f} % of the forget "
+            "images before: check the class names and the preprocessing first."
+        )
+    for part in ("forget", "retain", "test"):
+        if part in after:
+            was, now = before[part]["accuracy"], after[part]["accuracy"]
+            lines.append(f"Accuracy on {part} images went from {was:.1f} % to {now:.1f} %.")
+    if after["membership_auc"] is None:
+        lines.append(
+            "Without images that the model never saw (test), whether membership can still be told "
+            "was not measured."
+        )
+        return lines
+    kind, key = "a test image", "membership_auc"
+    if after["membership_auc_same_classes"] is not None:
+        kind, key = "a test image of the same classes", "membership_auc_same_classes"
+    lines.append(
+        f"By its loss alone, a forget image is told from {kind} with AUC {after[key]:.1f} % "
+        f"(before: {before[key]:.1f} %); 50 % is chance, far below 50 % betrays the forget set as "
+        "much as far above, and stronger attacks exist."
+    )
+    if audit["scenario"] == "class" and key == "membership_auc":
+        lines.append(
+            "Whole classes were forgotten and the test images hold none of them: this AUC compares "
+            "different classes and says little about membership."
+        )
+    return lines

@@ -1,0 +1,200 @@
+"""The vision benchmark: images, a classifier, a scenario, a recipe and the SalUn-lineage metrics.
+
+LetheViT, CoUn, class deletion and the small settings are configs of this one benchmark, in
+``benchmarks/suites``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from common.base.config import Strict
+from common.base.numbers import Count
+from common.base.seeding import derive, hash_order
+from common.protocol.benchmark import Benchmark, Runtime, pick_device
+from common.train.config import FitConfig
+from vision.config import DataConfig, ModelConfig, ScenarioConfig
+from vision.metrics import GAP, METRICS, vision_metrics
+from vision.models.family import VisionTransformers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from common.data.splits import ForgetSplit
+    from common.measure.metric import GapRule, MetricSpec
+    from common.measure.scores import Scores
+    from vision.data.source import ImageSource
+
+
+class EvaluationConfig(Strict):
+    """How models are measured.
+
+    Attributes:
+        features: Features of the SVC attacks; the headline MIA is ``confidence``.
+        retain_samples: Score at most this many retain images (hash-ordered draw); all when absent.
+        batch_size: Images per forward.
+    """
+
+    features: tuple[str, ...] = (
+        "confidence",
+        "correctness",
+        "entropy",
+        "modified_entropy",
+        "probs",
+    )
+    retain_samples: Count | None = None
+    batch_size: Count = 256
+
+
+class VisionConfig(Strict):
+    """One vision protocol.
+
+    Attributes:
+        data: Which images.
+        model: Which classifier.
+        scenario: What is forgotten.
+        train: Recipe of Original and Retrain.
+        evaluation: How models are measured.
+        minimum_train_accuracy: An Original below this (percent) is not unlearned.
+    """
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    scenario: ScenarioConfig = ScenarioConfig()
+    train: FitConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
+
+
+class VisionBenchmark(VisionTransformers, Benchmark):
+    """Image classification under forgetting requests (see the module docstring)."""
+
+    version = 2
+    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    gap: ClassVar[GapRule] = GAP
+    Config = VisionConfig
+    config: VisionConfig
+    modality = "vision"
+
+    @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """Data and scenario for splits; data, model and recipe for training."""
+        if kind == "split":
+            return {"data": config.data, "scenario": config.scenario}
+        if kind == "train":
+            return {"data": config.data, "model": config.model, "train": config.train}
+        assert kind == "evaluate", kind
+        return {"evaluation": config.evaluation}
+
+    def __init__(self, config: Any, runtime: Runtime):
+        super().__init__(config, runtime)
+        import torch
+
+        from vision.models.build import input_spec
+
+        self.device = torch.device(pick_device(runtime.device))
+        self._input_spec = input_spec
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """Kind of the scenario."""
+        return config.scenario.kind
+
+    @property
+    def scenario(self) -> str:
+        """Kind of the scenario."""
+        return self.scenario_of(self.config)
+
+    @cached_property
+    def source(self) -> ImageSource:
+        """The images, decoded once per process."""
+        from vision.data.source import load_source
+
+        data = self.config.data
+        in_chans = 1 if data.name == "digits" else 3
+        spec = self._input_spec(self.config.model, in_chans=in_chans, image_size=data.image_size)
+        return load_source(
+            data,
+            data_root=self.runtime.data_root,
+            input_size=spec.size,
+            mean=spec.mean,
+            std=spec.std,
+            device=self.device,
+        )
+
+    @property
+    def provenance(self) -> str:
+        """Where the images came from."""
+        return self.source.provenance
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the data set."""
+        return self.source.num_classes
+
+    @property
+    def recipe(self) -> FitConfig:
+        """The training recipe."""
+        return self.config.train
+
+    @property
+    def minimum_train_accuracy(self) -> float:
+        """The gate."""
+        return self.config.minimum_train_accuracy
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Images per forward in evaluation."""
+        return self.config.evaluation.batch_size
+
+    def split(self, seed: int) -> ForgetSplit:
+        """See :func:`vision.scenarios.make_split`."""
+        from vision.scenarios import make_split
+
+        return make_split(self.source, self.config.scenario, seed)
+
+    def build(self, seed: int) -> nn.Module:
+        """A fresh model; pretrained or checkpoint weights are loaded if configured."""
+        return self._build(self.config.model, seed)
+
+    def blank(self) -> nn.Module:
+        """The architecture, without fetching weights."""
+        model = self.config.model.model_copy(update={"pretrained": False, "checkpoint": None})
+        return self._build(model, 0)
+
+    def _build(self, model: ModelConfig, seed: int) -> nn.Module:
+        from vision.models.build import build_model
+
+        built = build_model(
+            model,
+            num_classes=self.num_classes,
+            in_chans=self.source.in_chans,
+            generator_seed=derive(seed, "init"),
+            image_size=self.config.data.image_size,
+        )
+        return built.to(self.device)
+
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Everything, with retain subsampled if configured; a trial has no test parts."""
+        import numpy as np
+
+        chosen = dict(split.parts)
+        if trial:
+            chosen = {k: v for k, v in chosen.items() if not k.startswith("test")}
+        limit = self.config.evaluation.retain_samples
+        if limit is not None and len(chosen["retain"]) > limit:
+            chosen["retain"] = np.sort(hash_order(chosen["retain"], seed, "retain-eval")[:limit])
+        return {name: indices for name, indices in chosen.items() if len(indices)}
+
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """See :func:`vision.metrics.vision_metrics`."""
+        return vision_metrics(
+            scores, trial=trial, seed=derive(seed, "mia"), features=self.config.evaluation.features
+        )

@@ -1,0 +1,1 @@
+"""Images: readers, sources, augmentation."""

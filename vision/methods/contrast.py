@@ -1,0 +1,107 @@
+"""NT-Xent on the inputs of the classifier, beside any other objective."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.base.errors import ConfigError
+from common.data.batch import Batch, Forward
+from common.objectives.objectives import Objective, Terms
+
+VIEWS = "views"
+
+
+def nt_xent(features: Tensor, temperature: float) -> Tensor:
+    """Normalised temperature-scaled cross-entropy of 2N features: rows i and i + N are a pair.
+
+    Formula: mean_i ``-s_{i,pos}/tau + logsumexp_{k != i} s_{ik}/tau``, s = cosine similarity.
+    Source: SimCLR, arXiv 2002.05709, eq. 1.
+
+    Args:
+        features: (2N, d), N >= 2 for a loss that is not 0.
+        temperature: tau.
+    """
+    unit = F.normalize(features.float(), dim=1)
+    similarity = unit @ unit.T / temperature
+    similarity.fill_diagonal_(float("-inf"))
+    partner = torch.arange(len(unit), device=unit.device).roll(len(unit) // 2)
+    return F.cross_entropy(similarity, partner)
+
+
+class HeadInputs:
+    """Keeps the input of a model's classifier (N, d) from its latest forward."""
+
+    def __init__(self) -> None:
+        self.latest: Tensor | None = None
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module, head: Sequence[str]) -> Iterator[None]:
+        """Listens to the linear layer whose parameters match ``head``.
+
+        Raises:
+            ConfigError: There is no such layer, or several.
+        """
+        layers = [
+            module
+            for name, module in model.named_modules()
+            if any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in head)
+            and getattr(module, "weight", None) is not None
+        ]
+        if len(layers) != 1:
+            raise ConfigError(f"{len(layers)} layers match the head {', '.join(head)}; need one")
+        hook = layers[0].register_forward_pre_hook(self._keep)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self.latest = None
+
+    def _keep(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.latest = args[0]
+
+
+class Contrasted:
+    """``objective + weight * NT-Xent`` on two views of retain images.
+
+    Args:
+        objective: What is minimised besides; None takes CE on the first views.
+        features: Watching the model that is trained.
+        weight: lambda.
+        temperature: tau.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None,
+        features: HeadInputs,
+        *,
+        weight: float,
+        temperature: float,
+    ):
+        self.objective, self.features = objective, features
+        self.weight, self.temperature = weight, temperature
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of the objective, and the views."""
+        return (*(self.objective.parts if self.objective else ()), VIEWS)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+        """One forward over both views, after that of the objective."""
+        base = self.objective(forward, batches) if self.objective else None
+        views = batches[VIEWS]
+        logits = forward(views)
+        assert self.features.latest is not None
+        contrast = nt_xent(self.features.latest, self.temperature)
+        if base is None:
+            count = len(views) // 2
+            loss = F.cross_entropy(logits[:count].float(), views.labels[:count])
+            base = Terms(loss, {"retain_loss": loss})
+        total = base.total + self.weight * contrast
+        return Terms(total, {**base.parts, "contrast": contrast})

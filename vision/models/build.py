@@ -1,0 +1,252 @@
+"""Vision transformers: from scratch, from timm, or from a local checkpoint.
+
+Weights are drawn from a seed without touching the global random state, and read from
+safetensors only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.data import resolve_model_data_config
+from timm.models import create_model, get_pretrained_cfg, is_model, list_models
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from common.base.errors import ConfigError, DataError
+from common.base.hub import prepare_client
+from vision.config import ModelConfig
+from vision.models.checkpoint import _line, load_checkpoint
+from vision.models.family import TARGETS
+
+# digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
+_GREY = ((0.3,), (0.35,))
+_COLOUR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+class InputSpec(NamedTuple):
+    """What a model takes: side in px, and mean and std per channel for pixels in [0, 1]."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class ConvStem(nn.Module):
+    """Patch embedding behind two 3x3 convolutions of stride 2 (32 and 64 channels).
+
+    GroupNorm, not BatchNorm: running statistics would drift while a model unlearns.
+    Takes the arguments that timm gives to an ``embed_layer``.
+    """
+
+    def __init__(
+        self,
+        img_size: int,
+        patch_size: int,
+        in_chans: int,
+        embed_dim: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **_: Any,
+    ):
+        super().__init__()
+        like = {"device": device, "dtype": dtype}
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((in_chans, 32), (32, 64)):
+            layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, **like))
+            layers += [nn.GroupNorm(8, outputs, **like), nn.GELU()]
+        self.convolutions = nn.Sequential(*layers)
+        side = patch_size // 4
+        self.proj = nn.Conv2d(64, embed_dim, side, stride=side, bias=bias, **like)
+        self.num_patches = (img_size // patch_size) ** 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, S, S) -> (N, patches, dim)."""
+        return self.proj(self.convolutions(x)).flatten(2).transpose(1, 2)
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    num_classes: int,
+    in_chans: int,
+    generator_seed: int,
+    image_size: int | None = None,
+) -> nn.Module:
+    """A classifier on the CPU; the same seed gives the same bits.
+
+    Args:
+        config: Which model.
+        num_classes: Width of the logits.
+        in_chans: Channels of the images.
+        generator_seed: Seed of the weights that are not loaded.
+        image_size: Input side in px that replaces the model's own.
+
+    Returns:
+        (N, in_chans, S, S) -> logits (N, num_classes).
+
+    Raises:
+        ConfigError: timm does not know the name or cannot build it at this size.
+        DataError: Pretrained weights cannot be fetched.
+        CheckpointError: The checkpoint is missing, damaged or of another model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator_seed)
+        model = _construct(config, num_classes, in_chans, image_size or config.image_size)
+    if config.checkpoint is not None:
+        load_checkpoint(model, Path(config.checkpoint), new_head=config.name != "scratch")
+    size = input_spec(config, in_chans=in_chans, image_size=image_size).size
+    width = _logits_width(model, (1, in_chans, size, size))
+    assert width == num_classes, f"{config.name}: {width} logits for {num_classes} classes"
+    return model
+
+
+def _construct(
+    config: ModelConfig, num_classes: int, in_chans: int, image_size: int | None
+) -> nn.Module:
+    if config.name == "scratch":
+        return _scratch(config, num_classes, in_chans, image_size)
+    _check_name(config.name)
+    sizes: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    build: Callable[[], nn.Module] = partial(
+        create_model,
+        config.name,
+        pretrained=config.pretrained,
+        num_classes=num_classes,
+        in_chans=in_chans,
+        **sizes,
+    )
+    if config.pretrained:
+        return _fetch_pretrained(config.name, build)
+    try:
+        return build()
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ConfigError(f"model {config.name}: timm cannot build it ({_line(error)})") from None
+
+
+def _scratch(
+    config: ModelConfig, num_classes: int, in_chans: int, image_size: int | None
+) -> nn.Module:
+    assert config.patch_size and image_size and config.dim and config.depth and config.heads
+    if image_size % config.patch_size:
+        raise ConfigError(
+            f"image_size {image_size} is not a multiple of patch_size {config.patch_size}"
+        )
+    stem: dict[str, Any] = {"embed_layer": ConvStem} if config.stem == "conv" else {}
+    return VisionTransformer(
+        img_size=image_size,
+        patch_size=config.patch_size,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        embed_dim=config.dim,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_ratio or 4.0,
+        global_pool=config.pool or "token",
+        class_token=config.pool != "avg",
+        **stem,
+    )
+
+
+def _check_name(name: str) -> None:
+    if not is_model(name):
+        close = difflib.get_close_matches(name, list_models(), n=1, cutoff=0.6)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ConfigError(f"model {name}: neither 'scratch' nor known to timm{hint}")
+    try:
+        get_pretrained_cfg(name)
+    except RuntimeError:
+        arch, _, tag = name.partition(".")
+        tags = [known.partition(".")[2] for known in list_models(f"{arch}.*", pretrained=True)]
+        raise ConfigError(f"model {name}: {arch} has no weights '{tag}'; it has {tags}") from None
+
+
+def _fetch_pretrained(name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    prepare_client()
+    try:
+        return build()
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise DataError(
+            f"model {name}: pretrained weights cannot be fetched ({_line(error)}); give"
+            " checkpoint: FILE.safetensors, or run once on a machine with a network"
+        ) from None
+
+
+def _logits_width(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Width of the output, by a forward pass on the meta device (shapes only)."""
+    state = [*model.named_parameters(), *model.named_buffers()]
+    meta = {name: tensor.detach().to("meta") for name, tensor in state}
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, meta, (torch.empty(shape, device="meta"),))
+    return logits.shape[1]
+
+
+def input_spec(
+    config: ModelConfig, *, in_chans: int = 3, image_size: int | None = None
+) -> InputSpec:
+    """Input side, mean and std of a model, without building it.
+
+    timm models bring their own; grey images get the mean over the channels.  Scratch models take
+    (0.3, 0.35) for grey and CIFAR-10's statistics for colour images.
+    """
+    size = image_size or config.image_size
+    if config.name == "scratch":
+        assert size is not None
+        return InputSpec(size, *(_GREY if in_chans == 1 else _COLOUR))
+    _check_name(config.name)
+    registered = get_pretrained_cfg(config.name)
+    assert registered is not None
+    resolved = resolve_model_data_config(None, pretrained_cfg=registered.to_dict())
+    mean, std = (tuple(map(float, resolved[key])) for key in ("mean", "std"))
+    if in_chans != len(mean):
+        mean, std = ((sum(values) / len(values),) * in_chans for values in (mean, std))
+    return InputSpec(size or resolved["input_size"][-1], mean, std)
+
+
+@dataclass(frozen=True)
+class ParameterShare:
+    """Trainable parameters of rank-r adapters beside the parameters of the model without them."""
+
+    trainable: int
+    base: int
+
+    @property
+    def percent(self) -> float:
+        """100 * trainable / base."""
+        return 100 * self.trainable / self.base
+
+
+def parameter_share(
+    config: ModelConfig,
+    rank: int,
+    *,
+    num_classes: int,
+    in_chans: int = 3,
+    placement: str = "mlp",
+) -> ParameterShare:
+    """Counts adapters of ``rank`` on a model of ``config`` without allocating or loading weights.
+
+    The denominator is the model without adapters and with its ``num_classes``-way head.
+    """
+    bare = config.model_copy(update={"pretrained": False, "checkpoint": None})
+    with torch.device("meta"):
+        model = _construct(bare, num_classes, in_chans, config.image_size)
+    base = sum(parameter.numel() for parameter in model.parameters())
+    return ParameterShare(adapter_parameters(model, rank, TARGETS[placement]), base)
+
+
+def adapter_parameters(model: nn.Module, rank: int, patterns: Sequence[str]) -> int:
+    """sum of rank * (inputs + outputs) over the linear layers that match one of ``patterns``."""
+    return sum(
+        rank * (layer.in_features + layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and any(fnmatch.fnmatch(name, p) for p in patterns)
+    )

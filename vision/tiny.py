@@ -1,0 +1,73 @@
+"""The tiny problem of vision methods: 16 x 16 px images of four classes and a small ViT."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.base.seeding import generator
+from common.checks.tiny_net import CLASSES, PER_CLASS
+from common.checks.tiny_task import Forbidding, TinyProblem, tensors_digest
+from common.data.batch import Batch
+from common.train.config import FitConfig
+from vision.config import DataConfig, ModelConfig
+from vision.data.source import ImageSource, PreparedImages
+from vision.models.build import build_model
+from vision.models.family import TARGETS, component_of
+
+SIDE = 16
+_MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)
+
+
+@functools.cache
+def _prepared() -> PreparedImages:
+    stream = generator(0, "checks", "images")
+    labels = np.arange(CLASSES * PER_CLASS) % CLASSES
+    centres = 0.4 * torch.rand(CLASSES, 1, 4, 4, generator=stream)
+    centres += 0.2 * torch.arange(CLASSES).view(-1, 1, 1, 1)  # darker and brighter classes
+    bright = torch.nn.functional.interpolate(centres[labels], SIDE, mode="nearest")
+    noise = 0.2 * torch.randn(bright.shape, generator=stream)
+    images = (255 * (bright + noise).clamp(0, 1)).to(torch.uint8)
+    everything = np.arange(len(labels))
+    pools = {"train": everything[:96], "validation": everything[96:120], "test": everything[120:]}
+    found = tensors_digest({"images": images, "labels": torch.from_numpy(labels)})
+    names = tuple(f"class {label}" for label in range(CLASSES))
+    return PreparedImages(images, labels, pools, None, names, "drawn from a seed", found)
+
+
+class GuardedImages(Forbidding, ImageSource):
+    """Grey images, augmented by crops, that can be forbidden."""
+
+    def __init__(self, forbidden: Mapping[int, str] | None = None):
+        Forbidding.__init__(self, forbidden)
+        config = DataConfig(augment=True, flip=False, crop_padding=1)
+        ImageSource.__init__(self, _prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        """The images at ``indices``, unless one of them is forbidden."""
+        self.refuse(indices)
+        return super().fetch(indices, augment=augment)
+
+
+class TinyImages(TinyProblem):
+    """Images and a vision transformer with a class token and 16 patches."""
+
+    recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
+    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
+
+    def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedImages:
+        """Labelled images."""
+        return GuardedImages(forbidden)
+
+    def net(self) -> nn.Module:
+        """An untrained transformer."""
+        return build_model(_MODEL, num_classes=CLASSES, in_chans=1, generator_seed=0)
+
+    def component_of(self, name: str) -> str:
+        """mlp, attention, head or other."""
+        return component_of(name)
