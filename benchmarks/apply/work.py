@@ -9,13 +9,13 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.apply.report import AUDIT, reading, weight_change
-from benchmarks.pipeline.runner import Progress, cost_of, dynamics_of, reset_peak
+from benchmarks.pipeline.unlearning import unlearned
+from benchmarks.pipeline.worksite import Progress
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, Diverged
@@ -156,34 +156,27 @@ class _Application:
         audit = self._identity()
         audit["before"] = self._before()
         task = self._task()
-        reset_peak()
         with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as audit["warnings"]:
+            outcome = unlearned(METHODS[self.request.method](self.config), task)
+            audit |= {"cost": outcome.cost, "dynamics": outcome.dynamics}
+            if outcome.model is None:
+                return self._diverged(audit, outcome.detail)
+            merged, adapters = self._merged(outcome.model, Path(scratch))
             try:
-                merged, adapters = self._unlearned(task, audit, Path(scratch))
                 self._check_merged(merged)
                 audit["after"] = self.subject.measured(merged)
             except Diverged as error:
-                return self._diverged(audit, task, error)
-            audit["dynamics"] = dynamics_of(task)
+                return self._diverged(audit, str(error))
             audit["weight_change"] = weight_change(self.subject.original, merged, adapters)
             return self._write(audit, merged, Path(scratch))
 
-    def _unlearned(
-        self, task: UnlearnTask, audit: dict[str, Any], scratch: Path
-    ) -> tuple[nn.Module, dict[str, float] | None]:
+    def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import detach, trainable_share
+        from common.bounded.attach import detach
         from common.bounded.files import save_adapter
         from common.bounded.find import adapted_layers
         from common.bounded.statistics import adapter_statistics
 
-        started = time.perf_counter()
-        try:
-            model = METHODS[self.request.method](self.config).unlearn(task)
-        finally:
-            audit["cost"] = cost_of(task, time.perf_counter() - started)
-        trainable, base = trainable_share(model)
-        audit["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
         if not any(True for _ in adapted_layers(model)):
             return model, None
         statistics = adapter_statistics(model)
@@ -227,15 +220,14 @@ class _Application:
             if not bool(tensor.isfinite().all()):
                 raise Diverged(0, f"parameter {name} is not finite")
 
-    def _diverged(self, audit: dict[str, Any], task: UnlearnTask, error: Diverged) -> AppliedResult:
-        audit |= {"status": "diverged", "status_detail": str(error), "after": None}
-        audit["dynamics"] = dynamics_of(task)
+    def _diverged(self, audit: dict[str, Any], detail: str) -> AppliedResult:
+        audit |= {"status": "diverged", "status_detail": detail, "after": None}
         audit["reading"] = reading(audit, self.subject)
         if processes.is_main():
             with writing(self.request.out) as folder:
                 write_json(folder / AUDIT, audit)
         message = (
-            f"{self.request.method} {error}; no model was written, only "
+            f"{self.request.method} {detail}; no model was written, only "
             f"{self.request.out / AUDIT}; lower lr or steps and choose another folder"
         )
         return AppliedResult("diverged", self.request.out, audit, message)
