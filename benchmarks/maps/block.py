@@ -16,7 +16,7 @@ from common.base.config import validate
 from common.base.errors import Diverged
 from common.base.registry import METHODS
 from common.bounded.attach import adapted_layers, attach, detach
-from common.bounded.phi import BOUNDED
+from common.bounded.phi import PHIS
 from common.bounded.statistics import adapter_statistics
 from common.data.splits import ForgetSplit
 from common.methods.task import UnlearnTask
@@ -151,7 +151,7 @@ def _together(
 def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[float | None]:
     if config.ball is not None:
         return training.at_ball
-    if config.adapter.phi in BOUNDED:
+    if PHIS[config.adapter.phi].bounded:
         return training.bound_active()
     return [None] * training.copies
 
@@ -172,7 +172,7 @@ class _AtBall:
         if self.shares:
             return math.fsum(self.shares) / len(self.shares)
         layers = [layer for _, layer in adapted_layers(model)]
-        if layers and layers[0].config.phi in BOUNDED:
+        if layers and layers[0].bound.record.bounded:
             return adapter_statistics(model)["bound_active"]
         return None
 

@@ -23,6 +23,7 @@ from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import canonical
 from common.base.errors import DataError
+from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
 from common.methods.difference import GradientDifference
 from common.methods.gradient import GradientMethod
@@ -65,7 +66,9 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     own = any(getattr(cls, name) is not getattr(GradientMethod, name) for name in body)
     own |= cls.objective is not GradientDifference.objective
     adapter = config.adapter
-    if own or adapter is None or adapter.phi == "relu" or adapter.dropout or adapter.train_head:
+    if own or adapter is None or adapter.dropout or adapter.train_head:
+        return False
+    if PHIS[adapter.phi].start == "random":
         return False
     plain = (config.reading, config.optimizer, config.accumulation, config.mixed_precision)
     off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
 from common.bounded.find import adapted_layers
-from common.bounded.product import BOUNDED, gram_norm
-
-# Constraints, applied after optimizer steps ------------------------------------------------------
+from common.bounded.product import gram_norm
 
 
 @torch.no_grad()
@@ -43,7 +40,8 @@ def project_ball_(model: nn.Module, c: float) -> float:
         if radius == 0.0:
             continue
         total += 1
-        norm = layer.outer * layer.inner * gram_norm(layer.A, layer.Bt)
+        slope = layer.bound.outer * layer.bound.inner
+        norm = slope * gram_norm(layer.A, layer.Bt)
         if not torch.isfinite(norm):
             continue  # the divergence guard reports it
         if norm > radius:
@@ -51,15 +49,9 @@ def project_ball_(model: nn.Module, c: float) -> float:
             factor = (radius / norm).sqrt() * (1 - 1e-6)
             layer.A.mul_(factor)
             layer.Bt.mul_(factor)
-            after = layer.outer * layer.inner * gram_norm(layer.A, layer.Bt)
+            after = slope * gram_norm(layer.A, layer.Bt)
             assert after <= radius * (1 + 1e-4), f"projection left the ball: {after} > {radius}"
     return outside / max(total, 1)
-
-
-def check_ball(config: AdapterConfig) -> None:
-    """Raises :class:`ConfigError` where a ball would not be a certificate."""
-    if config.phi not in BOUNDED | {"identity"}:
-        raise ConfigError(f"ball: not a certificate for phi: {config.phi}; use identity or a bound")
 
 
 def factor_penalty(model: nn.Module) -> Tensor:

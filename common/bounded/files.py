@@ -16,6 +16,7 @@ from common.bounded.attach import _adaptable, attach
 from common.bounded.config import AdapterConfig
 from common.bounded.find import adapted_layers
 from common.bounded.layer import BoundedLinear
+from common.bounded.phi import PHIS
 from common.bounded.quantised import (
     QuantisedBoundedLinear,
     base_weight,
@@ -136,7 +137,7 @@ def _read_adapter(
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
         if not layers or any(len(row) not in (2, 3) for row in layers.values()):
             raise ValueError("no layers")
-        starts = list(meta.get("starts", layers if config.phi == "relu" else []))
+        starts = list(meta.get("starts", layers if PHIS[config.phi].start == "random" else []))
         if not set(starts) <= set(layers):
             raise ValueError("starts of other layers")
     except FileNotFoundError as error:

@@ -201,7 +201,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
             factors = weighted_factors(
                 layer.weight, rows, layer.config.rank, balanced=config.balanced
             )
-        slope = layer.outer * layer.inner
+        slope = layer.bound.outer * layer.bound.inner
         scale = layer.config.scale
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
