@@ -46,6 +46,7 @@ LIGHT = (
     "language.config",
     "language.data.tofu",
     "common.methods.fila",
+    "common.methods.variants",
     "common.methods.hinge",
     "common.methods.preference",
     "common.methods.reweighted",

@@ -15,6 +15,7 @@ from common.base.config import apply_overrides, did_you_mean, digest, merge, rea
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
 from common.methods.base import UnlearningMethod, resolve_config
+from common.methods.forget_retain import lambda_field
 
 if TYPE_CHECKING:
     from common.audits.base import Audit
@@ -158,6 +159,8 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
             raise ConfigError(
                 f"{origin}: method '{method}' has no '{needed}', so it has no map; remove the row"
             )
+    if row.axis == "lam":
+        row = row.model_copy(update={"axis": lambda_field(cls.Config) or row.axis})
     if row.axis is not None and row.axis.partition(".")[0] not in cls.Config.model_fields:
         raise ConfigError(
             f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"

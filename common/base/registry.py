@@ -40,11 +40,14 @@ class Registry(Generic[T]):
     Args:
         kind: Word for error messages, such as ``method``.
         base: ``module:attr`` of the base class that every entry must derive from.
+        derived: ``module:attr`` of a function: name -> the entry that an unregistered name stands
+            for, or None.
     """
 
-    def __init__(self, kind: str, base: str):
+    def __init__(self, kind: str, base: str, derived: str | None = None):
         self.kind = kind
         self._base = base
+        self._derived = derived
         self._entries: dict[str, Entry] = {}
 
     def register(
@@ -81,14 +84,21 @@ class Registry(Generic[T]):
         return list(self._entries)
 
     def entry(self, name: str) -> Entry:
-        """The entry of a name, without importing its target."""
-        if name not in self._entries:
+        """The entry of a name, without importing its target if it is registered."""
+        entry = self._find(name)
+        if entry is None:
             hint = did_you_mean(name, self.names())
             raise ConfigError(f"unknown {self.kind} '{name}'{hint}")
-        return self._entries[name]
+        return entry
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> Entry | None:
+        if name in self._entries or self._derived is None:
+            return self._entries.get(name)
+        entry: Entry | None = _import(self._derived, self.kind)(name)
+        return entry
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -162,6 +172,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-METHODS: Registry[Any] = Registry("method", "common.methods.base:UnlearningMethod")
+METHODS: Registry[Any] = Registry(
+    "method", "common.methods.base:UnlearningMethod", "common.methods.variants:crossed_entry"
+)
 BENCHMARKS: Registry[Any] = Registry("benchmark", "common.protocol.benchmark:Benchmark")
 PROBLEMS: Registry[Any] = Registry("tiny problem", "common.checks.tiny_task:TinyProblem")

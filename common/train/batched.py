@@ -4,7 +4,7 @@ The runs of a stability map differ only in the learning rate and in the weight o
 Their frozen backbones are one, so K copies of a batch go through it together, and an adapted layer
 is a batched product.  No modality: any model that treats its samples independently will do, as its
 adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.fit` on
-``GradientDifference``, run by run, up to rounding.
+``gradient_difference``, run by run, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from common.bounded.attach import BoundedLinear, adapted_layers
 from common.data.batch import Batch
 from common.data.loader import Loader
-from common.objectives.objectives import ForgetLoss, joint_logits
+from common.objectives.objectives import joint_logits
 from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
+from common.objectives.terms import ForgetLoss
 from common.train.config import FitConfig
 from common.train.protocols import ModelForward
 from common.train.rates import learning_rate

@@ -18,7 +18,7 @@ from common.bounded.reuse import reuse_weights
 from common.bounded.statistics import adapter_statistics
 from common.data.batch import Batch
 from common.data.loader import Loader
-from common.objectives.objectives import Objective, Terms
+from common.objectives.objectives import Objective, ObjectiveValue
 from common.train.checkpoint import TrainingState
 from common.train.config import FitConfig
 from common.train.launch import make_accelerator, make_sharded
@@ -159,7 +159,7 @@ class _Run:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def _backward(self) -> tuple[Terms, dict[str, Batch]]:
+    def _backward(self) -> tuple[ObjectiveValue, dict[str, Batch]]:
         batches = {part: self.loaders[part].next() for part in self.objective.parts}
         terms = self.objective(self.forward, batches)
         total = terms.total
@@ -170,12 +170,12 @@ class _Run:
             self.accelerator.backward(total)
             extra = whole_tensor(self.penalty(self.sharded.twin))
             self.accelerator.backward(extra)
-            return Terms(total + extra, {**terms.parts, "penalty": extra}), batches
+            return ObjectiveValue(total + extra, {**terms.parts, "penalty": extra}), batches
         extra = self.penalty(self.model)
         self.accelerator.backward(total + extra)
-        return Terms(total + extra, {**terms.parts, "penalty": extra}), batches
+        return ObjectiveValue(total + extra, {**terms.parts, "penalty": extra}), batches
 
-    def _watch(self, step: int, terms: Terms) -> None:
+    def _watch(self, step: int, terms: ObjectiveValue) -> None:
         values = torch.stack([terms.total, *terms.parts.values()]).detach().float()
         bad = ~(values.isfinite().all() & (values.abs() <= self.config.loss_cap).all())
         unset = self.first_bad < 0

@@ -14,7 +14,7 @@ from common.base.errors import ConfigError
 from common.data.batch import Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import evaluating
-from common.objectives.objectives import Terms
+from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import IGNORE, average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
 
@@ -90,13 +90,13 @@ class Steering:
     retain_weight: float
     parts: tuple[str, ...] = ("retain", "forget")
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Both distances, per entry of the hidden state."""
         kept, kept_loss = self._distance(forward, batches["retain"], None)
         push, push_loss = self._distance(forward, batches["forget"], self.target)
         total = self.forget_weight * push + self.retain_weight * kept
         logged = {"retain_term": kept, "retain_loss": kept_loss}
-        return Terms(total, {**logged, "forget_term": push, "forget_loss": push_loss})
+        return ObjectiveValue(total, {**logged, "forget_term": push, "forget_loss": push_loss})
 
     def _distance(
         self, forward: Forward, batch: Batch, target: Tensor | None

@@ -25,8 +25,9 @@ from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "baselines.json"
-SIMPLE = ("common.methods.references", "common.methods.simple", "common.methods.difference")
-OWN = [entry.name for entry in METHODS if str(entry.target).split(":")[0] in SIMPLE]
+OTHERS = ("gd_fila",)
+OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
+OWN += [name for name in METHODS.names() if name.split("_")[0] == "gd" and name not in OTHERS]
 ADAPTERS = [n for n in OWN if getattr(METHODS[n].Config(), "adapter", None) is not None]
 STEPS, NOISE = 20, 1.0
 VARIANTS = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.data.batch import Batch, Forward
-from common.objectives.objectives import Objective, Terms
+from common.objectives.objectives import Objective, ObjectiveValue
 from common.objectives.positions import wide
 
 VIEWS = "views"
@@ -93,7 +93,7 @@ class Contrasted:
         """Those of the objective, and the views."""
         return (*(self.objective.parts if self.objective else ()), VIEWS)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward over both views, after that of the objective."""
         base = self.objective(forward, batches) if self.objective else None
         views = batches[VIEWS]
@@ -103,6 +103,6 @@ class Contrasted:
         if base is None:
             count = len(views) // 2
             loss = F.cross_entropy(wide(logits[:count]), views.labels[:count])
-            base = Terms(loss, {"retain_loss": loss})
+            base = ObjectiveValue(loss, {"retain_loss": loss})
         total = base.total + self.weight * contrast
-        return Terms(total, {**base.parts, "contrast": contrast})
+        return ObjectiveValue(total, {**base.parts, "contrast": contrast})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.data.batch import Batch, Forward
-    from common.objectives.objectives import Terms
+    from common.objectives.objectives import ObjectiveValue
 
 
 class LetheViT(UnlearningMethod):
@@ -91,12 +91,12 @@ class MaskedContrast:
         source: Any = task.source
         self.black: Tensor = source.black
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """softplus((s- - s+) / tau), which is the formula of :class:`LetheViT`."""
         import torch
         import torch.nn.functional as F
 
-        from common.objectives.objectives import Terms
+        from common.objectives.objectives import ObjectiveValue
 
         batch = batches["forget"]
         logits = forward(batch)
@@ -105,7 +105,7 @@ class MaskedContrast:
             far = self.forward(self.teacher, batch)
         positive, negative = (F.cosine_similarity(logits, other) for other in (near, far))
         loss = F.softplus((negative - positive) / self.config.temperature).mean()
-        return Terms(loss, {"contrast": loss})
+        return ObjectiveValue(loss, {"contrast": loss})
 
     def masked(self, batch: Batch) -> Batch:
         """The images with their chosen patches black."""

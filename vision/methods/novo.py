@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.data.batch import Batch, Forward
-    from common.objectives.objectives import Terms
+    from common.objectives.objectives import ObjectiveValue
     from vision.models.keys import KeyedViT
 
 
@@ -83,13 +83,13 @@ class ProxyForgetting:
     def __init__(self, keyed: KeyedViT, *, beta: float, hide: float):
         self.keyed, self.beta, self.hide = keyed, beta, hide
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Cross-entropy on shown classes and KL to uniform on hidden ones."""
         import math
 
         import torch
 
-        from common.objectives.objectives import Terms
+        from common.objectives.objectives import ObjectiveValue
         from common.objectives.positions import wide
 
         batch = batches["train"]
@@ -101,4 +101,4 @@ class ProxyForgetting:
         uniform = -log_p.mean(1) - math.log(log_p.shape[1])
         kept = torch.where(known, own, 0).sum() / known.sum().clamp_min(1)
         hidden = torch.where(known, 0, uniform).sum() / (~known).sum().clamp_min(1)
-        return Terms(kept + self.beta * hidden, {"shown_loss": kept, "hidden_kl": hidden})
+        return ObjectiveValue(kept + self.beta * hidden, {"shown_loss": kept, "hidden_kl": hidden})

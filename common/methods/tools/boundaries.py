@@ -12,7 +12,7 @@ from common.base.errors import ConfigError
 from common.data.batch import Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import EVALUATION_BATCH
-from common.objectives.objectives import Terms
+from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import IGNORE, sample_cross_entropy
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]
@@ -78,13 +78,13 @@ class ToNeighbours:
         with torch.no_grad():
             return self.frozen(Batch(moved, batch.labels, batch.indices)).argmax(-1)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One attack step on the copy, one forward."""
         batch = batches["forget"]
         labels = torch.where(batch.labels == IGNORE, IGNORE, self.neighbours(batch))
         loss = sample_cross_entropy(forward(batch), labels).mean()
         moved = (labels != batch.labels).float().mean()
-        return Terms(loss, {"neighbour_loss": loss, "relabelled_share": moved})
+        return ObjectiveValue(loss, {"neighbour_loss": loss, "relabelled_share": moved})
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class ToOneClass:
     label: int
     parts: tuple[str, ...] = ("forget",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Every counted label becomes that class."""
         batch = batches["forget"]
         labels = torch.where(batch.labels == IGNORE, IGNORE, self.label)
         loss = sample_cross_entropy(forward(batch), labels).mean()
-        return Terms(loss, {"shadow_loss": loss})
+        return ObjectiveValue(loss, {"shadow_loss": loss})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.data.batch import Batch, Forward
 from common.methods.tools.streams import Members
-from common.objectives.objectives import Terms
+from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import sample_cross_entropy, sample_distillation, wide
 
 
@@ -30,7 +30,7 @@ class Scrubbing:
     alpha: float
     parts: tuple[str, ...] = ("turns",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward of the student, one of the teacher."""
         batch = batches["turns"]
         forget = self.forgotten(batch)
@@ -41,7 +41,7 @@ class Scrubbing:
         away, close = _mean(distance, forget), _mean(distance, ~forget)
         loss = _mean(sample_cross_entropy(logits, batch.labels), ~forget)
         total = self.gamma * loss + self.alpha * close - away
-        return Terms(total, {"forget_kl": away, "retain_kl": close, "retain_loss": loss})
+        return ObjectiveValue(total, {"forget_kl": away, "retain_kl": close, "retain_loss": loss})
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TwoTeachers:
     temperature: float
     parts: tuple[str, ...] = ("mixed",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward of the student, one of each teacher."""
         batch = batches["mixed"]
         forget = self.forgotten(batch)
@@ -64,4 +64,4 @@ class TwoTeachers:
         logits = wide(forward(batch)) / self.temperature
         distance = sample_distillation(logits, target, batch.labels)
         parts = {"forget_kl": _mean(distance, forget), "retain_kl": _mean(distance, ~forget)}
-        return Terms(distance.mean(), parts)
+        return ObjectiveValue(distance.mean(), parts)
