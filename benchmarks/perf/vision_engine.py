@@ -90,9 +90,10 @@ def difference_steps(size: Size) -> Iterator[Case]:
         model = make_vit(vit)
         attach(model, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
         models = [copy.deepcopy(model) for _ in range(2)]
+        objectives: tuple[Objective, ...] = (ONE_FORWARD, TwoForwards(ONE_FORWARD))
         terms = [
             objective(partial(_logits, twin), batches).total
-            for objective, twin in zip((ONE_FORWARD, TwoForwards(ONE_FORWARD)), models, strict=True)
+            for objective, twin in zip(objectives, models, strict=True)
         ]
         checks = [Check("same objective (rel.)", relative_difference(*terms), 1e-5)]
         variants = [

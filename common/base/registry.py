@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
+from common.base.public import stale_imports
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "stable_forgetting.plugins"
@@ -140,9 +141,11 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
             except ConfigError:
                 raise
             except Exception as error:
+                moved = isinstance(error, ImportError) and str(error.name).startswith("common")
+                mend = "import from common alone (from common import METHODS, ...)"
                 raise ConfigError(
-                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; mend or "
-                    "uninstall it"
+                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; "
+                    f"{mend if moved else 'mend it'} or uninstall it"
                 ) from error
 
 
@@ -159,6 +162,9 @@ def _load_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        stale = stale_imports(path.read_text(encoding="utf-8"))
+        if stale is not None:
+            raise ConfigError(f"--plugin {path}: {stale}")
         spec.loader.exec_module(module)
     except ConfigError:
         del sys.modules[name]
