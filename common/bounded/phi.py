@@ -6,7 +6,7 @@ path runs it.  Torch is imported inside functions only, as configs are read with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -91,11 +91,8 @@ class Phi:
             self.value_and_slope_(z, slope, *arguments)
 
 
-class PhiTable(Mapping[str, Phi]):
+class PhiTable(dict[str, Phi]):
     """Name -> record."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, Phi] = {}
 
     def register(self, phi: Phi) -> None:
         """Adds a record.
@@ -103,23 +100,12 @@ class PhiTable(Mapping[str, Phi]):
         Raises:
             ConfigError: The name is taken.
         """
-        if phi.name in self._records:
+        if phi.name in self:
             raise ConfigError(f"phi '{phi.name}' is registered twice; choose another name")
-        self._records[phi.name] = phi
+        self[phi.name] = phi
 
-    def __getitem__(self, name: str) -> Phi:
-        if name not in self._records:
-            raise ConfigError(f"unknown phi '{name}'{did_you_mean(name, list(self._records))}")
-        return self._records[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._records
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+    def __missing__(self, name: str) -> Phi:
+        raise ConfigError(f"unknown phi '{name}'{did_you_mean(name, list(self))}")
 
 
 def _cosine(z: Tensor, out: Tensor) -> None:

@@ -210,7 +210,10 @@ def variant(name: str) -> type[UnlearningMethod] | None:
         ConfigError: The base's config does not take the preset's params together.
     """
     row = ROWS.get(name) or _crossed(name)
-    return None if row is None else _made(name, METHODS[row.base])
+    if row is None:
+        return None
+    base: Any = METHODS[row.base]
+    return _made(name, base)
 
 
 @cache
@@ -233,9 +236,9 @@ def _config(base: type[Strict], defaults: Mapping[str, Any], name: str) -> type[
     """``base`` with other defaults."""
     fields: dict[str, Any] = {}
     for key, value in defaults.items():
-        known = base.model_fields[key]
-        kind: Any = known.annotation
-        fields[key] = (Annotated[(kind, *known.metadata)] if known.metadata else kind, value)
+        info = base.model_fields[key]
+        kind: Any = info.annotation
+        fields[key] = (Annotated[(kind, *info.metadata)] if info.metadata else kind, value)
     config = create_model("Config", __base__=base, __module__=base.__module__, **fields)
     try:
         config()

@@ -1,4 +1,4 @@
-"""Terms of the literature's objectives: what is pushed away on forget, what is kept on retain.
+"""Terms of the literature's objectives: what pushes forget away, what holds on to retain.
 
 A loss per position becomes a term per part here; each is called as ``term(logits, batch)`` and
 returns a scalar to minimise.  :class:`common.objectives.objectives.ForgetRetain` adds them up.
@@ -141,8 +141,8 @@ class LogitPreference:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over scored positions and all logits."""
-        kept = batch.labels != IGNORE
-        difference = wide(logits)[kept] - wide(self.reference(batch))[kept]
+        scored = batch.labels != IGNORE
+        difference = wide(logits)[scored] - wide(self.reference(batch))[scored]
         return losses.negative_preference(difference, self.beta).mean()
 
 

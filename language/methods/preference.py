@@ -64,9 +64,9 @@ class RefusalPreference(_Weights):
         if self.retain is not None:
             batch = batches["retain"]
             z = forward(batch)
-            kept = self.retain(z, batch)
-            total = total + self.retain_weight * kept
-            logged |= {"retain_term": kept, "retain_loss": kept}
+            retain_term = self.retain(z, batch)
+            total = total + self.retain_weight * retain_term
+            logged |= {"retain_term": retain_term, "retain_loss": retain_term}
         return ObjectiveValue(total, logged)
 
     def _term(

@@ -92,7 +92,7 @@ def test_the_readmes_plugin_passes_the_contract_and_crosses(cli, tmp_path):
 
 def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monkeypatch):
     _, text = blocks("CONTRIBUTING.md")
-    monkeypatch.setattr(PHIS, "_records", dict(PHIS._records))
+    monkeypatch.setattr(PHIS, "register", lambda phi: monkeypatch.setitem(PHIS, phi.name, phi))
     path = tmp_path / "phi.py"
     path.write_text(text)
     suite = tmp_path / "mine.yaml"

@@ -26,8 +26,7 @@ OWN = Phi(
 
 @pytest.fixture
 def softsign(monkeypatch):
-    monkeypatch.setattr(PHIS, "_records", dict(PHIS._records))
-    PHIS.register(OWN)
+    monkeypatch.setitem(PHIS, OWN.name, OWN)
     return OWN.name
 
 
@@ -89,7 +88,16 @@ def test_an_unknown_phi_gets_a_hint():
         validate(AdapterConfig, {"phi": "sin"}, "x.yaml")
 
 
-def test_a_record_is_registered_once_and_needs_one_slope(softsign):
+def test_a_record_is_registered_once_and_needs_one_slope():
+    PHIS.register(OWN)
+    try:
+        assert PHIS[OWN.name] is OWN
+        _twice()
+    finally:
+        del PHIS[OWN.name]
+
+
+def _twice():
     with pytest.raises(ConfigError, match="'softsign' is registered twice"):
         PHIS.register(OWN)
     with pytest.raises(ConfigError, match="give slope_of_argument or slope_of_value"):

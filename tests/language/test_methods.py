@@ -51,8 +51,8 @@ LITERATURE = ("divergence", "entropy", "fila", "hinge", "preference", "reweighte
 OWN = [
     entry.name
     for entry in METHODS
-    if str(entry.target).startswith(
-        ("language.", *(f"common.methods.{module}:" for module in LITERATURE))
+    if METHODS[entry.name].__module__.startswith(
+        ("language.", *(f"common.methods.{module}" for module in LITERATURE))
     )
 ]
 SINE = {"adapter": {"phi": "sine", "omega": 100.0, "rank": 4}, "lr": 3e-3}

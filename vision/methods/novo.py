@@ -96,9 +96,9 @@ class ProxyForgetting:
         shown = torch.rand(self.keyed.num_classes) >= self.hide
         self.keyed.show(shown)
         log_p = wide(forward(batch)).log_softmax(-1)
-        known = shown.to(batch.labels.device)[batch.labels]
+        visible = shown.to(batch.labels.device)[batch.labels]
         own = -log_p.gather(1, batch.labels.unsqueeze(1)).squeeze(1)
         uniform = -log_p.mean(1) - math.log(log_p.shape[1])
-        kept = torch.where(known, own, 0).sum() / known.sum().clamp_min(1)
-        hidden = torch.where(known, 0, uniform).sum() / (~known).sum().clamp_min(1)
-        return ObjectiveValue(kept + self.beta * hidden, {"shown_loss": kept, "hidden_kl": hidden})
+        loss = torch.where(visible, own, 0).sum() / visible.sum().clamp_min(1)
+        hidden = torch.where(visible, 0, uniform).sum() / (~visible).sum().clamp_min(1)
+        return ObjectiveValue(loss + self.beta * hidden, {"shown_loss": loss, "hidden_kl": hidden})

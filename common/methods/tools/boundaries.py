@@ -34,9 +34,9 @@ def input_bounds(task: UnlearnTask) -> Bounds:
     A source may tell them in ``input_bounds`` (or give None there); otherwise they are the smallest
     and the largest value on D_f.
     """
-    told: Bounds | None = getattr(task.source, "input_bounds", None)
-    if told is not None:
-        return told
+    given: Bounds | None = getattr(task.source, "input_bounds", None)
+    if given is not None:
+        return given
     lows: dict[str, list[Tensor]] = {}
     highs: dict[str, list[Tensor]] = {}
     for batch in ordered_batches(task.source, task.indices("forget"), EVALUATION_BATCH):

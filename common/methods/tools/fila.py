@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.methods.tools.passes import evaluating
-from common.objectives.positions import average, cross_entropy, wide
+from common.objectives.positions import IGNORE, average, cross_entropy, wide
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig
@@ -85,7 +85,7 @@ def fisher_information(
                 values = cross_entropy(forward(model, batch), batch.labels)
                 loss = average(values, batch.labels, "tokens")
                 gradients = torch.autograd.grad(loss, chosen)
-                counted = int((batch.labels != -100).sum())
+                counted = int((batch.labels != IGNORE).sum())
                 fisher.add(dict(zip(names, gradients, strict=True)), counted)
     finally:
         for name, parameter in parameters.items():
@@ -183,14 +183,14 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
             )
     names = [f"{name}.weight" for name in layers]
     pair = {part: _loader(task, part, config) for part in ("forget", "retain")}
-    found = {}
+    fishers = {}
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
-        found[part] = fisher_information(task.model, names, task.forward, batches)
+        fishers[part] = fisher_information(task.model, names, task.forward, batches)
     generator = task.generator("fila", "svd")
     for name, layer in layers.items():
         key = f"{name}.weight"
-        rows = row_weights(found["forget"][key], found["retain"][key], config.eps)
+        rows = row_weights(fishers["forget"][key], fishers["retain"][key], config.eps)
         if not bool(rows.any()):
             continue  # nothing that forget needs: the usual start
         if config.compat == "loku":
@@ -205,7 +205,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         scale = layer.config.scale
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
-    facts = _quantiles(found["retain"], names, config.eps)
+    facts = _quantiles(fishers["retain"], names, config.eps)
     if task.tracker is not None:
         task.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
     logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
@@ -233,8 +233,8 @@ def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, fl
         below += int((values < eps).sum())
         samples.append(values[:: max(1, total // _SAMPLED)].cpu())
     logs = torch.cat(samples).clamp_min(1e-45).log10()
-    found = torch.quantile(logs, logs.new_tensor(QUANTILES)).tolist()
+    quantiles = torch.quantile(logs, logs.new_tensor(QUANTILES)).tolist()
     named = {
-        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
+        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, quantiles, strict=True)
     }
     return {**named, "log10_eps": math.log10(eps), "share_below_eps": below / total}

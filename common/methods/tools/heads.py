@@ -26,9 +26,9 @@ def head_name(task: UnlearnTask) -> str:
         and any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in task.head)
     ]
     if len(names) != 1:
-        found = ", ".join(names) or "none"
+        heads = ", ".join(names) or "none"
         raise ConfigError(
-            f"this method needs one linear head of {task.num_classes} logits (found: {found}); "
+            f"this method needs one linear head of {task.num_classes} logits (found: {heads}); "
             "choose another method for this model"
         )
     weight = task.model.get_submodule(names[0]).weight
