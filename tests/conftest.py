@@ -263,6 +263,29 @@ def set_fixed_(model: nn.Module, name: str = "net") -> nn.Module:
     return model
 
 
+class FixedDropout(nn.Module):
+    """Scales units by fixed factors in training, so that a student differs from its teacher.
+
+    Where they are equal, SCRUB climbs from the minimum of its divergence, and rounding alone
+    decides which way.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.factors = 1 + 0.2 * fixed_values("dropout", width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors if self.training else x
+
+
+def make_golden_net(name: str = "net") -> nn.Module:
+    """As :class:`TinyNet`; weights and dropout are fixed, in float64."""
+    model = TinyNet()
+    for block in model.blocks:
+        block.drop = FixedDropout(8)
+    return set_fixed_(model, name)
+
+
 def make_golden_source(noise: float) -> VectorSource:
     """As :class:`VectorSource`; the vectors are fixed, in float64."""
     source = VectorSource(noise=noise)
@@ -279,7 +302,7 @@ def golden() -> SimpleNamespace:
         float64=float64,
         values=fixed_values,
         set_=set_fixed_,
-        net=lambda name="net": set_fixed_(TinyNet(), name),
+        net=make_golden_net,
         source=make_golden_source,
     )
 
