@@ -18,7 +18,7 @@ from common.base.seeding import derive, hash_order
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig, ScenarioConfig
-from vision.metrics import GAP, METRICS, vision_metrics
+from vision.metrics import GAP, MAP_AXES, METRICS, accuracy_metrics, vision_metrics
 from vision.models.family import VisionTransformers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.data.splits import ForgetSplit
-    from common.measure.metric import GapRule, MetricSpec
+    from common.measure.metric import GapRule, MapAxes, MetricSpec
     from common.measure.scores import Scores
     from vision.data.source import ImageSource
 
@@ -77,6 +77,7 @@ class VisionBenchmark(VisionTransformers, Benchmark):
     version = 2
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
+    map_axes: ClassVar[MapAxes | None] = MAP_AXES
     Config = VisionConfig
     config: VisionConfig
     modality = "vision"
@@ -198,3 +199,8 @@ class VisionBenchmark(VisionTransformers, Benchmark):
         return vision_metrics(
             scores, trial=trial, seed=derive(seed, "mia"), features=self.config.evaluation.features
         )
+
+    def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """Accuracies and forget loss, without the attacks."""
+        metrics = accuracy_metrics(scores)
+        return {name: metrics[name] for name in MAP_AXES.metrics}

@@ -200,7 +200,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     tables = [
         _statistics(logits[n, t], labels[n, t])[0]
-        for n, t in zip(sample.split(rows), position.split(rows), strict=True)
+        for n, t in zip(torch.split(sample, rows), torch.split(position, rows), strict=True)
     ]
     tokens = _checked(torch.cat(tables))
     owner = sample.cpu().numpy()
