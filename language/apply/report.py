@@ -88,9 +88,9 @@ def _summary(scores: Scores, said: Scores | None) -> dict[str, Any]:
     }
 
 
-def outcome(audit: Mapping[str, Any]) -> list[str]:
+def outcome(statement: Mapping[str, Any]) -> list[str]:
     """What these measurements say, in plain words."""
-    before, after = audit["before"], audit["after"]
+    before, after = statement["before"], statement["after"]
     lines = []
     known = before["forget"]["exact_memorization"]
     if known < 50:
@@ -98,8 +98,8 @@ def outcome(audit: Mapping[str, Any]) -> list[str]:
             f"The given model predicted only {known:.1f} % of the forget tokens before: it may not "
             "know these texts, or know them in another prompt (--template)."
         )
-    lines += [_change(part, before[part], after[part]) for part in audit["data"]]
-    guessing = math.log(audit["input"]["vocabulary"])
+    lines += [_change(part, before[part], after[part]) for part in statement["data"]]
+    guessing = math.log(statement["input"]["vocabulary"])
     if after["forget"]["loss"] > guessing:
         lines.append(
             f"The forget loss is above that of guessing among all tokens ({guessing:.2f} nats): "

@@ -34,9 +34,11 @@ from benchmarks.maps.report import (
 from benchmarks.maps.resolve import load_map, make_rule, map_names
 from benchmarks.pipeline.planner import Planner
 from benchmarks.report.table import FLOOR
+from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.methods.base import resolve_config
 from common.store.stages import StageStore
+from vision.benchmark import VisionBenchmark
 from vision.metrics import MAP_AXES
 
 TARGET = {"fa": 0.0, "ra": 100.0, "ta": 98.0, "forget_loss": 6.0}
@@ -295,7 +297,7 @@ def tiny_map(tiny_suite, tmp_path_factory):
         ({}, {"compare": [["gd_ball", "x"]]}, "compare names 'x'"),
         ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
-        ({"suite": "tofu-small"}, {}, "map.rule.ra"),
+        ({"suite": "tofu-small"}, {}, "known: forget_prob, mu_likelihood, retain_prob"),
         (
             {"protocol": {"scenario": {"kind": "random", "fraction": 0.2}}},
             {"methods": {"unsir": {"axis": None}}},
@@ -505,3 +507,34 @@ def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
     with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
         (folder / "cells.jsonl").write_text("{\n")
     assert "damaged" in one_line_error(cli("map", path, "--store", tmp_path, "--report"))
+
+
+def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_path):
+    tiny_text_suite(tmp_path)
+    grid = {
+        "methods": {"gd_sine": None},
+        "lrs": [1e-3, 1e-2],
+        "lambdas": [1.0],
+        "steps": [2],
+        "extend": {"low": 0, "high": 0},
+        "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
+        "defaults": {"batch_size": 4},
+    }
+    data = {"name": "text-map", "suite": "tiny-text.yaml", "seeds": [1], "map": grid}
+    path, store = tmp_path / "m.yaml", tmp_path / "store"
+    path.write_text(yaml.safe_dump(data))
+    done = cli("map", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    folder = store / "maps" / "text-map"
+    rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(0 < row["forget_prob"] < 100 for row in rows)
+    board = json.loads((folder / "map.json").read_text())
+    assert set(board["targets"]["1"]) == {"forget_prob", "retain_prob", "mu_likelihood"}
+    assert board["lines"][0]["accepted"] == [100.0] and "worst_retain_prob" in board["lines"][0]
+    assert "retain P >= Retrain - 100" in (folder / "MAP.md").read_text()
+
+
+def test_a_benchmark_without_axes_has_no_map(tiny_map, monkeypatch):
+    monkeypatch.setattr(VisionBenchmark, "map_axes", None)
+    with pytest.raises(ConfigError, match="declares no map_axes"):
+        load_map(str(tiny_map(compare=[])))

@@ -244,7 +244,7 @@ class Preprocessing:
         return self._transform(pixels)
 
     def describe(self) -> dict[str, Any]:
-        """For the audit."""
+        """For the statement."""
         return {**dataclasses.asdict(self), "augmentation": "none"}
 
     @cached_property
