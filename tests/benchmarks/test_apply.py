@@ -130,9 +130,9 @@ def test_gd_sine_end_to_end(world, request_):
     assert result.status == "ok"
     assert sorted(path.name for path in out.iterdir()) == [
         "adapter",
-        "statement.json",
         "config.json",
         "model.safetensors",
+        "statement.json",
     ]
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert (out / "config.json").read_bytes() == (world / "model/config.json").read_bytes()
