@@ -204,11 +204,11 @@ def check_apart(items: Mapping[str, Sequence[Item]], paths: Mapping[str, Path]) 
     Raises:
         DataError: Naming one pair.
     """
-    seen: dict[tuple[str, str], tuple[str, int]] = {}
+    owners: dict[tuple[str, str], tuple[str, int]] = {}
     for role, rows in items.items():
         for number, item in enumerate(rows, 1):
             key = (item.question.strip(), item.answer.strip())
-            other, first = seen.setdefault(key, (role, number))
+            other, first = owners.setdefault(key, (role, number))
             if other != role:
                 raise DataError(
                     f"{paths[other]} row {first} ({other}) and {paths[role]} row {number} ({role}) "
@@ -238,11 +238,11 @@ def _source(
     from language.data.source import TextSource
     from language.data.templates import make_template
 
-    asked = all(item.question for item in items["forget"])
+    questions = all(item.question for item in items["forget"])
     corpus = Corpus(
         tuple(item for rows in items.values() for item in rows),
         "JSON-lines files of the user",
-        REFUSAL_LINES if asked else (),  # a plain text is nothing that could be refused
+        REFUSAL_LINES if questions else (),  # a plain text is nothing that could be refused
     )
     template = make_template(family, "clean")
     return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)

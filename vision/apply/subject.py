@@ -181,18 +181,18 @@ def measured(
         )
         for name, ids in parts.items()
     }
-    found: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
-    found |= {"membership_auc": None, "membership_auc_same_classes": None}
+    results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
+    results |= {"membership_auc": None, "membership_auc_same_classes": None}
     if "test" in scores:
         test = scores["test"]
         assert test.labels is not None
         same = np.isin(test.labels, forgotten)
-        found["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
-        found["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
-        found["membership_auc"] = _auc(scores["forget"], test)
+        results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
+        results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
+        results["membership_auc"] = _auc(scores["forget"], test)
         if same.any():
-            found["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
-    return found
+            results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
+    return results
 
 
 def _summary(scores: Scores) -> dict[str, float]:
