@@ -23,8 +23,6 @@ PACKAGE_MAY_IMPORT = {
 }
 PENDING = {
     ("common.methods.tools", "common.methods"),  # tools take the task from below the methods
-    ("benchmarks.pipeline", "benchmarks.audits"),  # stage kinds are registered by their folders
-    ("benchmarks.pipeline", "benchmarks.maps"),
 }
 """Imports from one room to another that still stand and shall go."""
 
@@ -77,7 +75,7 @@ MAY_IMPORT = {
     "benchmarks.spec": "common.base common.methods common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
     "common.measure common.store common.protocol common.methods report spec",
-    "benchmarks.audits": "common.base common.data common.measure common.store common.protocol "
+    "benchmarks.audits": "common.base common.bounded common.data common.measure common.store common.protocol "
     "common.audits report spec pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
     "common.protocol report spec pipeline audits",

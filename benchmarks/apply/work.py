@@ -9,13 +9,13 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.apply.report import STATEMENT, reading, weight_change
-from benchmarks.pipeline.runner import Progress, cost_of, dynamics_of, reset_peak
+from benchmarks.pipeline.unlearning import unlearned
+from benchmarks.pipeline.worksite import Progress
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, Diverged
@@ -166,34 +166,27 @@ class _Run:
         statement = self._identity()
         statement["before"] = self._before()
         task = self._task()
-        reset_peak()
         with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as statement["warnings"]:
+            outcome = unlearned(METHODS[self.application.method](self.config), task)
+            statement |= {"cost": outcome.cost, "dynamics": outcome.dynamics}
+            if outcome.model is None:
+                return self._diverged(statement, outcome.detail)
+            merged, adapters = self._merged(outcome.model, Path(scratch))
             try:
-                merged, adapters = self._unlearned(task, statement, Path(scratch))
                 self._check_merged(merged)
                 statement["after"] = self.subject.measured(merged)
             except Diverged as error:
-                return self._diverged(statement, task, error)
-            statement["dynamics"] = dynamics_of(task)
+                return self._diverged(statement, str(error))
             statement["weight_change"] = weight_change(self.subject.original, merged, adapters)
             return self._write(statement, merged, Path(scratch))
 
-    def _unlearned(
-        self, task: UnlearnTask, statement: dict[str, Any], scratch: Path
-    ) -> tuple[nn.Module, dict[str, float] | None]:
+    def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import detach, trainable_share
+        from common.bounded.attach import detach
         from common.bounded.files import save_adapter
         from common.bounded.find import adapted_layers
         from common.bounded.statistics import adapter_statistics
 
-        started = time.perf_counter()
-        try:
-            model = METHODS[self.application.method](self.config).unlearn(task)
-        finally:
-            statement["cost"] = cost_of(task, time.perf_counter() - started)
-        trainable, base = trainable_share(model)
-        statement["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
         if not any(True for _ in adapted_layers(model)):
             return model, None
         statistics = adapter_statistics(model)
@@ -237,17 +230,14 @@ class _Run:
             if not bool(tensor.isfinite().all()):
                 raise Diverged(0, f"parameter {name} is not finite")
 
-    def _diverged(
-        self, statement: dict[str, Any], task: UnlearnTask, error: Diverged
-    ) -> AppliedResult:
-        statement |= {"status": "diverged", "status_detail": str(error), "after": None}
-        statement["dynamics"] = dynamics_of(task)
+    def _diverged(self, statement: dict[str, Any], detail: str) -> AppliedResult:
+        statement |= {"status": "diverged", "status_detail": detail, "after": None}
         statement["reading"] = reading(statement, self.subject)
         if processes.is_main():
             with writing(self.application.out) as folder:
                 write_json(folder / STATEMENT, statement)
         message = (
-            f"{self.application.method} {error}; no model was written, only "
+            f"{self.application.method} {detail}; no model was written, only "
             f"{self.application.out / STATEMENT}; lower lr or steps and choose another folder"
         )
         return AppliedResult("diverged", self.application.out, statement, message)

@@ -98,10 +98,10 @@ def run_map(resolved: ResolvedMap, runtime: Runtime, workers: int, executor: str
     from benchmarks.pipeline.schedule import run_suite
 
     with working(resolved.name, runtime, workers, executor) as (pool, display):
-        outcome = run_suite(
+        execution = run_suite(
             resolved.suite, runtime, pool, watcher=display, planner=planner_of(resolved)
         )
-    return outcome.failed
+    return execution.failed
 
 
 def print_map(board: MapBoard) -> None:

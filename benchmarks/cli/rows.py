@@ -122,7 +122,7 @@ def stage(
     from benchmarks.pipeline.planner import make_plan
     from benchmarks.pipeline.progress import StepBar
     from benchmarks.pipeline.runner import run_stage
-    from benchmarks.pipeline.schedule import board_folder
+    from benchmarks.pipeline.schedule import events_folder
     from common.store.stages import StageStore
 
     resolved = resolve_suite(suite, set_, seeds, only)
@@ -138,7 +138,10 @@ def stage(
     prepare_worker(threads, runtime.plugins, orphan_guard=False)
     with StepBar(console, hits[0].name) as progress:
         status = run_stage(
-            hits[0], runtime, board=board_folder(runtime, resolved.name, hits[0]), progress=progress
+            hits[0],
+            runtime,
+            events=events_folder(runtime, resolved.name, hits[0]),
+            progress=progress,
         )
     console.print(f"{hits[0].name}: {status}", highlight=False)
 

@@ -15,7 +15,10 @@ from typing import Any
 
 from benchmarks.maps.cells import Cell, Edge, Target, judge
 from benchmarks.maps.resolve import GridRow, ResolvedMap
-from benchmarks.pipeline.planner import Planner
+from benchmarks.maps.work import CELLS, MapBlock
+from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.planner import plan_rows
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import canonical
@@ -26,9 +29,6 @@ from common.methods.gradient import GradientMethod
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 
-MAP_VERSION = 1
-"""Raised when a block would give other numbers for the same configs."""
-CELLS = "cells.jsonl"
 Point = tuple[float, float]
 SIDES = ("low", "high")
 
@@ -82,7 +82,7 @@ def next_rate(lr: float, up: bool) -> float:
     return float(f"{lr * math.sqrt(10) ** (1 if up else -1):.3g}")
 
 
-class MapPlanner(Planner):
+class MapPlanner:
     """Builds the stages of one map.
 
     Args:
@@ -91,12 +91,12 @@ class MapPlanner(Planner):
     """
 
     def __init__(self, resolved: ResolvedMap, store: StageStore):
-        super().__init__(resolved.suite, store)
-        self.map = resolved
+        self.map, self.store = resolved, store
+        self.lineage = Lineage(resolved.suite, store)
 
     def plan(self) -> MapPlan:
         """References, the grid, and as many extensions as the cells so far ask for."""
-        plan = MapPlan(self.suite, results=super().plan().results)
+        plan = MapPlan(self.map.suite, results=plan_rows(self.lineage).results)
         for row in self.map.rows:
             for seed in self.map.spec.seeds:
                 points = list(itertools.product(row.lrs, row.lambdas))
@@ -113,8 +113,8 @@ class MapPlanner(Planner):
         Raises:
             DataError: It diverged.
         """
-        stage = self._evaluate(self._retrain(seed, replicate), seed, replicate, trial=False)
-        record = self.record(stage)
+        retrain = self.lineage.retrain(seed, replicate)
+        record = read_record(self.store, self.lineage.evaluated(retrain, seed, replicate))
         return None if record is None else _target(record, self.map.rule.axes.metrics)
 
     def cells(self, block: Block) -> list[Cell] | None:
@@ -143,8 +143,8 @@ class MapPlanner(Planner):
         together = runs_together(row.cls, configs[0]) and _differ_in_rate_and_weight_only(configs)
         params = [canonical(config) for config in configs]
         identity = {
-            **self._config_identity("evaluate"),
-            "map_version": MAP_VERSION,
+            **self.lineage.config("evaluate"),
+            "map_version": MapBlock.version,
             "method": row.method,
             "method_version": row.cls.info.version,
             "points": params,
@@ -153,11 +153,11 @@ class MapPlanner(Planner):
         }
         first, last = points[0][0], points[-1][0]
         name = f"{row.label}/seed-{seed}/lr-{first:g}" + (f"..{last:g}" if last != first else "")
-        return self._stage(
+        return self.lineage.stage(
             "map",
             name,
             identity,
-            {"split": self._split(seed), "original": self._original(seed)},
+            {"split": self.lineage.split(seed), "original": self.lineage.original(seed)},
             seed=seed,
             method=row.method,
             points=points,

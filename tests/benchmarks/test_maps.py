@@ -32,7 +32,8 @@ from benchmarks.maps.report import (
     where_rows,
 )
 from benchmarks.maps.resolve import load_map, make_rule, map_names
-from benchmarks.pipeline.planner import Planner
+from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.planner import make_plan
 from benchmarks.report.table import FLOOR
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
@@ -397,11 +398,11 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path):
     assert "AIN" in rows["gd_ball"]["1"] and "## Probe" in page
 
     kept = StageStore(store)
-    planner = Planner(probe_suite(make_board(load_map(str(path)), kept)), kept)
+    plan = make_plan(probe_suite(make_board(load_map(str(path)), kept)), kept)
     for line in board["lines"]:
         best, label = line["best"], line["label"]
-        stage = next(r.stage for r in planner.plan().results if r.label == label)
-        record, cells = planner.record(stage), (store / "maps" / "tiny-map" / "cells.jsonl")
+        stage = next(r.stage for r in plan.results if r.label == label)
+        record, cells = read_record(kept, stage), (store / "maps" / "tiny-map" / "cells.jsonl")
         cell = next(
             row
             for row in map(json.loads, cells.read_text().splitlines())
@@ -433,11 +434,13 @@ def assert_alone_agrees(planner, store, tmp_path):
 
     block = next(b for b in planner.plan().blocks if not b.extension)
     together = planner.cells(block)
-    assert block.stage.spec["together"]
+    assert block.stage.spec.together
     other = tmp_path / "alone"
     shutil.copytree(store, other)
     shutil.rmtree(StageStore(other).folder("map", block.stage.key))
-    stage = dataclasses.replace(block.stage, spec={**block.stage.spec, "together": False})
+    stage = dataclasses.replace(
+        block.stage, spec=block.stage.spec.model_copy(update={"together": False})
+    )
     run_stage(stage, Runtime(store=other, device="cpu"))
     alone = MapPlanner(planner.map, StageStore(other)).cells(block)
     for first, second in zip(together, alone, strict=True):
