@@ -75,8 +75,8 @@ MAY_IMPORT = {
     "benchmarks.spec": "common.base common.methods common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
     "common.measure common.store common.protocol common.methods report spec",
-    "benchmarks.audits": "common.base common.bounded common.data common.measure common.store common.protocol "
-    "common.audits report spec pipeline",
+    "benchmarks.audits": "common.base common.bounded common.data common.measure common.store "
+    "common.protocol common.audits report spec pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
     "common.protocol report spec pipeline audits",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
