@@ -15,7 +15,7 @@ from common.data.batch import Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import evaluating
 from common.objectives.objectives import Terms
-from common.objectives.positions import IGNORE, average, sample_cross_entropy
+from common.objectives.positions import IGNORE, average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
 
 Positions = Literal["scored", "all"]
@@ -108,8 +108,8 @@ class Steering:
             if target is None:
                 with captured(self.frozen.get_submodule(self.layer)) as fixed:
                     self.run(self.frozen, batch)
-                target = counted_positions(batch, fixed[0].float(), self.positions)[0]
-        states, mask = counted_positions(batch, found[0].float(), self.positions)
+                target = counted_positions(batch, wide(fixed[0]), self.positions)[0]
+        states, mask = counted_positions(batch, wide(found[0]), self.positions)
         distance = (states - target.to(states.device)).square().mean(-1)
         return average(distance, mask, "samples"), loss
 
@@ -131,7 +131,7 @@ def hidden_size(
         for batch in ordered_batches(task.source, task.indices("forget"), batch_size):
             with captured(module) as found:
                 task.forward(task.model, batch)
-            states, mask = counted_positions(batch, found[0].float(), positions)
+            states, mask = counted_positions(batch, wide(found[0]), positions)
             kept = states[mask != IGNORE]
             norms += float(torch.linalg.vector_norm(kept.double(), dim=-1).sum())
             count, width = count + len(kept), kept.shape[-1]

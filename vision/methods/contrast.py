@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from common.base.errors import ConfigError
 from common.data.batch import Batch, Forward
 from common.objectives.objectives import Objective, Terms
+from common.objectives.positions import wide
 
 VIEWS = "views"
 
@@ -27,7 +28,7 @@ def nt_xent(features: Tensor, temperature: float) -> Tensor:
         features: (2N, d), N >= 2 for a loss that is not 0.
         temperature: tau.
     """
-    unit = F.normalize(features.float(), dim=1)
+    unit = F.normalize(wide(features), dim=1)
     similarity = unit @ unit.T / temperature
     similarity.fill_diagonal_(float("-inf"))
     partner = torch.arange(len(unit), device=unit.device).roll(len(unit) // 2)
@@ -101,7 +102,7 @@ class Contrasted:
         contrast = nt_xent(self.features.latest, self.temperature)
         if base is None:
             count = len(views) // 2
-            loss = F.cross_entropy(logits[:count].float(), views.labels[:count])
+            loss = F.cross_entropy(wide(logits[:count]), views.labels[:count])
             base = Terms(loss, {"retain_loss": loss})
         total = base.total + self.weight * contrast
         return Terms(total, {**base.parts, "contrast": contrast})

@@ -90,11 +90,12 @@ class ProxyForgetting:
         import torch
 
         from common.objectives.objectives import Terms
+        from common.objectives.positions import wide
 
         batch = batches["train"]
         shown = torch.rand(self.keyed.num_classes) >= self.hide
         self.keyed.show(shown)
-        log_p = forward(batch).float().log_softmax(-1)
+        log_p = wide(forward(batch)).log_softmax(-1)
         known = shown.to(batch.labels.device)[batch.labels]
         own = -log_p.gather(1, batch.labels.unsqueeze(1)).squeeze(1)
         uniform = -log_p.mean(1) - math.log(log_p.shape[1])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.methods.tools.passes import evaluating
-from common.objectives.positions import average, cross_entropy
+from common.objectives.positions import average, cross_entropy, wide
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig
@@ -43,7 +43,7 @@ class Fisher:
     """Accumulated ``sum_b c_b g_b^2`` of each weight, g_b the gradient of a batch's mean loss.
 
     Attributes:
-        sums: Parameter name -> (k, d), float32.
+        sums: Parameter name -> (k, d), float32 or wider.
         count: Labelled positions in all.
     """
 
@@ -53,7 +53,7 @@ class Fisher:
     def add(self, gradients: Mapping[str, Tensor], positions: int) -> None:
         """One batch with ``positions`` labelled positions."""
         for name, gradient in gradients.items():
-            squared = gradient.float().square() * positions
+            squared = wide(gradient).square() * positions
             self.sums[name] = self.sums[name] + squared if name in self.sums else squared
         self.count += positions
 
@@ -144,7 +144,7 @@ def published_factors(
 
     ``torch.svd_lowrank`` draws from the global stream; it is seeded here and put back.
     """
-    wide = weight.detach().float().cpu()
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
         U, S, V = torch.svd_lowrank(rows.cpu().unsqueeze(1) * wide, q=rank)
@@ -232,8 +232,8 @@ def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, fl
         values = fisher[name].flatten()
         below += int((values < eps).sum())
         samples.append(values[:: max(1, total // _SAMPLED)].cpu())
-    levels = torch.tensor(QUANTILES)
-    found = torch.quantile(torch.cat(samples).clamp_min(1e-45).log10(), levels).tolist()
+    logs = torch.cat(samples).clamp_min(1e-45).log10()
+    found = torch.quantile(logs, logs.new_tensor(QUANTILES)).tolist()
     named = {
         f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
     }
