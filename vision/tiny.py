@@ -18,7 +18,7 @@ from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig
 from vision.data.source import ImageSource, PreparedImages
 from vision.models.build import build_model
-from vision.models.family import TARGETS, component_of
+from vision.models.family import VIT
 
 SIDE = 16
 _MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)
@@ -35,9 +35,9 @@ def _prepared() -> PreparedImages:
     images = (255 * (bright + noise).clamp(0, 1)).to(torch.uint8)
     everything = np.arange(len(labels))
     pools = {"train": everything[:96], "validation": everything[96:120], "test": everything[120:]}
-    found = tensors_digest({"images": images, "labels": torch.from_numpy(labels)})
+    digest = tensors_digest({"images": images, "labels": torch.from_numpy(labels)})
     names = tuple(f"class {label}" for label in range(CLASSES))
-    return PreparedImages(images, labels, pools, None, names, "drawn from a seed", found)
+    return PreparedImages(images, labels, pools, None, names, "drawn from a seed", digest)
 
 
 class GuardedImages(Forbidding, ImageSource):
@@ -58,7 +58,7 @@ class TinyImages(TinyProblem):
     """Images and a vision transformer with a class token and 16 patches."""
 
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
+    targets: ClassVar[Mapping[str, tuple[str, ...]]] = VIT.targets
 
     def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedImages:
         """Labelled images."""
@@ -70,4 +70,4 @@ class TinyImages(TinyProblem):
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        return component_of(name)
+        return VIT.component_of(name)

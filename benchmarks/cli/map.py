@@ -112,8 +112,10 @@ def print_map(board: MapBoard) -> None:
 
     spec = board.resolved.spec
     title = f"{board.resolved.name} - {spec.title}" if spec.title else board.resolved.name
-    console.print(rich_table(title, boards.HEADS, boards.table_rows(board), tight=True))
-    console.print(rich_table(None, boards.WHERE, boards.where_rows(board), tight=True))
+    console.print(
+        rich_table(title, boards.table_heads(board), boards.table_rows(board), tight=True)
+    )
+    console.print(rich_table(None, boards.where_heads(board), boards.where_rows(board), tight=True))
     for line in boards.legend(board):
         console.print(line, style="dim", highlight=False, markup=False)
     console.print(rich_table("Accepted % per effective lr", *boards.rate_table(board)))

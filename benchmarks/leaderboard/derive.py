@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
@@ -23,16 +23,13 @@ from common.base.registry import BENCHMARKS
 from common.measure.gaps import (
     Floor,
     Summary,
-    ag2,
     average_gap,
+    derived,
     gap,
-    max_gap,
     paired_difference,
     retrain_floor,
     separability,
     summarise,
-    tow,
-    tow_mia,
 )
 from common.measure.metric import GapRule
 from common.protocol.benchmark import Benchmark
@@ -41,14 +38,6 @@ from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from common.measure.scores import Scores
-
-DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
-    "ag": lambda row, reference, rule: average_gap(row, reference, rule.metrics),
-    "ag2": lambda row, reference, rule: ag2(row, reference),
-    "max_gap": lambda row, reference, rule: max_gap(row, reference, rule.metrics),
-    "tow": lambda row, reference, rule: tow(row, reference),
-    "tow_mia": lambda row, reference, rule: tow_mia(row, reference),
-}
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
@@ -190,12 +179,12 @@ def _row(
     if paired:
         for name in row.metrics:
             row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
-        for name in ("ag", *rule.also):
-            row.derived |= _summary(name, [DERIVED[name](a, b, rule) for a, b in paired.values()])
-        for seed, (a, b) in paired.items():
-            value = average_gap(a, b, rule.metrics)
-            if value is not None:
-                row.ag_per_seed[seed] = value
+        ags = [average_gap(a, b, rule.metrics) for a, b in paired.values()]
+        row.derived |= _summary("ag", ags)
+        for column in rule.also:
+            values = [derived(a, b, column, rule) for a, b in paired.values()]
+            row.derived |= _summary(column.name, values)
+        row.ag_per_seed = {s: ag for s, ag in zip(paired, ags, strict=True) if ag is not None}
     if row.method != "retrain":
         seeds = list(row.ag_per_seed)
         row.separability = separability(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from benchmarks.maps.work import MapSpec
 from benchmarks.pipeline.unlearning import unlearned
 from common.base.config import validate
 from common.base.errors import Diverged
@@ -23,7 +22,9 @@ from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark
 from common.train.batched import BatchedTraining, samples_are_independent
 
-PARTS = {"fa": "forget", "ra": "retain", "ta": "test"}
+if TYPE_CHECKING:
+    from benchmarks.maps.work import MapSpec
+
 CellRow = dict[str, Any]
 MakeTask = Callable[[frozenset[str]], UnlearnTask]
 
@@ -39,21 +40,20 @@ class Readout:
     """
 
     def __init__(self, benchmark: Benchmark, split: ForgetSplit, original: nn.Module, seed: int):
+        assert benchmark.map_axes is not None
+        self.axes, self.seed = benchmark.map_axes, seed
         everything = benchmark.parts(split, trial=False, seed=seed)
-        self.parts = {part: everything[part] for part in PARTS.values()}
+        self.parts = {part: everything[part] for part in self.axes.parts or everything}
         self.benchmark, self.original = benchmark, original
 
     def metrics(self, model: nn.Module) -> CellRow:
-        """FA, RA, TA in percent, and the mean forget loss in nats.
+        """What maps of the benchmark judge.
 
         Raises:
             Diverged: A score is not finite.
         """
         scores = self.benchmark.score(model.eval(), self.parts)
-        for part in scores.values():
-            part.check_finite()
-        accuracies = {name: scores[part].accuracy for name, part in PARTS.items()}
-        return {**accuracies, "forget_loss": float(scores["forget"].loss.mean(dtype="float64"))}
+        return self.benchmark.map_metrics(scores, seed=self.seed)
 
     def row(
         self, model: nn.Module, point: Sequence[float], step: int, bound: float | None
@@ -62,9 +62,14 @@ class Readout:
         try:
             metrics = self.metrics(model)
         except Diverged:
-            return diverged_row(point, step)
+            return self.diverged(point, step)
         moved = self.movement(model)
         return cell_row(point, step, **metrics, delta_ratio=moved, bound_share=bound)
+
+    def diverged(self, point: Sequence[float], step: int) -> CellRow:
+        """A cell without numbers: divergence is a status, never a value."""
+        names = (*self.axes.metrics, "delta_ratio", "bound_share")
+        return {**cell_row(point, step), **dict.fromkeys(names), "nonfinite": True}
 
     @torch.no_grad()
     def movement(self, model: nn.Module) -> float:
@@ -83,12 +88,6 @@ class Readout:
 def cell_row(point: Sequence[float], step: int, **values: float | None) -> CellRow:
     """A cell's row of the JSON lines."""
     return {"lr": point[0], "lam": point[1], "step": step, **values, "nonfinite": False}
-
-
-def diverged_row(point: Sequence[float], step: int) -> CellRow:
-    """A cell without numbers: divergence is a status, never an accuracy."""
-    names = ("fa", "ra", "ta", "forget_loss", "delta_ratio", "bound_share")
-    return {**cell_row(point, step), **dict.fromkeys(names), "nonfinite": True}
 
 
 def run_block(
@@ -141,7 +140,7 @@ def _together(
         shares = _bound_shares(training, first)
         for run, point in enumerate(spec.points):
             if not training.finite(run):
-                rows.append(diverged_row(point, step))
+                rows.append(readout.diverged(point, step))
                 continue
             training.write_(plain, run)
             rows.append(readout.row(plain, point, step, shares[run]))
@@ -199,7 +198,7 @@ def _alone(
     model = unlearned(cls(timed), task).model
     missing = [step for step in spec.steps if step not in rows]
     if model is None:
-        rows |= {step: diverged_row(point, step) for step in missing}
+        rows |= {step: readout.diverged(point, step) for step in missing}
     elif missing:
         share, final = sink.share(model), detach(model)
         rows |= {step: readout.row(final, point, step, share) for step in missing}

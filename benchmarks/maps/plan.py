@@ -118,7 +118,7 @@ class MapPlanner:
         """
         retrain = self.lineage.retrain(seed, replicate)
         record = read_record(self.store, self.lineage.evaluated(retrain, seed, replicate))
-        return None if record is None else _target(record)
+        return None if record is None else _target(record, self.map.rule.axes.metrics)
 
     def cells(self, block: Block) -> list[Cell] | None:
         """The cells of a block; None while it is not done."""
@@ -127,13 +127,9 @@ class MapPlanner:
             return None
         path = self.store.folder(stage.kind, stage.key) / CELLS
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            shared: dict[str, Any] = {
-                "label": block.row.label,
-                "seed": block.seed,
-                "extension": block.extension,
-            }
-            return [Cell(**shared, **row) for row in rows]
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            about = block.row.label, block.seed, block.extension
+            return [Cell.of(line, *about) for line in lines]
         except (OSError, ValueError, TypeError):
             raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
 
@@ -199,8 +195,7 @@ class MapPlanner:
             cells, target = self.cells(block), self.target(block.seed)
             if cells is None or target is None:
                 return None
-            rule = self.map.spec.map.rule
-            count += sum(cell.lr == lr and not judge(cell, target, rule) for cell in cells)
+            count += sum(cell.lr == lr and not judge(cell, target, self.map.rule) for cell in cells)
         return count
 
 
@@ -214,14 +209,14 @@ def _chunks(points: Sequence[Point], size: int) -> Iterator[tuple[Point, ...]]:
         yield tuple(points[start : start + size])
 
 
-def _target(record: RunRecord) -> Target:
-    values = [record.metrics.get(name) for name in ("fa", "ra", "ta", "forget_loss")]
-    present = [value for value in values if value is not None]
-    if record.status != "ok" or len(present) != len(values):
+def _target(record: RunRecord, metrics: Sequence[str]) -> Target:
+    values = {name: record.metrics.get(name) for name in metrics}
+    target = {name: value for name, value in values.items() if value is not None}
+    if record.status != "ok" or len(target) != len(values):
         raise DataError(
             f"Retrain of seed {record.seed} diverged, so nothing can be judged; leave that seed out"
         )
-    return Target(*present)
+    return target
 
 
 def planner_of(resolved: ResolvedMap) -> Callable[[ResolvedSuite, StageStore], Plan]:

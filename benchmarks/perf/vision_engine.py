@@ -42,7 +42,7 @@ from common.train.fit import fit
 from common.train.tracking import Tracker
 from vision.config import DataConfig
 from vision.data.source import ImageSource, PreparedImages
-from vision.models.family import MLP
+from vision.models.family import VIT
 
 TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -88,7 +88,9 @@ def difference_steps(size: Size) -> Iterator[Case]:
         stream = generator(0, "perf", "difference")
         batches = {part: _random_batch(vit, stream) for part in ("retain", "forget")}
         model = make_vit(vit)
-        attach(model, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+        attach(
+            model, VIT.mlp, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors")
+        )
         models = [copy.deepcopy(model) for _ in range(2)]
         objectives: tuple[Objective, ...] = (ONE_FORWARD, TwoForwards(ONE_FORWARD))
         terms = [
@@ -167,7 +169,9 @@ def loop(size: Size) -> Iterator[Case]:
     everything, tenth = {"retain": ids}, chosen.images // 10
     two = {"retain": ids[tenth:], "forget": ids[:tenth]}
     scratch, adapted = make_vit(chosen.vit), make_vit(chosen.vit)
-    attach(adapted, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+    attach(
+        adapted, VIT.mlp, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors")
+    )
     with tempfile.TemporaryDirectory(prefix="perf-loop-") as folder:
         log = Path(folder) / "scalars.jsonl"
         title = f"{chosen.steps} steps: {chosen.vit}"

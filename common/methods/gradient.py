@@ -140,7 +140,7 @@ class AdaptedMethod(UnlearningMethod):
             return
         patterns = adapter.targets or task.targets.get(adapter.placement, ())
         if not patterns:
-            known = ", ".join(task.targets)
+            known = ", ".join(task.targets) or "none"
             raise ConfigError(
                 f"adapter: this model has no layers for placement: {adapter.placement} (known: "
                 f"{known}); choose another or give targets"

@@ -509,7 +509,7 @@ def _extra_metric(self, scores, *, trial, seed):
     [
         ({"version": 0}, "version", "0"),
         ({"metrics": ()}, "metrics", "MetricSpec"),
-        ({"metrics": (MetricSpec("fa", "reference", "FA"),)}, "metrics", "doc"),
+        ({"metrics": (MetricSpec("fa", "target", "FA"),)}, "metrics", "doc"),
         ({"identity": classmethod(lambda cls, config, kind: {"x": object()})}, "identity", "hash"),
         ({"split": lambda self, seed: _other_split(self)}, "split", "other index sets"),
         ({"parts": _scores_test}, "parts", "trial scores test"),
