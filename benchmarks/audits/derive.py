@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.audits.plan import AUDIT_FILE, Design, Shadows
 from benchmarks.audits.streams import RequestPlanner
 from benchmarks.pipeline.stage import Result, Stage
-from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedRow
+from benchmarks.spec.suite import FLOOR
 from common.audits.base import Audit, ModelAudit, PairAudit, PopulationAudit
 from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.sequential import Sequential

@@ -14,8 +14,8 @@ from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
 from benchmarks.pipeline.planner import make_plan, trial_gap
 from benchmarks.pipeline.stage import Plan
-from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedSuite
+from benchmarks.spec.suite import FLOOR
 from common.base.config import canonical
 from common.base.errors import DataError
 from common.base.registry import BENCHMARKS
