@@ -10,11 +10,14 @@ import pytest
 from benchmarks.audits.cost import costs
 from benchmarks.audits.derive import AuditReport, AuditTable
 from benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
-from benchmarks.audits.report import number, pieces, shown
+from benchmarks.audits.report import measure_cell
 from benchmarks.audits.streams import stream
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.report.table import FLOOR
+from benchmarks.report.cells import significant
+from benchmarks.report.section import table
+from benchmarks.report.terminal import pieces
 from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import FLOOR
 from common.audits import AUDITS
 from common.audits.base import ModelAudit
 from common.audits.measure import Measure
@@ -137,7 +140,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     page = (folder / "LEADERBOARD.md").read_text()
     for name in audits:
         assert f"### {name}: " in page and f"{name}: " in done.out
-        assert f"Audit {name}: " in (folder / "leaderboard.html").read_text()
+        assert f"<h3>{name}: " in (folder / "leaderboard.html").read_text()
     before = stages(run.store)
     assert cli("report", path, "--store", run.store).out.count("AIN") == done.out.count("AIN") > 0
     assert cli("run", path, "--store", run.store, "--workers", 1).code == 0
@@ -395,17 +398,18 @@ def test_undefined_seeds_are_counted():
 
 
 def test_numbers_are_short():
-    assert [number(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["-", "0", "12.3", "1234"]
-    assert shown(None) == "" and shown(Measure(1.0, note="n")) == "1*"
-    assert shown(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
+    assert [significant(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["–", "0", "12.3", "1234"]
+    assert measure_cell(None) == "" and measure_cell(Measure(1.0, note="n")) == "1*"
+    assert measure_cell(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
 
 
 def test_a_wide_table_comes_in_pieces_that_keep_the_rows():
     heads, rows = ["row", *"abcd"], [["r", "1", "22", "333", "4" * 9], ["s", "5", "6", "7", "8"]]
-    found = list(pieces(heads, rows, 20))
-    assert [piece[0] for piece in found] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
-    assert found[1][1] == [["r", "333"], ["s", "7"]]
-    assert list(pieces(heads, rows, 99)) == [(heads, rows)]
+    whole = table(heads, rows)
+    parts = list(pieces(whole, 20))
+    assert [part.heads for part in parts] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
+    assert parts[1].rows == (("r", "333"), ("s", "7"))
+    assert list(pieces(whole, 99)) == [whole]
 
 
 def test_every_registered_audit_states_itself():

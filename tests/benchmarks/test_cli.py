@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks.cli import main as cli_module
-from benchmarks.cli import rows as commands
+from benchmarks.cli import run as commands
 from benchmarks.pipeline import executors
 from benchmarks.spec.suite import suite_names
 from common.base.errors import DataError
@@ -142,7 +142,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr(cli_module, "resolve_suite", fails)
+    monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -153,7 +153,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr(cli_module, "resolve_suite", fails)
+        monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")
