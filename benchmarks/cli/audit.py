@@ -44,7 +44,7 @@ app = typer.Typer()
     epilog="Examples:  unlearn audit --list  ·  unlearn audit digits-class  ·  unlearn audit "
     "digits-class --minutes --only gd_sine  ·  unlearn audit digits-class --audits relearn --with "
     "relearn.shots=20  ·  unlearn audit digits-class --shadows 16  ·  unlearn audit "
-    "runs/stages/evaluate-0123/record.json"
+    "runs/stages/measure-0123/record.json"
 )
 def audit(
     suite: Annotated[

@@ -152,12 +152,13 @@ def plan(
         [
             kind,
             str(sum(s.kind == kind for s in stages)),
+            str(sum(s.kind == kind and s.key not in done for s in stages)),
             str(sum(s.kind == kind and s.key in done for s in stages)),
         ]
         for kind in kinds
     ]
     console.print(f"[bold]{resolved.name}[/bold]: {len(stages)} stages", highlight=False)
-    console.print(rich_table(None, ["kind", "planned", "done"], rows))
+    console.print(rich_table(None, ["kind", "planned", "to do", "stored"], rows))
     for label, reason in planned.inapplicable.items():
         console.print(f"{label}: not applicable ({reason}); it is not run", highlight=False)
     if planned.undrawn:

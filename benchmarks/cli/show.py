@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import defaultdict
 
@@ -43,7 +44,8 @@ def show_benchmark(console: Console, name: str) -> None:
     """What a benchmark is and measures."""
 
     cls = BENCHMARKS[name]
-    console.print(f"[bold]{name}[/bold]  version {cls.version}")
+    versions = ", ".join(f"{kind} {v}" for kind, v in dataclasses.asdict(cls.versions).items())
+    console.print(f"[bold]{name}[/bold]  versions: {versions}")
     console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     console.print(left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))

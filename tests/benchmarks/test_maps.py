@@ -33,7 +33,7 @@ from benchmarks.maps.report import (
     where_rows,
 )
 from benchmarks.maps.resolve import load_map, map_names
-from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report.table import FLOOR
 from common.base.registry import METHODS

@@ -24,7 +24,7 @@ from common.methods.base import MethodInfo, UnlearningMethod
 from common.methods.difference import GDSine
 from common.methods.gradient import GradientMethod
 from common.objectives.objectives import CrossEntropy
-from common.protocol.benchmark import Runtime
+from common.protocol.benchmark import Runtime, Versions
 from common.train.config import FitConfig
 from vision.benchmark import VisionBenchmark
 
@@ -508,7 +508,8 @@ def _extra_metric(self, scores, *, trial, seed):
 @pytest.mark.parametrize(
     ("changes", "name", "words"),
     [
-        ({"version": 0}, "version", "0"),
+        ({"versions": Versions(score=0)}, "versions", "score must be from 1"),
+        ({"version": 2}, "versions", "give versions"),
         ({"metrics": ()}, "metrics", "MetricSpec"),
         ({"metrics": (MetricSpec("fa", "reference", "FA"),)}, "metrics", "doc"),
         ({"identity": classmethod(lambda cls, config, kind: {"x": object()})}, "identity", "hash"),
