@@ -51,7 +51,8 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     counts = []
     for kind in dict.fromkeys(stage.kind for stage in stages):
         own = [stage for stage in stages if stage.kind == kind]
-        counts.append([kind, str(len(own)), str(sum(stage.key in done for stage in own))])
+        stored = sum(stage.key in done for stage in own)
+        counts.append([kind, str(len(own)), str(len(own) - stored), str(stored)])
     text = [
         f"{label}: not applicable ({reason}); it is not run"
         for label, reason in planned.inapplicable.items()
@@ -70,7 +71,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
     heads = ["stage", "kind", "key", ""]
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
-    by_kind = table(["kind", "planned", "done"], counts)
+    by_kind = table(["kind", "planned", "to do", "stored"], counts)
     title = f"{suite.name}: {len(stages)} stages"
     return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind)]
 

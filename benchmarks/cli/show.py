@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import defaultdict
 from typing import Annotated
@@ -132,7 +133,8 @@ def show_method(name: str) -> None:
 def show_benchmark(name: str) -> None:
     """What a benchmark is and measures."""
     cls = BENCHMARKS[name]
-    console.print(f"[bold]{name}[/bold]  version {cls.version}")
+    versions = ", ".join(f"{kind} {v}" for kind, v in dataclasses.asdict(cls.versions).items())
+    console.print(f"[bold]{name}[/bold]  versions: {versions}")
     console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     _show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
-from benchmarks.pipeline.evaluating import read_record, read_scores
+from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, trial_gap
 from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.spec.resolve import ResolvedSuite

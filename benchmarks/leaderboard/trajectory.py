@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.pipeline.evaluating import read_scores
+from benchmarks.pipeline.measuring import read_scores
 from benchmarks.pipeline.stage import Stage
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from benchmarks.pipeline.worksite import SCALARS

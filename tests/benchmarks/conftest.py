@@ -289,7 +289,7 @@ def put_record() -> Callable[..., RunRecord]:
         metrics: Mapping[str, float | None] | None,
         **over: Any,
     ) -> RunRecord:
-        assert stage.kind == "evaluate"
+        assert stage.kind == "measure"
         status = "ok" if metrics is not None else "diverged"
         fields: dict[str, Any] = {
             "status": status,
@@ -308,7 +308,7 @@ def put_record() -> Callable[..., RunRecord]:
             "stages": {role: parent.key for role, parent in stage.parents.items()},
         }
         record = RunRecord(**{**fields, **over})
-        with store.writing("evaluate", stage.key, {"status": status}) as folder:
+        with store.writing("measure", stage.key, {"status": status}) as folder:
             record.save(folder / "record.json")
         return record
 

@@ -184,12 +184,20 @@ def test_fixed_shadows_are_the_suites_own_and_more(run):
         "original": 3,
         "unlearn": 3,
         "retrain": 6,
-        "evaluate": 12,
+        "score": 12,
+        "measure": 12,
     }
     shared = {kind: sum(s.key in own for s in found) for kind, found in kinds.items()}
-    assert shared == {"split": 1, "original": 1, "unlearn": 1, "retrain": 2, "evaluate": 4}
+    assert shared == {
+        "split": 1,
+        "original": 1,
+        "unlearn": 1,
+        "retrain": 2,
+        "score": 4,
+        "measure": 4,
+    }
     one = planner.shadow_plan(Shadows(3, originals=1))
-    originals = {s.parents["original"].key for s in one.stages() if s.kind == "unlearn"}
+    originals = {s.parents["start"].key for s in one.stages() if s.kind == "unlearn"}
     assert len(originals) == 1
 
 
@@ -262,7 +270,7 @@ def test_halves_never_train_on_what_is_left_out(run):
 
     for stage in plan.stages():
         if stage.kind == "unlearn":
-            original, split = stage.parents["original"], stage.parents["split"]
+            original, split = stage.parents["start"], stage.parents["split"]
             path = store.folder("split", split.key) / "split.safetensors"
             parts = ForgetSplit.load(path).parts
             trained = np.union1d(parts["forget"], parts["retain"])
@@ -293,8 +301,8 @@ def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     planner = AuditPlanner(suite, store)
     first, second = stream(planner, suite.row("gd_sine"), 1, 2)
-    assert second.parents["model"].parents["original"].key == first.parents["model"].key
-    assert first.parents["model"].parents["original"].kind == "original"
+    assert second.parents["model"].parents["start"].key == first.parents["model"].key
+    assert first.parents["model"].parents["start"].kind == "original"
     own = {stage.key for stage in make_plan(suite, store).stages()}
     one, two = (stage.parents["model"] for stage in stream(planner, suite.row("retrain"), 1, 2))
     assert two.key in own and one.key not in own
@@ -309,7 +317,7 @@ def test_more_requests_than_classes_are_refused(run, one_line_error):
 def test_a_record_is_audited_with_the_suites_own_stages(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     result = next(r for r in make_plan(suite, store).results if r.label == "gd_sine")
-    path = store.folder("evaluate", result.stage.key) / "record.json"
+    path = store.folder("measure", result.stage.key) / "record.json"
     small = suite_of_record(RunRecord.load(path))
     keys = {r.label: r.stage.key for r in make_plan(small, store).results if not r.replicate}
     assert keys["gd_sine"] == result.stage.key

@@ -81,7 +81,9 @@ def test_plan_counts_what_is_done(filled, cli, tmp_path):
         shown = cli("plan", path, "--store", store)
         assert shown.code == 0
         lines = (line.split() for line in shown.out.splitlines())
-        return {x[0]: (int(x[1]), int(x[2])) for x in lines if len(x) == 3 and x[2].isdigit()}
+        rows = [x for x in lines if len(x) == 4 and x[3].isdigit()]
+        assert all(int(x[1]) == int(x[2]) + int(x[3]) for x in rows)
+        return {x[0]: (int(x[1]), int(x[3])) for x in rows}
 
     fresh = counts(tmp_path / "none")
     assert fresh == {
@@ -89,12 +91,13 @@ def test_plan_counts_what_is_done(filled, cli, tmp_path):
         "original": (1, 0),
         "retrain": (2, 0),
         "unlearn": (9, 0),
-        "evaluate": (12, 0),
+        "score": (12, 0),
+        "measure": (12, 0),
     }
     assert counts(filled.store) == {kind: (n, n) for kind, (n, _) in fresh.items()}
     assert not (tmp_path / "none").exists(), "planning writes nothing"
     keys = cli("plan", path, "--keys").out
-    assert len(re.findall(r"\b[0-9a-f]{20}\b", keys)) == 25
+    assert len(re.findall(r"\b[0-9a-f]{20}\b", keys)) == 37
 
 
 def test_plan_tells_of_rows_that_wait(cli, tiny_suite):

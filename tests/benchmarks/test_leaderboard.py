@@ -213,7 +213,8 @@ def test_metrics_against_retrain_are_derived_from_both_models_scores(hand_made, 
     suite, store = hand_made(tmp_path, TABLE)
     for number, result in enumerate(make_plan(suite, store).results):
         scores = one_score(float(number))
-        save_scores({"forget": scores}, store.folder("evaluate", result.stage.key) / SCORES)
+        with store.writing("score", result.stage.parents["scores"].key, {}) as folder:
+            save_scores({"forget": scores}, folder / SCORES)
     before = {path: path.read_bytes() for path in store.root.rglob("record.json")}
     plain = make_leaderboard(suite, store)
 

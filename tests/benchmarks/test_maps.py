@@ -26,7 +26,7 @@ from benchmarks.maps.draw import picture
 from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
 from benchmarks.maps.report import place_table, sections, share_table
 from benchmarks.maps.resolve import load_map, make_rule, map_names
-from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report import html, markdown
 from benchmarks.spec.suite import FLOOR

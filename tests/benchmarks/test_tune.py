@@ -193,7 +193,7 @@ class Sweep:
     def fill(self, most=99):
         """Up to ``most`` records that are missing; the plan after them."""
         for result in make_plan(self.suite, self.store).results:
-            done = self.store.done("evaluate", result.stage.key)
+            done = self.store.done("measure", result.stage.key)
             if result.trial is None or done or not most:
                 continue
             most -= 1
@@ -312,7 +312,7 @@ def test_tpe_counts_in_plan_and_show(cli, tiny_suite, tmp_path):
     out = " ".join(cli("plan", path, "--store", tmp_path / "none").out.split())
     assert "Further rounds of tuning: 8 trial runs more" in out
     assert "After tuning: 1 rows x 2 seeds more (gd)." in out
-    assert "evaluate 12 0" in out, "3 trials and Retrain on 2 seeds, 2 references on 2 seeds"
+    assert "measure 12 12 0" in out, "3 trials and Retrain on 2 seeds, 2 references on 2 seeds"
     out = cli("show", path).out
     assert "Tuning: 7 trials per row on seed 0, 7" in out and "first round" in out
     assert "lr 0.0001 to 0.01 (log)" in " ".join(out.split())
@@ -361,7 +361,7 @@ def records_of(suite, store):
     assert not plan.waiting
     found = {}
     for result in plan.results:
-        path = store.folder("evaluate", result.stage.key) / "record.json"
+        path = store.folder("measure", result.stage.key) / "record.json"
         record = RunRecord.load(path)
         key = (result.label, result.seed, result.trial)
         found[key] = (record.status, record.metrics, record.params)
