@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from common.measure.metric import MetricSpec
     from common.measure.scores import Scores
     from language.data.source import TextSource
+    from language.models.families import CausalFamily
 
 GAP = GapRule(
     metrics=GAP_METRICS,
@@ -194,18 +195,21 @@ class LanguageBenchmark(Benchmark):
         return self.config.train
 
     @cached_property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of the architecture."""
-        from language.models.families import targets_of
+    def family(self) -> CausalFamily:
+        """Of the architecture."""
+        from language.models.families import family_of
 
-        return targets_of(self._shape.config.model_type)
+        return family_of(self._shape.config.model_type)
+
+    @property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Linear layers of the family, by placement."""
+        return self.family.targets
 
     @property
     def head(self) -> Sequence[str]:
         """The output layer; tied to the embeddings where the model says so."""
-        from language.models.families import HEAD
-
-        return HEAD
+        return self.family.head
 
     @property
     def minimum_train_accuracy(self) -> float:
@@ -278,9 +282,7 @@ class LanguageBenchmark(Benchmark):
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        from language.models.families import component_of
-
-        return component_of(name)
+        return self.family.component_of(name)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Everything, retain subsampled; a trial has no held-out sets."""

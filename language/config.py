@@ -19,7 +19,6 @@ Amount = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Style = Literal["clean", "openunlearning", "tofu"]
 Family = Literal["question_answer", "llama2_chat", "llama3_chat"]
-Kind = Literal["gpt_neo", "phi", "llama"]
 NamedRequest = Literal["forget01", "forget05", "forget10"]
 
 SHARES: Mapping[str, float] = {"forget01": 0.01, "forget05": 0.05, "forget10": 0.10}
@@ -111,8 +110,10 @@ class CausalModelConfig(Strict):
         name: ``tiny``, a hub id such as ``microsoft/phi-1_5``, or a folder with config.json and
             safetensors.  Pickled weights and remote code are never loaded.
         revision: Commit or tag of a hub id.
-        kind: Architecture of a tiny model, as are ``dim`` (hidden width), ``depth`` (blocks),
-            ``heads`` (attention heads) and ``context`` (longest sequence).  Embeddings are tied.
+        kind: Family of a tiny model: ``gpt_neo``, ``phi``, ``llama``, or another that has one in
+            :data:`language.models.families.FAMILIES`.  Its sizes: ``dim`` (hidden width),
+            ``depth`` (blocks), ``heads`` (attention heads) and ``context`` (longest sequence).
+            Embeddings are tied.
         tokenizer: A number trains a byte-level BPE of that size on the data's own text; else a
             folder or hub id.  The model's own when absent; tiny: 4000.
         template: How a question becomes a prompt: ``Question: .. Answer: ..`` (GPT-Neo, Phi,
@@ -129,7 +130,7 @@ class CausalModelConfig(Strict):
 
     name: str = "tiny"
     revision: str | None = None
-    kind: Kind | None = None
+    kind: str | None = None
     dim: Count | None = None
     depth: Count | None = None
     heads: Count | None = None

@@ -64,7 +64,7 @@ def layer_table(plan: Plan) -> Table:
     ]
     count = sum(layer.count for layer in plan.layers)
     rows.append(["adapters", "", f"{count}", f"{plan.trained:,}"])
-    base = MODELS[plan.model][0].base
+    base = MODELS[plan.model].base
     rows.append([f"model ({base})", "", "", f"{plan.base:,}"])
     rows.append(["share of the model without adapters", "", "", f"{plan.percent:.3f} %"])
     rows.append(["share of the model with adapters", "", "", f"{plan.percent_of_all:.3f} %"])
