@@ -230,6 +230,17 @@ class TextSource:
         """(T,) int64: what generation starts from."""
         return np.asarray(self.encoder.prompt(question), dtype=np.int64)
 
+    def decode(self, tokens: Sequence[int], *, clean_up: bool = False) -> str:
+        """The text of tokens, without special ones.
+
+        Args:
+            tokens: Token ids.
+            clean_up: Remove the spaces before punctuation that some tokenizers write.
+        """
+        return self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=clean_up
+        )
+
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The items at ``indices`` (N,), int64, CPU; text has no augmentation.
 

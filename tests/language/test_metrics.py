@@ -16,7 +16,7 @@ from language.metrics.memorization import (
     min_k,
     privacy_leakage,
 )
-from language.metrics.rouge import common_subsequence, rouge_recall, tokens_of
+from language.metrics.rouge import common_subsequence, rouge, tokens_of
 from language.metrics.sequential import SEQUENTIAL_METRICS, chosen_right, sequential_metrics
 from language.metrics.tofu import (
     GAP_METRICS,
@@ -341,7 +341,7 @@ def test_rouge_is_googles():
     from rouge_score import rouge_scorer
 
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
-    found = rouge_recall(*zip(*TEXTS, strict=True))
+    found = rouge(*zip(*TEXTS, strict=True))
     for place, (target, prediction) in enumerate(TEXTS):
         wanted = scorer.score(target, prediction)
         assert found.rouge_1[place] == wanted["rouge1"].recall
@@ -365,7 +365,7 @@ def test_the_common_subsequence_is_the_table_s(seed):
 def test_workers_give_the_same(monkeypatch):
     monkeypatch.setattr("language.metrics.rouge.WORTH_A_POOL", 2)
     targets, predictions = zip(*TEXTS, strict=True)
-    here, there = (rouge_recall(targets, predictions, workers=n) for n in (0, 1))
+    here, there = (rouge(targets, predictions, workers=n) for n in (0, 1))
     assert here.rouge_l.tolist() == there.rouge_l.tolist()
     assert here.rouge_1.tolist() == there.rouge_1.tolist()
 
