@@ -51,7 +51,7 @@ class Evaluate(StageKind[EvaluateSpec]):
                 try:
                     parts = site.benchmark.parts(split, trial=spec.trial, seed=spec.seed)
                     model = site.model("model", exact=True).eval()
-                    scores = site.benchmark.score(model, parts)
+                    scores = site.benchmark.score(model, parts, trial=spec.trial)
                     metrics = site.benchmark.evaluate(scores, trial=spec.trial, seed=spec.seed)
                     if not spec.trial:
                         save_scores(scores, folder / SCORES)

@@ -236,9 +236,9 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> 
 def _source(
     items: Mapping[str, Sequence[Item]], tokenizer: Any, family: Any, device: torch.device
 ) -> TextSource:
-    from language.data.fictitious import REFUSAL_LINES
     from language.data.source import TextSource
     from language.data.templates import make_template
+    from language.data.wording import REFUSAL_LINES
 
     questions = all(item.question for item in items["forget"])
     corpus = Corpus(

@@ -60,6 +60,27 @@ class Encoder:
         special = special and not self.template.special
         return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
 
+    @property
+    def _marks(self) -> int:
+        """Special tokens that the tokenizer puts around a plain text."""
+        return 0 if self.template.special else int(self.tokenizer.num_special_tokens_to_add())
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest plain text, without special ones."""
+        return self.max_length - self._marks
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest plain text, without special ones: one is predicted."""
+        return max(1, 2 - self._marks)
+
+    def token_starts(self, text: str) -> list[int]:
+        """The character at which each token of a text begins, special tokens left out."""
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        spans = self.tokenizer(text, verbose=False, **options)["offset_mapping"]
+        return [start for start, _ in spans]
+
     def prompt(self, question: str) -> list[int]:
         """Ids of the generation prompt, with the tokenizer's start token where it has one."""
         if question not in self._prompts:
@@ -195,6 +216,14 @@ class TextSource:
         other = TextSource.__new__(TextSource)
         other.__dict__.update(self.__dict__)
         other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
+        return other
+
+    def with_corpus(self, corpus: Corpus) -> TextSource:
+        """Another corpus behind the same tokenizer, template and length limit."""
+        other = TextSource.__new__(TextSource)
+        other.__dict__.update(self.__dict__)
+        other.corpus, other.provenance = corpus, corpus.provenance
+        other._replaced, other._base_digest = {}, None
         return other
 
     @property

@@ -89,10 +89,7 @@ def ask(
     pairs = [Encoded(np.asarray(each.ids, dtype=np.int64), each.start) for each in likelihoods]
     scored = teacher_forced(
         model,
-        [
-            Encoded(np.asarray(request.ids, dtype=np.int64), request.start)
-            for request in likelihoods
-        ],
+        pairs,
         token_budget=config.token_budget,
         share_prompts=config.share_prompts,
         detailed=np.asarray([request in rich for request in likelihoods], dtype=bool),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +71,23 @@ def _no_init() -> AbstractContextManager[Any]:
 def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:
     """A published Original or Retrain (id or folder) in the settings of ``config``."""
     return _prepared(_load(config, name), config, vocab_size)
+
+
+def claimed_training(folder: Path) -> str | None:
+    """The digest of training indices that a folder's safetensors claim (metadata ``trained_on``).
+
+    None unless every file of the folder claims the same.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    claims = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as file:
+                claims.add((file.metadata() or {}).get("trained_on"))
+        except (SafetensorError, OSError):
+            return None
+    return claims.pop() if len(claims) == 1 else None
 
 
 def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:

@@ -34,8 +34,8 @@ from common.methods.base import resolve_config, train_reference
 from common.methods.task import UnlearnTask
 from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig
-from language.config import CausalModelConfig, TextDataConfig
-from language.data.load import load_corpus
+from language.config import CausalModelConfig
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import END, load_tokenizer, texts
@@ -99,7 +99,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def text():
-    data = TextDataConfig(name="fictitious", authors=2, forget_authors=1, questions=3)
+    data = TextDataConfig.of(name="fictitious", authors=2, forget_authors=1, questions=3)
     corpus = load_corpus(data)
     config = CausalModelConfig(name="tiny", tokenizer=600)
     tokenizer = load_tokenizer(config, corpus)

@@ -16,8 +16,8 @@ from common.data.batch import Batch
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
-from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
-from language.data.load import load_corpus
+from language.config import CausalModelConfig
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
@@ -25,7 +25,7 @@ from language.models.build import blank_model, build_model, load_published
 from language.models.counting import count_targets
 from language.models.families import FAMILIES, CausalFamily, Published, family_of
 from language.models.forward import causal_forward
-from language.scenarios import make_split
+from language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(scope="module")
 def source():
-    corpus = load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4))
+    corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))
     tokenizer = train_tokenizer(corpus, 400)
     return TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=128)
 
@@ -164,7 +164,7 @@ def test_what_a_model_does_to_its_logits_still_happens(source):
 
 
 def make_task(kind, source, **fields):
-    split = make_split(source, TextScenarioConfig(forget_authors=1), 0)
+    split = make_split(source, TextScenarioConfig.of(forget_authors=1), 0)
     return UnlearnTask(
         model=build(kind, **fields),
         source=source,
