@@ -350,6 +350,26 @@ def test_rouge_is_googles():
     assert tokens_of("Running 3 tests") == ["run", "3", "test"]
 
 
+@pytest.mark.parametrize("stem", [True, False])
+def test_rouge_f1_is_googles(stem):
+    from rouge_score import rouge_scorer
+
+    scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=stem)
+    values = rouge(*zip(*TEXTS, strict=True), kind="f1", stem=stem)
+    for place, (target, prediction) in enumerate(TEXTS):
+        wanted = scorer.score(target, prediction)
+        assert values.rouge_1[place] == pytest.approx(wanted["rouge1"].fmeasure, abs=1e-12)
+        assert values.rouge_l[place] == pytest.approx(wanted["rougeL"].fmeasure, abs=1e-12)
+
+
+def test_rouge_f1_by_hand():
+    """Two of three target words, two of four predicted: P 1/2, R 2/3, F1 4/7; in order only one."""
+    values = rouge(["one two three"], ["two one four five"], kind="f1")
+    assert values.rouge_1[0] == pytest.approx(4 / 7)
+    assert values.rouge_l[0] == pytest.approx(2 / (3 + 4))
+    assert rouge(["one"], ["two"], kind="f1").rouge_l[0] == 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_common_subsequence_is_the_table_s(seed):
     stream = np.random.Generator(np.random.PCG64(seed))

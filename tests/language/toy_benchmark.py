@@ -1,0 +1,116 @@
+"""A text benchmark of one's own in one file: memorised phone books, with a reader and a metric."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from common.base.registry import BENCHMARKS
+from common.base.seeding import hash_order
+from common.data.splits import ForgetSplit
+from common.measure.metric import GapRule, MetricSpec
+from language.benchmark import CausalBenchmark
+from language.data.corpus import Corpus, Item
+from language.data.readers import READERS, Reader, TextDataConfig
+from language.measure.requests import Choose, Continue, TextMetric
+
+NAMES = ("ada", "bob", "cid", "dee", "eve", "fay", "gus", "hal")
+
+
+class PhoneBookData(TextDataConfig):
+    """How many entries; a third of them is never trained on."""
+
+    name: Literal["phone_book"] = "phone_book"
+    entries: int = 12
+
+
+@READERS.register("phone_book")
+class PhoneBook(Reader):
+    """Invented telephone numbers."""
+
+    Config = PhoneBookData
+
+    @classmethod
+    def read(cls, config, data_root):
+        """Entries in order; the last third is held out."""
+        items = []
+        for number in range(config.entries):
+            name = f"{NAMES[number % 8]} {number}"
+            call, wrong = (str(7919 * (number + shift) % 9973) for shift in (1, 2))
+            held_out = 3 * number >= 2 * config.entries
+            kind = "unseen" if held_out else "listed"
+            items.append(Item(kind, number, f"number of {name}", call, None, (wrong,)))
+        return Corpus(tuple(items), f"phone book ({config.entries} entries)")
+
+
+class Recited(TextMetric):
+    """Whether the number is written out: ``recited``, 0 or 1."""
+
+    generates = True
+
+    def requests(self, source, items):
+        """The question, for as many tokens as the number has."""
+        prompts = [tuple(source.encoder.prompt(item.question)) for item in items]
+        limits = [len(source.encode(item.question, item.answer).labels) for item in items]
+        pairs = zip(prompts, limits, strict=True)
+        return [Continue(prompt, limit, stop_text=("\n",)) for prompt, limit in pairs]
+
+    def columns(self, source, items, replies):
+        """(N,)."""
+        texts = map(source.decode, replies.tokens(self.requests(source, items)))
+        pairs = zip(items, texts, strict=True)
+        return {"recited": np.array([float(item.answer == text.strip()) for item, text in pairs])}
+
+
+class Preferred(TextMetric):
+    """Whether the number is likelier than another one: ``preferred``, 0 or 1."""
+
+    def requests(self, source, items):
+        """The right answer before the wrong one."""
+        answer, prompt = source.encoder.answer, source.encoder.prompt
+        options = [tuple(tuple(answer(a)) for a in (i.answer, *i.perturbed)) for i in items]
+        pairs = zip(items, options, strict=True)
+        return [Choose(tuple(prompt(item.question)), choices) for item, choices in pairs]
+
+    def columns(self, source, items, replies):
+        """(N,)."""
+        choices = replies.choices(self.requests(source, items))
+        return {"preferred": np.array([float(values.argmax() == 0) for values in choices])}
+
+
+@BENCHMARKS.register("phone_book", summary="toy: recited telephone numbers")
+class PhoneBookBenchmark(CausalBenchmark):
+    """Forgets a quarter of the entries, drawn by the run's seed."""
+
+    version = 1
+    roles: ClassVar = {"forget": "train", "retain": "train", "test": "report"}
+    metrics = tuple(
+        MetricSpec(f"{part}_{what}", "higher", f"{part} {what}")
+        for part in ("forget", "retain", "test")
+        for what in ("recited", "preferred")
+    )
+    gap = GapRule(
+        metrics=("forget_recited", "forget_preferred", "retain_preferred"),
+        trial=("forget_preferred", "retain_preferred"),
+    )
+
+    def split(self, seed):
+        """The forgotten entries, the other listed ones, and those that nobody saw."""
+        listed = self.source.corpus.where("listed")
+        forget = np.sort(hash_order(listed, seed, "forget")[: len(listed) // 4])
+        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget)}
+        parts["test"] = self.source.corpus.where("unseen")
+        return ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
+
+    def asked(self, part, *, trial):
+        """Both metrics; a trial writes no texts."""
+        return [Preferred()] if trial else [Preferred(), Recited()]
+
+    def evaluate(self, scores, *, trial, seed):
+        """Percent of every part."""
+        return {
+            f"{part}_{name}": 100.0 * float(column.mean())
+            for part, values in scores.items()
+            for name, column in values.extra.items()
+        }
