@@ -1,6 +1,4 @@
-"""A text benchmark of one's own in one file: memorised phone books, with a reader and a metric."""
-
-from __future__ import annotations
+"""A text benchmark of one's own in one file: a phone book, with a reader and two metrics."""
 
 from typing import ClassVar, Literal
 
@@ -14,8 +12,6 @@ from language.benchmark import CausalBenchmark
 from language.data.corpus import Corpus, Item
 from language.data.readers import READERS, Reader, TextDataConfig
 from language.measure.requests import Choose, Continue, TextMetric
-
-NAMES = ("ada", "bob", "cid", "dee", "eve", "fay", "gus", "hal")
 
 
 class PhoneBookData(TextDataConfig):
@@ -36,11 +32,9 @@ class PhoneBook(Reader):
         """Entries in order; the last third is held out."""
         items = []
         for number in range(config.entries):
-            name = f"{NAMES[number % 8]} {number}"
             call, wrong = (str(7919 * (number + shift) % 9973) for shift in (1, 2))
-            held_out = 3 * number >= 2 * config.entries
-            kind = "unseen" if held_out else "listed"
-            items.append(Item(kind, number, f"number of {name}", call, None, (wrong,)))
+            kind = "unseen" if 3 * number >= 2 * config.entries else "listed"
+            items.append(Item(kind, number, f"number of person {number}", call, None, (wrong,)))
         return Corpus(tuple(items), f"phone book ({config.entries} entries)")
 
 
@@ -53,14 +47,13 @@ class Recited(TextMetric):
         """The question, for as many tokens as the number has."""
         prompts = [tuple(source.encoder.prompt(item.question)) for item in items]
         limits = [len(source.encode(item.question, item.answer).labels) for item in items]
-        pairs = zip(prompts, limits, strict=True)
-        return [Continue(prompt, limit, stop_text=("\n",)) for prompt, limit in pairs]
+        return [Continue(*pair, stop_text=("\n",)) for pair in zip(prompts, limits, strict=True)]
 
     def columns(self, source, items, replies):
         """(N,)."""
         texts = map(source.decode, replies.tokens(self.requests(source, items)))
-        pairs = zip(items, texts, strict=True)
-        return {"recited": np.array([float(item.answer == text.strip()) for item, text in pairs])}
+        rows = [float(i.answer == text.strip()) for i, text in zip(items, texts, strict=True)]
+        return {"recited": np.array(rows)}
 
 
 class Preferred(TextMetric):
@@ -70,13 +63,13 @@ class Preferred(TextMetric):
         """The right answer before the wrong one."""
         answer, prompt = source.encoder.answer, source.encoder.prompt
         options = [tuple(tuple(answer(a)) for a in (i.answer, *i.perturbed)) for i in items]
-        pairs = zip(items, options, strict=True)
-        return [Choose(tuple(prompt(item.question)), choices) for item, choices in pairs]
+        prompts = [tuple(prompt(item.question)) for item in items]
+        return [Choose(*pair) for pair in zip(prompts, options, strict=True)]
 
     def columns(self, source, items, replies):
         """(N,)."""
-        choices = replies.choices(self.requests(source, items))
-        return {"preferred": np.array([float(values.argmax() == 0) for values in choices])}
+        likely = replies.choices(self.requests(source, items))
+        return {"preferred": np.array([float(values.argmax() == 0) for values in likely])}
 
 
 @BENCHMARKS.register("phone_book", summary="toy: recited telephone numbers")
@@ -99,8 +92,8 @@ class PhoneBookBenchmark(CausalBenchmark):
         """The forgotten entries, the other listed ones, and those that nobody saw."""
         listed = self.source.corpus.where("listed")
         forget = np.sort(hash_order(listed, seed, "forget")[: len(listed) // 4])
-        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget)}
-        parts["test"] = self.source.corpus.where("unseen")
+        unseen = self.source.corpus.where("unseen")
+        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget), "test": unseen}
         return ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
 
     def asked(self, part, *, trial):
