@@ -79,7 +79,7 @@ class PhoneBookBenchmark(CausalBenchmark):
     version = 1
     roles: ClassVar = {"forget": "train", "retain": "train", "test": "report"}
     metrics = tuple(
-        MetricSpec(f"{part}_{what}", "higher", f"{part} {what}")
+        MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
         for part in ("forget", "retain", "test")
         for what in ("recited", "preferred")
     )
