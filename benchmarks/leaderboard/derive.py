@@ -58,7 +58,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
             found.setdefault((result.label, result.replicate), {})[result.seed] = record
     _check_one_data_set(records)
     benchmark = BENCHMARKS[suite.spec.benchmark]
-    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
+    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap_of(suite.protocol)
     reference = found.get((_retrain_label(suite), 0), {})
     if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
         found = _compared(suite, found, stages, store)
@@ -236,7 +236,7 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
 
 
 def _trials(plan: Plan, store: StageStore) -> list[Trial]:
-    rule = BENCHMARKS[plan.suite.spec.benchmark].gap
+    rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
     references = {r.seed: read_record(store, r.stage) for r in plan.results if r.trial == -1}
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in plan.results:
