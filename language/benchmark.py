@@ -92,9 +92,9 @@ class CausalBenchmark(Benchmark):
         if kind == "train":
             return {**text, "train": config.train}
         if kind == "score":
-            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+            return {"evaluation": config.evaluation}
         assert kind == "measure", kind
-        return {"truth": config.evaluation.truth}
+        return {}
 
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:

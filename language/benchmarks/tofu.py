@@ -104,6 +104,15 @@ class TofuBenchmark(CausalBenchmark):
     }
 
     @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """As for any text; what the truth-ratio metrics average changes no score."""
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+        if kind == "measure":
+            return {"truth": config.evaluation.truth}
+        return super().identity(config, kind)
+
+    @classmethod
     def gap_of(cls, config: Any) -> GapRule:
         """AG6, or of the metrics that rows of files can give (``data.rows``)."""
         if not isinstance(config.data, FilesData) or config.data.rows == "comparisons":

@@ -8,6 +8,7 @@ from common.base.registry import BENCHMARKS
 from common.base.seeding import hash_order
 from common.data.splits import ForgetSplit
 from common.measure.metric import GapRule, MetricSpec
+from common.protocol.benchmark import Versions
 from language.benchmark import CausalBenchmark
 from language.data.corpus import Corpus, Item
 from language.data.readers import READERS, Reader, TextDataConfig
@@ -76,7 +77,7 @@ class Preferred(TextMetric):
 class PhoneBookBenchmark(CausalBenchmark):
     """Forgets a quarter of the entries, drawn by the run's seed."""
 
-    version = 1
+    versions = Versions()
     roles: ClassVar = {"forget": "train", "retain": "train", "test": "report"}
     metrics = tuple(
         MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
