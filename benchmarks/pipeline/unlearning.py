@@ -38,6 +38,7 @@ class Outcome:
         step: The step at which it diverged.
         cost: Seconds, steps, peak bytes; of a method also trainable and base parameters.
         dynamics: Last and largest value of everything that was logged.
+        stopped: What ended the last fit before its time; None where nothing did.
     """
 
     model: nn.Module | None
@@ -46,10 +47,13 @@ class Outcome:
     step: int | None = None
     cost: dict[str, float | None] = field(default_factory=dict)
     dynamics: dict[str, float | None] = field(default_factory=dict)
+    stopped: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What ``done.json`` says of it."""
         facts: dict[str, Any] = {"cost": self.cost, "dynamics": self.dynamics}
+        if self.stopped is not None:
+            facts["stopped"] = self.stopped
         if self.status == "diverged":
             facts |= {"status": self.status, "status_detail": self.detail, "step": self.step}
         return facts
@@ -74,6 +78,7 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     for result in task.results:
         outcome.dynamics |= {f"last/{name}": value for name, value in result.last.items()}
         outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}
+        outcome.stopped = result.stopped
     outcome.dynamics = clean_metrics(outcome.dynamics)
     return outcome
 
