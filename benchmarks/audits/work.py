@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from common.audits import AUDITS
 from common.audits.base import ModelAudit
 from common.audits.measure import NotApplicable
-from common.audits.task import AuditTask
+from common.audits.task import AuditTask, Featured
 from common.base.config import validate
 from common.base.errors import Diverged
 
@@ -48,12 +48,10 @@ def measure(
         adapted=adapted,
         source=benchmark.source,
         split=split,
-        forward=benchmark.forward,
+        family=benchmark,
         collect=benchmark.collect,
-        features=getattr(benchmark, "features", None),
-        head=benchmark.head,
+        features=benchmark.features if isinstance(benchmark, Featured) else None,
         recipe=benchmark.recipe,
-        num_classes=benchmark.num_classes,
         batch_size=benchmark.evaluation_batch,
         seed=stage.spec["seed"],
     )

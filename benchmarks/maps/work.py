@@ -23,6 +23,7 @@ from common.data.splits import ForgetSplit
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark
 from common.train.batched import BatchedTraining, samples_are_independent
+from common.train.protocols import Telemetry
 
 PARTS = {"fa": "forget", "ra": "retain", "ta": "test"}
 Row = dict[str, Any]
@@ -133,7 +134,7 @@ def _together(
     first, plain = configs[0], copy.deepcopy(task.model)
     engine = first.engine()
     loaders = task.loaders(("retain", "forget"), engine)
-    targets = first.adapter.targets or task.targets[first.adapter.placement]
+    targets = first.adapter.targets or task.family.targets[first.adapter.placement]
     attach(task.model, targets, first.adapter, task.generator("adapter"))
     training = BatchedTraining(
         task.model,
@@ -201,12 +202,12 @@ def _alone(
     found: dict[int, Row] = {}
     sink = _AtBall()
 
-    def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
         if step in spec["steps"]:
             found[step] = readout.row(model, point, step, sink.share(model))
         return {}
 
-    task.watch, task.tracker = watch, sink
+    task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
     every = math.gcd(*spec["steps"])
     timed = config.model_copy(update={"evaluate_every": every})
     try:

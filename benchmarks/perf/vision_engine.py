@@ -33,6 +33,7 @@ from common.data.loader import Loader
 from common.objectives.objectives import CrossEntropy, GradientDifference, Objective, Terms
 from common.train.config import FitConfig
 from common.train.fit import fit
+from common.train.protocols import Telemetry
 from common.train.tracking import Tracker
 from vision.config import DataConfig
 from vision.data.source import ImageSource, PreparedImages
@@ -188,7 +189,8 @@ def _loop_case(
             for part, ids in parts.items()
         }
         with Tracker(log) as tracker:
-            fit(model, objective, loaders, config, forward=_logits, seed=0, tracker=tracker)
+            looks = Telemetry(tracker=tracker)
+            fit(model, objective, loaders, config, forward=_logits, seed=0, telemetry=looks)
         return model
 
     runs: dict[str, Callable[[], nn.Module]] = {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from common.train.protocols import Watch
+    from common.train.protocols import EvaluateDuring
 
 logger = logging.getLogger(__name__)
 SCALARS = "scalars.jsonl"
@@ -289,7 +289,7 @@ class _Work:
             def task(access: frozenset[str]) -> UnlearnTask:
                 made = self._task(split, access, model=copy.deepcopy(original))
                 self._close_log()
-                made.tracker = made.checkpoint = None
+                made.telemetry = made.checkpoint = None
                 return made
 
             run_block(self.stage.spec, self.benchmark, split, original, task, folder)
@@ -388,6 +388,8 @@ class _Work:
     def _task(
         self, split: ForgetSplit, access: frozenset[str], model: nn.Module | None
     ) -> UnlearnTask:
+        from common.data.access import DataAccess
+        from common.train.protocols import Telemetry
         from common.train.tracking import Tracker
 
         benchmark = self.benchmark
@@ -402,33 +404,27 @@ class _Work:
             # the log lives beside the checkpoint, so that a resumed run continues both
             _rewind(scratch / SCALARS, checkpoint)
             self._tracker = Tracker(scratch / SCALARS, self.board)
+        method = self.stage.spec.get("method", self.stage.kind)
+        evaluate = self._evaluation(split, scratch) if self.stage.kind == "unlearn" else None
         return UnlearnTask(
             model=model,
-            source=benchmark.source,
-            split=split,
-            access=access,
-            forward=benchmark.forward,
+            data=DataAccess(benchmark.source, split, access, method),
+            family=benchmark,
             recipe=benchmark.recipe,
-            num_classes=benchmark.num_classes,
-            targets=benchmark.targets,
-            head=benchmark.head,
-            component_of=benchmark.component_of,
             build=lambda: benchmark.build(seed),
             seed=self._task_seed(),
             replicate=self.replicate,
-            tracker=self._tracker,
+            telemetry=Telemetry(self._tracker, self.progress, evaluate),
             checkpoint=checkpoint,
-            progress=self.progress,
-            watch=self._watch(split, scratch) if self.stage.kind == "unlearn" else None,
         )
 
-    def _watch(self, split: ForgetSplit, scratch: Path) -> Watch:
+    def _evaluation(self, split: ForgetSplit, scratch: Path) -> EvaluateDuring:
         """Scores of the model in training, kept beside the model: its trajectory."""
         from common.measure.scores import save_scores
 
         trajectory = scratch / TRAJECTORY
 
-        def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+        def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
             parts = self.benchmark.parts(split, trial=False, seed=self.seed)
             scores = self.benchmark.score(model, parts)
             if processes.is_main():
@@ -436,7 +432,7 @@ class _Work:
                 save_scores(scores, trajectory / f"{step:06d}.safetensors")
             return self.benchmark.evaluate(scores, trial=False, seed=self.seed)
 
-        return watch
+        return evaluate
 
     def _task_seed(self) -> int:
         """The run's seed; a later request of a sequence draws afresh."""

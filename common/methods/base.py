@@ -83,8 +83,8 @@ def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
     from common.objectives.objectives import CrossEntropy
 
     model = task.fresh_model()
-    micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
-    loader = Loader(task.source, task.indices(*parts), micro, task.generator("train"))
+    indices = task.indices(*parts)
+    loader = Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
     task.fit(model, CrossEntropy("train"), {"train": loader}, task.recipe)
     return model
 

@@ -140,7 +140,7 @@ class ForgetRetain:
         forget: Term on forget data.
         retain: Term on retain data; None never reads any.
         views: Part -> what a batch is turned into before its forward (see
-            :func:`common.data.batch.every_position`).
+            :func:`common.data.capabilities.every_position`).
     """
 
     forget: Term

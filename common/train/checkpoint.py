@@ -36,6 +36,7 @@ class TrainingState:
         stateful: Further things that advance with training, such as loaders.
         device: Whose random stream is kept beside the CPU's.
         scaler: Of float16 losses, if there is one.
+        identity: Which training this is; a checkpoint of another one is refused.
     """
 
     model: nn.Module
@@ -44,16 +45,14 @@ class TrainingState:
     stateful: Mapping[str, Stateful]
     device: torch.device
     scaler: Any | None
+    identity: str
 
-    def save(
-        self, path: Path, *, step: int, identity: str, notes: Notes, writes: bool = True
-    ) -> None:
+    def save(self, path: Path, *, step: int, notes: Notes, writes: bool = True) -> None:
         """Writes everything needed to continue, atomically.
 
         Args:
             path: The file.
             step: Steps that are done.
-            identity: Which training this is, for :meth:`load`.
             notes: Kept beside the tensors.
             writes: Whether this process writes; all of them must call, to make split tensors whole.
         """
@@ -65,7 +64,7 @@ class TrainingState:
         tensors |= self._other_tensors()
         meta = {
             "step": str(step),
-            "identity": identity,
+            "identity": self.identity,
             "notes": json.dumps(notes),
             "tensors": json.dumps(sorted(tensors)),
         }
@@ -95,14 +94,14 @@ class TrainingState:
             tensors["rng_cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
-    def load(self, path: Path, identity: str) -> tuple[int, Notes]:
+    def load(self, path: Path) -> tuple[int, Notes]:
         """Puts everything back as it was; returns the steps that were done, and the notes.
 
         Raises:
             CheckpointError: The file is damaged or of another training.
         """
         tensors, meta = _read(path)
-        if meta.get("identity") != identity:
+        if meta.get("identity") != self.identity:
             raise CheckpointError(f"{path}: checkpoint of another run; delete it")
         try:
             if json.loads(meta["tensors"]) != sorted(tensors):

@@ -18,13 +18,14 @@ from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from common.data.batch import AnsweringSource, Source
+    from common.data.access import GuardedSource
+    from common.data.batch import Source
     from common.objectives.objectives import Objective, Term
 
 BOTH = frozenset({"forget", "retain"})
 
 
-def refusing(task: UnlearnTask) -> AnsweringSource:
+def refusing(task: UnlearnTask) -> GuardedSource:
     """The task's data with a refusal, drawn once per forget sample, as each one's answer.
 
     Raises:
@@ -32,15 +33,14 @@ def refusing(task: UnlearnTask) -> AnsweringSource:
     """
     import torch
 
-    source: Any = task.source
-    refusals: Sequence[Any] = getattr(source, "refusals", ())
+    refusals = task.source.refusals
     if not refusals:
         raise ConfigError(
             "the data bring no refusals (plain texts have none); choose data that do, such as TOFU"
         )
     indices = task.indices("forget")
     drawn = torch.randint(len(refusals), (len(indices),), generator=task.generator("refusals"))
-    return source.with_answers(
+    return task.source.with_answers(
         {int(i): refusals[int(d)] for i, d in zip(indices, drawn, strict=True)}
     )
 

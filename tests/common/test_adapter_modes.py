@@ -23,6 +23,7 @@ from common.objectives.objectives import GradientDifference
 from common.protocol.benchmark import Benchmark
 from common.train.config import FitConfig
 from common.train.fit import fit
+from common.train.protocols import Telemetry
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")
@@ -224,7 +225,7 @@ def test_evaluations_while_training_share_them_too(tiny, builds):
 
     loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
     config = FitConfig(steps=3, batch_size=2, evaluate_every=2)
-    options = {"forward": tiny.forward, "seed": 1, "watch": watch}
+    options = {"forward": tiny.forward, "seed": 1, "telemetry": Telemetry(evaluate_during=watch)}
     fit(model, GradientDifference(), loaders, config, **options)
     assert len(builds) == 8
 

@@ -333,7 +333,7 @@ class _ChangesTheData(_Fine):
     """Relabels the source in place."""
 
     def unlearn(self, task):
-        task.source._labels.add_(1).remainder_(4)
+        task.source._source._labels.add_(1).remainder_(4)
         return train(task, task.model)
 
 

@@ -410,7 +410,7 @@ def test_scrub_makes_its_passes_in_order(make, split):
     method.unlearn(task)
     found = [
         "f" if set(indices.tolist()) <= forget else "r"
-        for indices in task.source.log
+        for indices in task.raw.log
         if len(indices) <= 8
     ]
     away, close = ["f"] * 3, ["r"] * math.ceil(36 / 8)
@@ -427,7 +427,7 @@ def test_bad_teacher_reads_its_share_of_retain(make, split):
     method, task = make("bad_teacher", {"retain_share": 0.25})
     method.unlearn(task)
     forget, retain = (set(split.parts[part].tolist()) for part in ("forget", "retain"))
-    assert forget <= task.source.fetched and len(task.source.fetched & retain) == 9
+    assert forget <= task.raw.fetched and len(task.raw.fetched & retain) == 9
 
 
 # -- SCRUB+R --------------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
     from common.methods.tools.boundaries import input_bounds
 
     source = tiny.Source(noise=NOISE)
-    source.input_bounds = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}
+    source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
     _, task = make("boundary_shrink", {}, source=source)
     assert input_bounds(task) is source.input_bounds
 

@@ -119,7 +119,7 @@ def test_fast_ntk_on_a_linear_model_is_exact_retraining(tiny, samples):
     split = tiny.split(source)
     model = nn.Linear(6, 4).double()
     task = tiny.task(DoubleSource(source), split, access=BOTH, model=model)
-    task = dataclasses.replace(task, head=("*",))
+    task = dataclasses.replace(task, family=tiny.family(head=("*",)))
     method = FastNTK(FastNTK.Config(samples=samples, label_scale=1.0, ridge=1e-2))
     forget, retain = method._draw(task)
     assert len(forget) + len(retain) == samples and len(forget) == samples // 4
@@ -221,7 +221,7 @@ def test_influence_takes_the_retain_gradient_from_retain_data(tiny, task_of):
         batch = everything(task, part)
         means[part] = torch.cat(list(gradients.losses(batch))).mean(0)
     singles = method._retain_gradients(task, gradients)
-    labels = task.source.labels[task.source.log[-1]]
+    labels = task.raw.labels[task.raw.log[-1]]
     assert len(singles) == 5 and 1 not in labels.tolist()
     n_f, n_r = (len(task.indices(part)) for part in ("forget", "retain"))
     v = n_f / (n_f + n_r) * (means["forget"] - means["retain"])

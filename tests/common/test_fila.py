@@ -155,7 +155,7 @@ class Sink:
 
 def started(config, adapter, seed=1):
     model = copy.deepcopy(original())
-    task = make_task(model, "random", seed, BOTH, poisoned=True)
+    task = make_task(model, "random", seed, BOTH)
     task.tracker = Sink()
     attach(model, task.targets["mlp"], adapter, task.generator("adapter"))
     facts = fila.start_adapters(task, config)

@@ -69,10 +69,10 @@ def problem():
 
 @pytest.fixture(scope="module")
 def task_of(problem):
-    def build(name, scenario="class", *, poisoned=True, seed=1):
+    def build(name, scenario="class", *, seed=1):
         access = METHODS[name].info.access
         model = copy.deepcopy(problem.original)
-        return problem.task(model, scenario, seed, access, poisoned=poisoned)
+        return problem.task(model, scenario, seed, access)
 
     return build
 
@@ -271,15 +271,17 @@ def test_nt_xent_by_hand():
 
 
 def test_coun_never_reads_forget_data(task_of):
-    """Its task neither gives out the indices, nor does the poisoned source see a fetch of them."""
+    """Its task neither gives out the indices, nor does its source allow a fetch of them."""
     assert METHODS["coun"].info.access == {"retain"}
     task = task_of("coun")
     METHODS["coun"](METHODS["coun"].Config(**SHORT)).unlearn(task)
-    assert task.source.violations == []
+    assert task.data.violations == []
     with pytest.raises(AccessError):
         task.indices("forget")
     with pytest.raises(AccessError):
-        task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
+        task.split.parts["forget"]
+    with pytest.raises(AccessError):
+        task.source.fetch(torch.as_tensor(task.family.split("class").parts["forget"]))
 
 
 def test_the_two_views_differ_and_resume(problem):
@@ -331,7 +333,7 @@ def test_the_add_on_records_the_base_it_runs(monkeypatch):
 
 
 def test_the_add_on_keeps_the_bases_access(task_of):
-    task = task_of("with_contrast", poisoned=False)
+    task = task_of("with_contrast")
 
     class Curious(METHODS["finetune"]):
         def unlearn(self, task):
@@ -341,7 +343,7 @@ def test_the_add_on_keeps_the_bases_access(task_of):
     config = resolve_config("with_contrast", None, {}, origin="test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.methods.simple.Finetune", Curious)
-        with pytest.raises(AccessError, match="asked for 'forget'"):
+        with pytest.raises(AccessError, match="'method' reads 'forget'"):
             METHODS["with_contrast"](config).unlearn(task)
 
 

@@ -56,7 +56,7 @@ def toy():
         from common.methods.base import train_reference
 
         model = tiny_task.problem_of("").net()
-        task = tiny_task.make_task(model, scenario, 0, access, poisoned=False)
+        task = tiny_task.make_task(model, scenario, 0, access)
         return train_reference(task, parts).eval()
 
     models = {
@@ -65,7 +65,8 @@ def toy():
     }
 
     def make(model=None, *, scenario="class", adapted=False, **over) -> AuditTask:
-        watched = tiny_task.make_task(model, scenario, 0, access, poisoned=False)
+        everything = access | {"validation", "test"}
+        watched = tiny_task.make_task(model, scenario, 0, everything)
         stored = models["original"] if model is None else model
 
         def scores(net, indices):
@@ -79,12 +80,10 @@ def toy():
             "adapted": adapted,
             "source": watched.source,
             "split": watched.split,
-            "forward": watched.forward,
+            "family": tiny_task.problem_of(""),
             "collect": scores,
             "features": None,
-            "head": ("head.*",),
             "recipe": watched.recipe,
-            "num_classes": tiny_task.CLASSES,
             "batch_size": 32,
             "seed": 0,
         }
