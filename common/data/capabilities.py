@@ -15,7 +15,7 @@ Bounds = Mapping[str, tuple[Tensor, Tensor]]
 
 
 @runtime_checkable
-class AnsweringSource(Source, Protocol):
+class AnsweringSource(Protocol):
     """Its answers can be replaced; methods that train on refusals need one."""
 
     @property
@@ -27,7 +27,7 @@ class AnsweringSource(Source, Protocol):
 
 
 @runtime_checkable
-class LabelledSource(Source, Protocol):
+class LabelledSource(Protocol):
     """It knows classes without making batches."""
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ class LabelledSource(Source, Protocol):
 
 
 @runtime_checkable
-class BoundedSource(Source, Protocol):
+class BoundedSource(Protocol):
     """It knows between which values its inputs lie, and which value means nothing."""
 
     @property

@@ -179,7 +179,7 @@ def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
         loaders = {part: tiny.loader(source, ids, 4, part) for part, ids in parts.items()}
         options |= {"forward": tiny.forward, "seed": 3, "checkpoint": path}
         try:
-            fit(model, GradientDifference(), loaders, config, **options)
+            fit(model, GradientDifference(), loaders, config, **tiny.wired(**options))
         except Killed:
             assert path.is_file()
         return model

@@ -295,7 +295,7 @@ class _TrainsTheBase(_Fine):
     """Attaches adapters and trains the weights under them."""
 
     def unlearn(self, task):
-        attach(task.model, task.targets["mlp"], AdapterConfig(), task.generator("adapter"))
+        attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
         task.model.blocks[0].mlp.fc1.weight.requires_grad_(True)
         return train(task, task.model)
 
@@ -304,7 +304,7 @@ class _TouchesTheRest(_Fine):
     """Attaches adapters and changes a frozen layer by hand."""
 
     def unlearn(self, task):
-        attach(task.model, task.targets["mlp"], AdapterConfig(), task.generator("adapter"))
+        attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
         with torch.no_grad():
             task.model.norm.weight *= 1.5
         return train(task, task.model)

@@ -28,6 +28,7 @@ from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config, train_reference
 from common.objectives.positions import sample_cross_entropy, sample_distillation
 from common.train.config import FitConfig
+from common.train.protocols import Telemetry
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
@@ -709,15 +710,16 @@ def test_the_shadow_class_is_dropped(make, trained):
     """SalUn's port of Boundary Expand leaves the extra row."""
     method, task = make("boundary_expand", {"lr": 3e-3})
     widths = []
-    task.progress = lambda step, total: widths.append(task.model.head.out_features)
+    progress = lambda step, total: widths.append(task.model.head.out_features)  # noqa: E731
+    task.telemetry = Telemetry(progress=progress)
     model = method.unlearn(task)
     assert set(widths) == {5} and model.head.weight.shape == (4, 8)
     assert list(model.state_dict()) == list(trained)
 
 
-def test_boundary_expand_needs_one_linear_head(make):
+def test_boundary_expand_needs_one_linear_head(make, tiny):
     method, task = make("boundary_expand", {})
-    task.head = ("stem.*",)
+    task.family = tiny.family(head=("stem.*",))
     with pytest.raises(ConfigError, match="one linear head of 4 logits"):
         method.unlearn(task)
 

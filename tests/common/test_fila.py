@@ -157,7 +157,7 @@ def started(config, adapter, seed=1):
     model = copy.deepcopy(original())
     task = make_task(model, "random", seed, BOTH)
     task.tracker = Sink()
-    attach(model, task.targets["mlp"], adapter, task.generator("adapter"))
+    attach(model, task.family.targets["mlp"], adapter, task.generator("adapter"))
     facts = fila.start_adapters(task, config)
     return model, task, facts
 

@@ -65,25 +65,25 @@ def toy():
     }
 
     def make(model=None, *, scenario="class", adapted=False, **over) -> AuditTask:
-        everything = access | {"validation", "test"}
-        watched = tiny_task.make_task(model, scenario, 0, everything)
+        problem = tiny_task.problem_of("")
+        source = problem.source()
         stored = models["original"] if model is None else model
 
         def scores(net, indices):
             net.eval()
-            batches = ordered_batches(watched.source, indices, 32)
-            return collect(lambda batch: watched.forward(net, batch), batches)
+            batches = ordered_batches(source, indices, 32)
+            return collect(lambda batch: problem.forward(net, batch), batches)
 
         fields = {
             "load": lambda: copy.deepcopy(stored),
             "load_original": lambda: copy.deepcopy(models["original"]),
             "adapted": adapted,
-            "source": watched.source,
-            "split": watched.split,
-            "family": tiny_task.problem_of(""),
+            "source": source,
+            "split": problem.split(scenario),
+            "family": problem,
             "collect": scores,
             "features": None,
-            "recipe": watched.recipe,
+            "recipe": problem.recipe,
             "batch_size": 32,
             "seed": 0,
         }
