@@ -15,6 +15,8 @@ from pydantic import Field
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
+from common.data.parts import Role
+from common.measure.metric import GapRule, MetricSpec
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig, ScenarioConfig
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.data.splits import ForgetSplit
-    from common.measure.metric import GapRule, MetricSpec
     from common.measure.scores import Scores
     from vision.data.source import ImageSource
 
@@ -185,7 +186,7 @@ class VisionBenchmark(VisionTransformers, Benchmark):
 
         chosen = dict(split.parts)
         if trial:
-            chosen = {k: v for k, v in chosen.items() if not k.startswith("test")}
+            chosen = {k: v for k, v in chosen.items() if self.role_of(k) is not Role.REPORT}
         limit = self.config.evaluation.retain_samples
         if limit is not None and len(chosen["retain"]) > limit:
             chosen["retain"] = np.sort(hash_order(chosen["retain"], seed, "retain-eval")[:limit])

@@ -20,6 +20,7 @@ from common.audits.ulira import ULira
 from common.base.errors import DataError
 from common.base.registry import BENCHMARKS, METHODS
 from common.measure.gaps import summarise
+from common.protocol.benchmark import Benchmark
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str
@@ -103,11 +104,17 @@ class AuditReport:
     def _retrain(self) -> str:
         return next(row.label for row in self.planner.suite.rows if row.method == "retrain")
 
+    @cached_property
+    def benchmark(self) -> type[Benchmark]:
+        """What the suite runs."""
+        return BENCHMARKS[self.planner.suite.spec.benchmark]
+
     def tables(self) -> list[AuditTable]:
         """One table per audit."""
         tables = []
         for name, audit in self.audits.items():
             table = AuditTable(name, audit)
+            audit.parts = self.benchmark.part_table
             reason = self.planner.inapplicable(audit)
             if reason is not None:
                 self._without(table, NotApplicable(reason).reason)
@@ -128,7 +135,7 @@ class AuditReport:
         from common.measure.scores import load_scores
 
         if stage.key not in self._loaded:
-            choices = BENCHMARKS[self.planner.suite.spec.benchmark].choices
+            choices = self.benchmark.choices
             folder = self.store.folder(stage.kind, stage.key)
             self._loaded[stage.key] = {
                 part: replace(scores, probs=choices(scores))

@@ -42,6 +42,7 @@ def measure(
     """
     cls = AUDITS[stage.spec["audit"]]
     audit: ModelAudit = cls(validate(cls.Config, stage.spec["config"], stage.name))
+    audit.parts = benchmark.part_table
     task = AuditTask(
         load=lambda: load("model"),
         load_original=lambda: load("original"),

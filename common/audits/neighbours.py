@@ -39,7 +39,7 @@ class NeighbourClass(PairAudit):
         """One AUC per part, with a bootstrap over inputs (pairs kept together)."""
         gone = forgotten_labels(first)
         measures: Measures = {}
-        for part, p, q in distributions(first, second, self.config.parts):
+        for part, p, q in distributions(first, second, self.shared(first, second)):
             ours, theirs = over_retained(p, gone), over_retained(q, gone)
             labels = first[part].labels
             near = np.zeros(len(p), dtype=np.int64)

@@ -22,6 +22,7 @@ from common.bounded.config import AdapterConfig
 from common.checks.results import CheckResult, salted, told
 from common.checks.tiny_task import tensors_digest
 from common.data.batch import Batch, ordered_batches
+from common.data.parts import Role
 from common.data.splits import TRAIN_PARTS, ForgetSplit
 from common.measure.metric import MetricSpec
 from common.protocol.benchmark import Benchmark, Runtime
@@ -151,9 +152,12 @@ class _BenchmarkRuns:
             return "source_digest is not the data's"
         sizes = {part: len(ids) for part, ids in self.split.parts.items()}
         missing = [part for part in TRAIN_PARTS if not sizes.get(part)]
-        if not any(size for part, size in sizes.items() if part.startswith("test")):
+        if not any(size for part, size in sizes.items() if self._reports(part)):
             missing.append("test")
         return f"part '{missing[0]}' is missing or empty" if missing else ""
+
+    def _reports(self, part: str) -> bool:
+        return self.benchmark.role_of(part) is Role.REPORT
 
     def _parts(self) -> str:
         for trial in (False, True):
@@ -166,7 +170,7 @@ class _BenchmarkRuns:
             for part, ids in chosen.items():
                 if part not in self.split.parts or not np.isin(ids, self.split.parts[part]).all():
                     return f"'{part}' holds samples that the split does not have there"
-            if trial and any(part.startswith("test") for part in chosen):
+            if trial and any(self._reports(part) for part in chosen):
                 return "a trial scores test data"
             if not {"forget", "retain"} <= chosen.keys():
                 return "forget and retain must be scored"

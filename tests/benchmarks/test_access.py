@@ -36,7 +36,9 @@ READS = {
 
 
 @pytest.mark.parametrize("how", READS)
-def test_what_is_not_declared_cannot_be_read(how, tmp_path, copied, tiny_suite, cli, one_line_error):
+def test_what_is_not_declared_cannot_be_read(
+    how, tmp_path, copied, tiny_suite, cli, one_line_error
+):
     body, parts = READS[how]
     plugin = tmp_path / "curious.py"
     plugin.write_text(PLUGIN.format(body=body))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from common.audits import neighbours, pairs
-from common.audits.base import unseen, wanted_parts
+from common.audits.base import wanted_parts
 from common.audits.measure import NotApplicable
 from common.base.errors import DataError
+from common.data.parts import PARTS, Part, Role, utility_parts
 
 
 def softmax(x):
@@ -150,9 +151,13 @@ def test_other_samples_are_refused(make_scores):
 
 def test_test_stands_for_every_held_out_part():
     parts = ("retain", "test_forget", "test_b", "forget", "test_a", "test_earlier")
-    assert unseen(parts) == ["test_a", "test_b"]
-    assert unseen(("test_forget", "test")) == ["test"]
-    assert wanted_parts(("forget", "test", "test_forget"), parts) == [
+    held_out = Part(Role.REPORT, utility=True)
+    table = {**PARTS, "test_a": held_out, "test_b": held_out}
+    assert utility_parts(parts, table) == ["test_a", "test_b"]
+    assert utility_parts(("test_forget", "test")) == ["test"]
+    with pytest.raises(DataError, match=r"'tset' has no role; .*did you mean 'test'"):
+        utility_parts(("tset",))
+    assert wanted_parts(("forget", "test", "test_forget"), parts, table) == [
         "forget",
         "test_a",
         "test_b",
