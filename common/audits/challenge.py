@@ -58,7 +58,8 @@ def sample_epsilon(ours: np.ndarray, theirs: np.ndarray, delta: float) -> np.nda
     above, missed = threshold_counts(ours, theirs)
     fpr, fnr = above / len(theirs), missed / len(ours)
     both = [attack_epsilon(fpr, fnr, delta), attack_epsilon(1 - fpr, 1 - fnr, delta)]
-    return np.maximum(np.concatenate(both).max(axis=0), 0.0)
+    largest: np.ndarray = np.maximum(np.concatenate(both).max(axis=0), 0.0)
+    return largest
 
 
 def shown_epsilon(ours: np.ndarray, theirs: np.ndarray, delta: float) -> np.ndarray:

@@ -67,13 +67,15 @@ def distributions(
 def kl_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """(N,) KL(p || q) in nats of (N, C) distributions; q is floored at 1e-38, 0 ln 0 is 0."""
     ratio = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(q, _TINY))
-    return np.where(p > 0, p * ratio, 0.0).sum(axis=1)
+    divergences: np.ndarray = np.where(p > 0, p * ratio, 0.0).sum(axis=1)
+    return divergences
 
 
 def js_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """(N,) Jensen-Shannon divergence in nats of (N, C) distributions, 0 to ln 2."""
     middle = (p + q) / 2
-    return np.maximum((kl_rows(p, middle) + kl_rows(q, middle)) / 2, 0.0)
+    divergences: np.ndarray = np.maximum((kl_rows(p, middle) + kl_rows(q, middle)) / 2, 0.0)
+    return divergences
 
 
 class JensenShannon(PairAudit):
@@ -212,7 +214,8 @@ def forgotten_labels(scores: Parts) -> np.ndarray:
 def over_retained(probs: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """(N, C - K) softmax renormalised over the classes that were not forgotten."""
     kept = np.maximum(np.delete(probs, gone, axis=1), _TINY)
-    return kept / kept.sum(axis=1, keepdims=True)
+    shares: np.ndarray = kept / kept.sum(axis=1, keepdims=True)
+    return shares
 
 
 class RetainedKL(PairAudit):

@@ -99,7 +99,9 @@ def klom_per_sample(
     high = np.maximum(ours.max(axis=0), theirs.max(axis=0))
     edges = np.linspace(low, high, bins + 1)
     p, q = bin_shares(ours, edges), np.maximum(bin_shares(theirs, edges), floor)
-    return np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0).sum(axis=0)
+    terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0)
+    divergences: np.ndarray = terms.sum(axis=0)
+    return divergences
 
 
 class KLoM(PopulationAudit):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from common.base.config import did_you_mean
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, named_line
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "stable_forgetting.plugins"
@@ -131,8 +131,8 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
                 raise
             except Exception as error:
                 raise ConfigError(
-                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; mend or "
-                    "uninstall it"
+                    f"installed plugin '{point.name}' ({point.value}): {named_line(error)}; "
+                    "mend or uninstall it"
                 ) from error
 
 
@@ -155,11 +155,7 @@ def _load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"--plugin {path}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"--plugin {path}: {named_line(error)}") from error
 
 
 METHODS: Registry[Any] = Registry("method", "common.methods.base:UnlearningMethod")

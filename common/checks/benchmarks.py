@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from common.base.config import Strict, canonical, digest, validate
+from common.base.errors import named_line
 from common.base.registry import BENCHMARKS
 from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
-from common.checks.results import CheckResult, salted, told
+from common.checks.results import CheckResult, salted
 from common.checks.tiny_task import tensors_digest
 from common.data.batch import Batch, ordered_batches
 from common.data.parts import Role
@@ -96,7 +97,7 @@ def _check_identity(cls: type[Benchmark], config: Strict) -> CheckResult:
     try:
         here = [digest(cls.identity(config, kind)) for kind in ("split", "train", "evaluate")]
     except Exception as error:
-        return CheckResult("identity", False, f"cannot be hashed ({told(error)})")
+        return CheckResult("identity", False, f"cannot be hashed ({named_line(error)})")
     file = getattr(sys.modules[cls.__module__], "__file__", None)
     about = json.dumps([cls.__module__, file, cls.__qualname__, canonical(config)])
     script = f"HEAVY = {HEAVY!r}\n{_IDENTITY_SCRIPT}"
@@ -140,7 +141,7 @@ class _BenchmarkRuns:
             try:
                 problem = check()
             except Exception as error:
-                problem = told(error)
+                problem = named_line(error)
             results.append(CheckResult(name, not problem, problem))
         return results
 

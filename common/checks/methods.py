@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from common.base.config import Strict
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, named_line
 from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, detach
+from common.bounded.attach import detach
+from common.bounded.find import adapted_layers
 from common.checks.declared import (
     DECLARABLE,
     _check_config,
@@ -24,7 +25,7 @@ from common.checks.declared import (
     _check_presets,
     _names,
 )
-from common.checks.results import CheckResult, salted, told
+from common.checks.results import CheckResult, salted
 from common.checks.tiny_net import CLASSES, PER_CLASS
 from common.checks.tiny_task import WatchedTask, problem_of
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
@@ -155,13 +156,13 @@ class _MethodRuns:
 
     def _runs(self, trial: _Trial) -> CheckResult:
         error = trial.error
-        return CheckResult("runs", error is None, "" if error is None else told(error))
+        return CheckResult("runs", error is None, "" if error is None else named_line(error))
 
     def _width(self, trial: _Trial) -> CheckResult:
         try:
             shape = tuple(self.problem.outputs(trial.model).shape)
         except Exception as error:
-            return CheckResult("output width", False, told(error))
+            return CheckResult("output width", False, named_line(error))
         wanted = (CLASSES * PER_CLASS, CLASSES)
         return CheckResult("output width", shape == wanted, f"{shape}, expected {wanted}")
 
@@ -254,7 +255,7 @@ class _MethodRuns:
         other = self._run(seed=2, salt=1, guarded=guarded)
         error = again.error or other.error
         if error is not None:
-            return CheckResult("determinism", False, f"a second run failed: {told(error)}")
+            return CheckResult("determinism", False, f"a second run failed: {named_line(error)}")
         one, two = first.merged, again.merged
         differing = [name for name in one if not _same(two.get(name), one[name])]
         if differing:
@@ -268,7 +269,7 @@ class _MethodRuns:
         for layout in self.layouts[1:]:
             trial = self._run(layout=layout, guarded=guarded)
             if trial.error is not None:
-                return CheckResult("scenarios", False, f"{layout}: {told(trial.error)}")
+                return CheckResult("scenarios", False, f"{layout}: {named_line(trial.error)}")
             if not all(bool(value.isfinite().all()) for value in trial.merged.values()):
                 return CheckResult("scenarios", False, f"{layout}: weights are not finite")
         return CheckResult("scenarios", True, _names(self.info.scenarios or frozenset({"all"})))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from common.base.registry import PROBLEMS
 from common.base.seeding import generator
-from common.bounded.attach import adapted_layers
+from common.bounded.find import adapted_layers
 from common.checks.tiny_net import CLASSES, PER_CLASS, TARGETS, TOKENS, WIDTH, TinyNet
 from common.data.access import DataAccess
 from common.data.batch import Batch, Source
@@ -125,7 +125,8 @@ class TinyProblem(ModelFamily):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, CLASSES) logits."""
-        return model(batch.inputs["x"])
+        logits: Tensor = model(batch.inputs["x"])
+        return logits
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""

@@ -109,4 +109,5 @@ def resolve_config(
         for given, other in (("epochs", "steps"), ("steps", "epochs")):
             if layer.get(given) is not None and other not in layer and other in config:
                 config[other] = None
-    return validate(cls.Config, config, origin)
+    whole: Strict = validate(cls.Config, config, origin)
+    return whole

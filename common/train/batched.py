@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.bounded.attach import BoundedLinear, adapted_layers
 from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 from common.bounded.phi import apply_phi
 from common.data.batch import Batch
 from common.data.loader import Loader
@@ -183,7 +184,7 @@ class BatchedTraining:
         if self.forget_loss == "unlikelihood":
             term = self._mean(sample_unlikelihood, forget_logits, forget.labels)
         totals = retain_loss + self.weights * term
-        totals.sum().backward()
+        torch.autograd.backward(totals.sum())
         self.losses = {"retain_loss": retain_loss.detach(), "forget_loss": forget_loss.detach()}
         self.guard.watch(self.steps + 1, torch.stack([totals.detach(), *self.losses.values()]))
         factor = learning_rate(self.config, self.steps, self.total) / self.config.lr
@@ -199,7 +200,7 @@ class BatchedTraining:
         }
         tiled = Batch(inputs, batch.labels, batch.indices)
         logits = self._forward(self.model, tiled)
-        return logits.unflatten(0, (self.copies, -1)).transpose(0, 1)
+        return logits.view(self.copies, -1, *logits.shape[1:]).transpose(0, 1)
 
     def _mean(self, loss: SampleLoss, logits: Tensor, labels: Tensor) -> Tensor:
         """(K,) mean losses of (N, K, ..., C) logits."""

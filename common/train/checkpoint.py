@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError
+from common.base.errors import CheckpointError, named_line
 from common.train.sharding import like, whole_tensor
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class TrainingState:
             step = int(meta["step"])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: damaged checkpoint ({_brief(error)}); delete it"
+                f"{path}: damaged checkpoint ({named_line(error)}); delete it"
             ) from None
         logger.info("resumed at step %d from %s", step, path)
         return step, (last, peak)
@@ -161,7 +161,3 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
     return tensors, meta
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

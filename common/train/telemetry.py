@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.bounded.attach import BoundedLinear, adapted_layers
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 from common.bounded.quantised import dense_weight
 from common.bounded.statistics import adapter_statistics
 from common.data.batch import Batch, Forward

@@ -244,9 +244,8 @@ def test_the_retain_fisher_is_reported_against_eps():
     assert facts["share_below_eps"] == 1.0 and facts["log10_eps"] == pytest.approx(3)
     levels = [facts[f"log10_retain_fisher_q{q}"] for q in (5, 50, 95)]
     assert levels == sorted(levels) and levels[2] < 3
-    assert task.telemetry.tracker.values == {
-        (0, f"fila/{key}"): value for key, value in facts.items()
-    }
+    values = task.telemetry.tracker.values
+    assert values == {(0, f"fila/{key}"): value for key, value in facts.items()}
     assert started(FilaConfig(eps=1e-12), ADAPTERS["lora"])[2]["share_below_eps"] < 0.5
 
 

@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.base.errors import DataError
+from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from common.data.splits import balanced_draw
 from vision.config import DataConfig
@@ -80,11 +80,6 @@ def read(config: DataConfig, data_root: Path | None) -> RawData:
     )
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
 # -- digits ---------------------------------------------------------------------------------------
 
 
@@ -140,7 +135,7 @@ def _decode_all(files: Sequence[Any], origin: str, size: int | None = None) -> T
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             name = f"image {number}" if isinstance(file, bytes) else str(file)
             raise DataError(
-                f"{origin}: {name} cannot be decoded ({_one_line(error)}); fetch it again"
+                f"{origin}: {name} cannot be decoded ({one_line(error)}); fetch it again"
             ) from None
         rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC) if size else rgb
         pixels.append(np.asarray(rgb))
@@ -191,7 +186,7 @@ def _parquet_pool(files: Sequence[Path], name: str) -> tuple[Pool, tuple[str, ..
         table = pa.concat_tables([pq.read_table(file) for file in files])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{origin}: not a readable parquet file ({_one_line(error)}); fetch it again"
+            f"{origin}: not a readable parquet file ({one_line(error)}); fetch it again"
         ) from None
     label = next((key for key in _LABEL_COLUMNS if key in table.column_names), None)
     image = next((key for key in _IMAGE_COLUMNS if key in table.column_names), None)
@@ -243,7 +238,7 @@ def _read_torchvision(name: str, data_root: Path | None) -> RawData:
         }
     except (OSError, RuntimeError, tarfile.TarError) as error:
         raise DataError(
-            f"{name}: torchvision cannot fetch it into {root} ({_one_line(error)});"
+            f"{name}: torchvision cannot fetch it into {root} ({one_line(error)});"
             f" give --data-root DIR with {name}/train*.parquet, or run where there is a network"
         ) from None
     pools = {part: _array_pool(data.data, data.targets) for part, data in parts.items()}
@@ -272,7 +267,7 @@ def _read_hub(name: str, data_root: Path | None) -> RawData:
         whole = whole.cast_column("img", datasets.Image(decode=False))
     except Exception as error:  # the hub client raises many unrelated types without a network
         raise DataError(
-            f"{name}: the hub cannot be reached ({_one_line(error)});"
+            f"{name}: the hub cannot be reached ({one_line(error)});"
             f" give --data-root DIR with {name}/train*.parquet"
         ) from None
     names = tuple(whole["train"].features[label].names)
@@ -323,7 +318,7 @@ def _folder_pool(folder: Path, config: DataConfig) -> tuple[Pool, tuple[str, ...
         found = ImageFolder(str(folder))
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{folder}: needs one folder of images per class ({_one_line(error)})"
+            f"{folder}: needs one folder of images per class ({one_line(error)})"
         ) from None
     paths = [path for path, _ in found.samples]
 

@@ -10,6 +10,7 @@ from common.audits.base import wanted_parts
 from common.audits.measure import NotApplicable
 from common.base.errors import DataError
 from common.data.parts import PARTS, Part, Role, utility_parts
+from common.measure.ranking import auc
 
 
 def softmax(x):
@@ -129,7 +130,7 @@ def test_cmia_sees_a_model_that_avoids_the_neighbour(make_scores):
 
 
 def test_auc_counts_ties_half():
-    assert neighbours.auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
 
 
 @pytest.mark.parametrize("audit", [pairs.RetainedKL, neighbours.NeighbourClass])

@@ -8,7 +8,6 @@ import pytest
 
 from common.audits.challenge import (
     EpsilonScore,
-    _utility,
     attack_epsilon,
     epsilon_credit,
     sample_epsilon,
@@ -172,7 +171,7 @@ def test_utility_takes_the_mean_over_several_held_out_sets(make_scores):
         }
 
     ours, theirs = [model(0.5, 0.25, 0.75)], [model(1.0, 0.5, 0.75)]
-    assert _utility(ours, theirs) == pytest.approx(0.5 * (0.5 / 0.625))
+    assert EpsilonScore()._utility(ours, theirs) == pytest.approx(0.5 * (0.5 / 0.625))
 
 
 def test_ulira_scores_by_hand():
