@@ -1,233 +1,96 @@
 """The engine: tensors, parameters and index sets.  It knows no pixels and no tokens.
 
-The registrations below are lazy: nothing is imported until a method is used.
+What a plugin needs is imported from here alone; each name is loaded when it is first used.
+
+* Registries: ``METHODS``, ``BENCHMARKS``, ``AUDITS``, ``PROBLEMS`` (tiny problems of the contract
+  check), ``PHIS`` (activations), ``PRESETS`` (adapters by name).
+* A method: ``UnlearningMethod`` with ``MethodInfo`` and a ``Strict`` config; it gets an
+  ``UnlearnTask``.  Ready bodies: ``AdaptedMethod`` with ``AdaptedConfig`` (may train an adapter),
+  ``GradientMethod`` with ``GradientConfig`` (one objective), ``ForgetRetainMethod`` with
+  ``ForgetConfig`` or ``RetainConfig`` (one term on forget, one on retain), ``Finetune``.
+  ``resolve_config`` completes a config, ``check_method`` holds a method against the contract.
+* Objectives: ``Objective``, ``ObjectiveValue``, ``CrossEntropy``, ``ForgetRetain``,
+  ``gradient_difference``; ``Term`` and ``Mean`` of ``cross_entropy`` or ``unlikelihood``.
+* Data and training: ``Batch``, ``Source``, ``Loader``, ``ForgetSplit``, ``fit``, ``FitConfig``.
+* Adapters: ``AdapterConfig``, ``Phi``, ``attach``, ``detach``, ``adapted_layers``,
+  ``save_adapter``, ``load_adapter``.
+* Benchmarks and audits: ``Benchmark``, ``Scores``, ``MetricSpec``, ``GapRule``, ``Audit``,
+  ``AuditInfo``.
+* Errors: ``UserError`` and its kinds ``ConfigError``, ``DataError``, ``AccessError``; ``Diverged``.
 """
 
-from common.base.registry import METHODS
+from __future__ import annotations
 
-METHODS.register(
-    "original", "common.methods.references:Original", summary="the model before unlearning"
-)
-METHODS.register(
-    "retrain",
-    "common.methods.references:Retrain",
-    summary="the target: trained on the retain set alone",
-)
-METHODS.register(
-    "finetune", "common.methods.simple:Finetune", summary="FT: keep training on retain"
-)
-METHODS.register("ascent", "common.methods.simple:Ascent", summary="GA: gradient ascent on forget")
-METHODS.register(
-    "random_label",
-    "common.methods.simple:RandomLabel",
-    summary="RL: random labels for forget, true ones for retain",
-)
-METHODS.register(
-    "gd", "common.methods.difference:GradientDifference", summary="GD on all parameters"
-)
-METHODS.register(
-    "gd_lora", "common.methods.difference:GDLora", summary="GD through plain LoRA (unbounded)"
-)
-METHODS.register(
-    "gd_lora_omega",
-    "common.methods.difference:GDLoraOmega",
-    summary="control: LoRA with sine's omega and initial step",
-)
-METHODS.register(
-    "gd_tanh",
-    "common.methods.difference:GDTanh",
-    summary="GD through (alpha/r) tanh(omega A B^T)",
-)
-METHODS.register(
-    "gd_sine",
-    "common.methods.difference:GDSine",
-    summary="GD through (alpha/r) sin(omega A B^T): the paper's method",
-)
-METHODS.register(
-    "gd_sigmoid", "common.methods.difference:GDSigmoid", summary="GD through a centred sigmoid"
-)
-METHODS.register(
-    "gd_relu", "common.methods.difference:GDRelu", summary="GD through ReLU (unbounded)"
-)
-METHODS.register("gd_clip", "common.methods.difference:GDClip", summary="GD through a hard clamp")
-METHODS.register(
-    "gd_weight_clip",
-    "common.methods.difference:GDWeightClip",
-    summary="LoRA with A, B projected to [-c, c]",
-)
-METHODS.register(
-    "gd_sine_weight_clip",
-    "common.methods.difference:GDSineWeightClip",
-    summary="sine with A, B projected to [-c, c]",
-)
-METHODS.register(
-    "gd_penalty", "common.methods.difference:GDPenalty", summary="LoRA with mu ||A B^T||_F^2"
-)
-METHODS.register(
-    "gd_sine_relative",
-    "common.methods.difference:GDSineRelative",
-    summary="sine, bound scaled to the layer (ours)",
-)
-METHODS.register(
-    "gd_tanh_relative",
-    "common.methods.difference:GDTanhRelative",
-    summary="tanh, bound scaled to the layer (ours)",
-)
-METHODS.register("gd_ul", "common.methods.difference:GDUl", summary="LoRA, saturating forget loss")
-METHODS.register(
-    "gd_lora_ball",
-    "common.methods.difference:GDLoraBall",
-    summary="LoRA in a ball ||dW|| <= c ||W0|| (ours)",
-)
-METHODS.register(
-    "gd_ball",
-    "common.methods.difference:GDBall",
-    summary="saturating forget loss and ball (ours)",
-)
-METHODS.register(
-    "ihl",
-    "common.methods.hinge:IHL",
-    summary="inverted hinge on forget, cross-entropy on retain",
-)
-METHODS.register(
-    "ihl_lora", "common.methods.hinge:IHLLora", summary="inverted hinge through plain LoRA"
-)
-METHODS.register(
-    "ihl_lora_omega",
-    "common.methods.hinge:IHLLoraOmega",
-    summary="control: LoRA with sine's omega",
-)
-METHODS.register("ihl_tanh", "common.methods.hinge:IHLTanh", summary="inverted hinge through tanh")
-METHODS.register("ihl_sine", "common.methods.hinge:IHLSine", summary="inverted hinge through sine")
-METHODS.register(
-    "loku",
-    "common.methods.hinge:LoKU",
-    summary="LoKU: inverted hinge through LoRA started by FILA",
-)
-METHODS.register("ga_fila", "common.methods.fila:GAFila", summary="GA through LoRA started by FILA")
-METHODS.register("gd_fila", "common.methods.fila:GDFila", summary="GD through LoRA started by FILA")
-METHODS.register(
-    "kl", "common.methods.divergence:KL", summary="ascent on forget, KL to Original on retain"
-)
-METHODS.register(
-    "npo",
-    "common.methods.preference:NPO",
-    summary="negative preference optimisation, no retain data",
-)
-METHODS.register(
-    "npo_gdr", "common.methods.preference:NPOGdr", summary="NPO and cross-entropy on retain"
-)
-METHODS.register(
-    "npo_klr", "common.methods.preference:NPOKlr", summary="NPO and KL to Original on retain"
-)
-METHODS.register(
-    "simnpo",
-    "common.methods.preference:SimNPO",
-    summary="NPO without a reference, length-normalised",
-)
-METHODS.register(
-    "me_gd",
-    "common.methods.entropy:MEGD",
-    summary="maximal entropy on forget, cross-entropy on retain",
-)
-METHODS.register(
-    "undial",
-    "common.methods.reweighted:Undial",
-    summary="self-distillation with the label lowered",
-)
-METHODS.register("wga", "common.methods.reweighted:WGA", summary="ascent weighted by confidence")
-METHODS.register(
-    "satimp",
-    "common.methods.reweighted:SatImp",
-    summary="ascent weighted by saturation and importance",
-)
-METHODS.register(
-    "ceu",
-    "common.methods.reweighted:CEU",
-    summary="towards the model's own answer without the label",
-)
-METHODS.register(
-    "salun",
-    "common.methods.salun:SalUn",
-    summary="SalUn: random labels on the weights most salient for forget",
-)
-METHODS.register(
-    "neg_grad_plus",
-    "common.methods.neg_grad_plus:NegGradPlus",
-    summary="NegGrad+: a CE(retain) - (1 - a) CE(forget)",
-)
-METHODS.register(
-    "scrub",
-    "common.methods.scrub:Scrub",
-    summary="SCRUB: away from Original on forget, close to it on retain",
-)
-METHODS.register(
-    "scrub_r",
-    "common.methods.scrub:ScrubRewind",
-    summary="SCRUB+R: SCRUB rewound to where forget looks unseen",
-)
-METHODS.register(
-    "bad_teacher",
-    "common.methods.bad_teacher:BadTeacher",
-    summary="Bad Teacher: an untrained teacher on forget, Original on retain",
-)
-METHODS.register(
-    "l1_sparse",
-    "common.methods.l1_sparse:L1Sparse",
-    summary="l1-sparse: fine-tuning under a fading l1 penalty",
-)
-METHODS.register(
-    "ssd",
-    "common.methods.ssd:SelectiveSynapticDampening",
-    summary="SSD: dampen weights that matter more to forget; no training",
-)
-METHODS.register(
-    "unsir",
-    "common.methods.unsir:Unsir",
-    summary="UNSIR: impair with error-maximising noise, repair (classes only)",
-)
-METHODS.register(
-    "cf_k",
-    "common.methods.cf_k:CFk",
-    summary="CF-k: fine-tune the last k blocks on retain",
-)
-METHODS.register(
-    "eu_k",
-    "common.methods.eu_k:EUk",
-    summary="EU-k: retrain the last k blocks on retain",
-)
-METHODS.register(
-    "amnesiac",
-    "common.methods.amnesiac:Amnesiac",
-    summary="amnesiac: fixed wrong labels for forget, true ones for retain",
-)
-METHODS.register(
-    "boundary_shrink",
-    "common.methods.boundary_shrink:BoundaryShrink",
-    summary="Boundary Shrink: forget data go to the nearest other class",
-)
-METHODS.register(
-    "boundary_expand",
-    "common.methods.boundary_expand:BoundaryExpand",
-    summary="Boundary Expand: forget data go to an extra class, then dropped",
-)
-METHODS.register(
-    "sfron",
-    "common.methods.sfron:SFRon",
-    summary="SFR-on: masked, self-weighted ascent between retain steps",
-)
-METHODS.register(
-    "influence",
-    "common.methods.influence:Influence",
-    summary="IU: one influence-function step (WoodFisher)",
-)
-METHODS.register(
-    "fisher",
-    "common.methods.fisher:FisherForgetting",
-    summary="noise where the retain set's Fisher information is small",
-)
-METHODS.register(
-    "fast_ntk",
-    "common.methods.fast_ntk:FastNTK",
-    summary="closed-form unlearning of the linearised model",
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from common.base.public import PUBLIC
+from common.methods import catalogue as _catalogue  # noqa: F401 - registers the methods
+
+if TYPE_CHECKING:
+    from common.audits import AUDITS as AUDITS
+    from common.audits.base import Audit as Audit
+    from common.audits.base import AuditInfo as AuditInfo
+    from common.base.config import Strict as Strict
+    from common.base.errors import AccessError as AccessError
+    from common.base.errors import ConfigError as ConfigError
+    from common.base.errors import DataError as DataError
+    from common.base.errors import Diverged as Diverged
+    from common.base.errors import UserError as UserError
+    from common.base.registry import BENCHMARKS as BENCHMARKS
+    from common.base.registry import METHODS as METHODS
+    from common.base.registry import PROBLEMS as PROBLEMS
+    from common.bounded.attach import attach as attach
+    from common.bounded.attach import detach as detach
+    from common.bounded.config import AdapterConfig as AdapterConfig
+    from common.bounded.files import load_adapter as load_adapter
+    from common.bounded.files import save_adapter as save_adapter
+    from common.bounded.find import adapted_layers as adapted_layers
+    from common.bounded.phi import PHIS as PHIS
+    from common.bounded.phi import Phi as Phi
+    from common.bounded.presets import PRESETS as PRESETS
+    from common.checks import check_method as check_method
+    from common.data.batch import Batch as Batch
+    from common.data.batch import Source as Source
+    from common.data.loader import Loader as Loader
+    from common.data.splits import ForgetSplit as ForgetSplit
+    from common.measure.metric import GapRule as GapRule
+    from common.measure.metric import MetricSpec as MetricSpec
+    from common.measure.scores import Scores as Scores
+    from common.methods.base import MethodInfo as MethodInfo
+    from common.methods.base import UnlearningMethod as UnlearningMethod
+    from common.methods.base import resolve_config as resolve_config
+    from common.methods.forget_retain import ForgetConfig as ForgetConfig
+    from common.methods.forget_retain import ForgetRetainMethod as ForgetRetainMethod
+    from common.methods.forget_retain import RetainConfig as RetainConfig
+    from common.methods.gradient import AdaptedConfig as AdaptedConfig
+    from common.methods.gradient import AdaptedMethod as AdaptedMethod
+    from common.methods.gradient import GradientConfig as GradientConfig
+    from common.methods.gradient import GradientMethod as GradientMethod
+    from common.methods.simple import Finetune as Finetune
+    from common.methods.task import UnlearnTask as UnlearnTask
+    from common.objectives.objectives import CrossEntropy as CrossEntropy
+    from common.objectives.objectives import ForgetRetain as ForgetRetain
+    from common.objectives.objectives import Objective as Objective
+    from common.objectives.objectives import ObjectiveValue as ObjectiveValue
+    from common.objectives.objectives import gradient_difference as gradient_difference
+    from common.objectives.positions import cross_entropy as cross_entropy
+    from common.objectives.positions import unlikelihood as unlikelihood
+    from common.objectives.terms import Mean as Mean
+    from common.objectives.terms import Term as Term
+    from common.protocol.benchmark import Benchmark as Benchmark
+    from common.train.config import FitConfig as FitConfig
+    from common.train.fit import fit as fit
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in PUBLIC:
+            raise AttributeError(f"module 'common' has no attribute '{name}'")
+        return getattr(import_module(PUBLIC[name]), name)
+
+
+__all__ = sorted(PUBLIC)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})

@@ -3,12 +3,17 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.base.registry import BENCHMARKS, METHODS
+from common.base.registry import BENCHMARKS, METHODS, SUBJECTS
 
 BENCHMARKS.register(
     "language",
     "language.benchmark:LanguageBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
+)
+SUBJECTS.register(
+    "text",
+    "language.apply.subject:TextSubject",
+    summary="a causal language model and rows of a .jsonl file",
 )
 METHODS.register(
     "idk",

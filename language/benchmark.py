@@ -16,7 +16,7 @@ from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
 from common.data.parts import PARTS, Part, Role
-from common.measure.metric import GapRule
+from common.measure.metric import GapRule, MapAxes
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
 from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
@@ -51,6 +51,9 @@ GAP = GapRule(
     "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
     compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
 )
+
+
+MAP_AXES = MapAxes("forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02))
 
 
 class EvaluationConfig(TofuEvaluation):
@@ -100,6 +103,7 @@ class LanguageBenchmark(Benchmark):
     version = 1
     metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
     gap: ClassVar[GapRule] = GAP
+    map_axes: ClassVar[MapAxes | None] = MAP_AXES
     Config = LanguageConfig
     config: LanguageConfig
     modality = "language"
@@ -124,12 +128,12 @@ class LanguageBenchmark(Benchmark):
 
     @classmethod
     def compare(
-        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """Forget quality and privacy leakage."""
         evaluation = config.evaluation
         return tofu_compare(
-            scores, reference, style=evaluation.style, fq_reference=evaluation.fq_reference
+            scores, target, style=evaluation.style, fq_reference=evaluation.fq_reference
         )
 
     @classmethod

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,89 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("common", "vision", "language", "benchmarks")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MAY_IMPORT = {
+PACKAGE_MAY_IMPORT = {
     "common": {"common"},
     "vision": {"common", "vision"},
     "language": {"common", "language"},
     "benchmarks": set(PACKAGES),
 }
+PENDING = {
+    ("common.methods.tools", "common.methods"),  # tools take the task from below the methods
+}
+"""Imports from one room to another that still stand and shall go."""
+
+MAY_IMPORT = {
+    "common": "base",
+    "common.base": "",
+    "common.data": "base",
+    "common.bounded": "base",
+    "common.objectives": "base data",
+    "common.train": "base data bounded objectives",
+    "common.measure": "base data",
+    "common.membership": "base data measure",
+    "common.store": "base",
+    "common.protocol": "base data bounded train measure",
+    "common.methods.tools": "base data bounded objectives train",
+    "common.methods": "base data bounded objectives train protocol methods.tools",
+    "common.audits": "base data objectives train measure protocol",
+    "common.checks": "base data bounded train measure protocol methods",
+    "vision": "common.base",
+    "vision.config": "common.base",
+    "vision.data": "common.base common.data config",
+    "vision.models": "common.base common.bounded common.data common.protocol config",
+    "vision.metrics": "common.base common.measure common.membership",
+    "vision.scenarios": "common.base common.data config data",
+    "vision.methods": "common.base common.data common.objectives common.train common.methods data "
+    "models",
+    "vision.tiny": "common.base common.data common.train common.checks config data models",
+    "vision.apply": "common.base common.data common.measure common.membership common.store "
+    "common.protocol config data models",
+    "vision.benchmark": "common.base common.bounded common.data common.train common.measure "
+    "common.protocol config data models metrics scenarios",
+    "language": "common.base",
+    "language.config": "common.base",
+    "language.data": "common.base common.data common.objectives config",
+    "language.models": "common.base common.data config",
+    "language.metrics": "common.base common.measure config",
+    "language.measure": "common.base common.measure config data models metrics",
+    "language.scenarios": "common.base common.data config data",
+    "language.methods": "common.base common.data common.objectives common.train common.methods "
+    "common.methods.tools",
+    "language.apply": "common.base common.data common.measure common.store common.protocol config "
+    "data models metrics measure",
+    "language.benchmark": "common.base common.bounded common.data common.train common.measure "
+    "common.protocol config data models metrics measure scenarios",
+    "language.benchmarks": "common.base common.bounded common.data common.train common.measure "
+    "common.protocol config data models metrics measure scenarios benchmark",
+    "benchmarks": "vision language",
+    "benchmarks.__main__": "cli",
+    "benchmarks.report": "common.measure",
+    "benchmarks.spec": "common.base common.methods common.audits",
+    "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
+    "common.measure common.store common.protocol common.methods report spec",
+    "benchmarks.audits": "common.base common.bounded common.data common.measure common.store "
+    "common.protocol common.audits report spec pipeline",
+    "benchmarks.leaderboard": "common.base common.train common.measure common.store "
+    "common.protocol report spec pipeline audits",
+    "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
+    "common.store common.protocol common.methods common.audits report spec pipeline audits "
+    "leaderboard",
+    "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
+    "common.protocol common.methods pipeline",
+    "benchmarks.costs": "common.base report",
+    "benchmarks.machine": "common.base common.measure language.measure language.metrics report",
+    "benchmarks.theory": "common.base common.bounded common.train",
+    "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
+    "common.measure common.membership common.store language.config language.data language.measure "
+    "language.metrics language.models vision.config vision.data vision.models",
+    "benchmarks.cli": "benchmarks common.base common.measure common.store common.protocol "
+    "common.audits common.checks report spec pipeline audits leaderboard maps apply costs machine",
+}
+"""Room -> what it may import, at module level, in functions and for types.
+
+A room is a folder, or a module at the root of a package.  Names are those of the same package, or
+whole ones; a room may always import itself.
+"""
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate", "optuna")
 LIGHT = (
     "benchmarks",
@@ -46,6 +123,7 @@ LIGHT = (
     "language.config",
     "language.data.tofu",
     "common.methods.fila",
+    "common.methods.variants",
     "common.methods.hinge",
     "common.methods.preference",
     "common.methods.reweighted",
@@ -80,7 +158,7 @@ def breaches(source: str, path: str) -> list[str]:
     package = path.split("/")[0]
     names = set(imports(tree, package))
     tops = {name.split(".")[0] for name in names}
-    found = [f"imports {top}" for top in sorted(tops & set(PACKAGES) - MAY_IMPORT[package])]
+    found = [f"imports {top}" for top in sorted(tops & set(PACKAGES) - PACKAGE_MAY_IMPORT[package])]
     if "accelerate" in tops and not path.startswith("common/train/"):
         found.append("imports accelerate")
     mentions = any("torch.utils.tensorboard" in text for text in [*names, *strings(tree)])
@@ -201,3 +279,113 @@ def test_the_import_test_would_see_a_heavy_package():
 
 def test_optuna_brings_nothing_heavy_into_planning():
     assert loaded_by("benchmarks.spec.samplers", "scipy.stats.qmc", "optuna") == ["optuna"]
+
+
+# Rooms and circles ------------------------------------------------------------------------------
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+
+
+def room_of(module: str) -> str:
+    """The folder of a module, or the module itself at the root of a package."""
+    parts = MODULES[module].relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:2] if len(parts) == 2 else parts[:-1]).removesuffix(".__init__")
+
+
+def may_import(room: str) -> set[str]:
+    """The whole names of a row of the table, with what is pending."""
+    package = room.split(".")[0]
+    names = {
+        name if name.split(".")[0] in PACKAGES else f"{package}.{name}"
+        for name in MAY_IMPORT[room].split()
+    }
+    return names | {room} | {target for source, target in PENDING if source == room}
+
+
+def for_types_only(tree: ast.AST) -> set[int]:
+    """Ids of the nodes below ``if TYPE_CHECKING``."""
+    blocks = [
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    return {id(inner) for body in blocks for node in body for inner in ast.walk(node)}
+
+
+def imported_modules(module: str, *, types: bool) -> set[str]:
+    """Own modules that a module imports; with ``types`` those for type checkers too."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    left_out = set() if types else for_types_only(tree)
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else str(node.module) for name in whole}
+    return names & MODULES.keys() - {module}
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Nodes of one circle, in order; empty where there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for target in sorted(graph[node]):
+            if found := visit(target, [*path, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def test_every_room_is_in_the_table():
+    assert {room_of(module) for module in MODULES} == set(MAY_IMPORT)
+    assert {name for room in MAY_IMPORT for name in may_import(room)} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_it_may(room):
+    breaches = {
+        (module, target)
+        for module in MODULES
+        if room_of(module) == room
+        for target in imported_modules(module, types=True)
+        if room_of(target) not in may_import(room)
+    }
+    assert breaches == set()
+
+
+def test_what_is_pending_still_stands():
+    edges = {
+        (room_of(module), room_of(target))
+        for module in MODULES
+        for target in imported_modules(module, types=True)
+    }
+    assert edges >= PENDING
+
+
+def test_the_table_has_no_circle():
+    pending = {
+        room: {target for source, target in PENDING if source == room} for room in MAY_IMPORT
+    }
+    assert circle({room: may_import(room) - {room} - pending[room] for room in MAY_IMPORT}) == []
+
+
+def test_no_circle_of_files():
+    assert circle({module: imported_modules(module, types=False) for module in MODULES}) == []
+
+
+def test_a_circle_is_seen():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

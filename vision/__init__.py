@@ -3,7 +3,7 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.base.registry import BENCHMARKS, METHODS, PROBLEMS
+from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
 
 BENCHMARKS.register(
     "vision",
@@ -11,6 +11,11 @@ BENCHMARKS.register(
     summary="image classification: random, class, confusing or memorised forgetting",
 )
 PROBLEMS.register("vision", "vision.tiny:TinyImages")
+SUBJECTS.register(
+    "images",
+    "vision.apply.subject:ImageSubject",
+    summary="a timm classifier and folders of images",
+)
 METHODS.register(
     "lethevit",
     "vision.methods.lethevit:LetheViT",

@@ -16,18 +16,19 @@ from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
 from common.data.parts import Role
-from common.measure.metric import GapRule, MetricSpec
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
-from vision.config import DataConfig, ModelConfig, ScenarioConfig
-from vision.metrics import GAP, METRICS, vision_metrics
-from vision.models.family import VisionTransformers
+from vision.config import CLASS_COUNTS, DataConfig, ModelConfig, ScenarioConfig
+from vision.metrics import GAP, MAP_AXES, METRICS, accuracy_metrics, vision_metrics
+from vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from common.bounded.config import AdapterConfig
     from common.data.splits import ForgetSplit
+    from common.measure.metric import GapRule, MapAxes, MetricSpec
     from common.measure.scores import Scores
     from vision.data.source import ImageSource
 
@@ -72,12 +73,13 @@ class VisionConfig(Strict):
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
 
 
-class VisionBenchmark(VisionTransformers, Benchmark):
+class VisionBenchmark(ImageClassifiers, Benchmark):
     """Image classification under forgetting requests (see the module docstring)."""
 
     version = 2
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
+    map_axes: ClassVar[MapAxes | None] = MAP_AXES
     Config = VisionConfig
     config: VisionConfig
     modality = "vision"
@@ -106,6 +108,22 @@ class VisionBenchmark(VisionTransformers, Benchmark):
         """Kind of the scenario."""
         return config.scenario.kind
 
+    @classmethod
+    def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
+        """On the meta device; None for folders, whose classes only the data tell."""
+        from vision.models.counting import count_adapters
+
+        classes = CLASS_COUNTS.get(config.data.name)
+        if classes is None:
+            return None
+        return count_adapters(
+            config.model,
+            adapter,
+            num_classes=classes,
+            in_chans=config.data.channels,
+            image_size=config.data.image_size,
+        )
+
     @property
     def scenario(self) -> str:
         """Kind of the scenario."""
@@ -117,8 +135,9 @@ class VisionBenchmark(VisionTransformers, Benchmark):
         from vision.data.source import load_source
 
         data = self.config.data
-        in_chans = 1 if data.name == "digits" else 3
-        spec = self._input_spec(self.config.model, in_chans=in_chans, image_size=data.image_size)
+        spec = self._input_spec(
+            self.config.model, in_chans=data.channels, image_size=data.image_size
+        )
         return load_source(
             data,
             data_root=self.runtime.data_root,
@@ -132,6 +151,11 @@ class VisionBenchmark(VisionTransformers, Benchmark):
     def provenance(self) -> str:
         """Where the images came from."""
         return self.source.provenance
+
+    @property
+    def architecture(self) -> str:
+        """``scratch`` or timm's name."""
+        return self.config.model.name
 
     @property
     def num_classes(self) -> int:
@@ -199,3 +223,8 @@ class VisionBenchmark(VisionTransformers, Benchmark):
         return vision_metrics(
             scores, trial=trial, seed=derive(seed, "mia"), features=self.config.evaluation.features
         )
+
+    def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """Accuracies and forget loss, without the attacks."""
+        metrics = accuracy_metrics(scores)
+        return {name: metrics[name] for name in MAP_AXES.metrics}

@@ -20,6 +20,9 @@ Amount = Annotated[int, Field(ge=0)]
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 
+CLASS_COUNTS = {"digits": 10, "cifar10": 10, "cifar100": 100}
+"""Data set -> classes; those of a folder are its subfolders."""
+
 _DATA_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {
         "native_size": 16,
@@ -113,6 +116,11 @@ class DataConfig(Strict):
         if self.name == "digits" and self.test_images is None:
             raise ValueError("digits has no test set of its own: give test_images a number")
         return self
+
+    @property
+    def channels(self) -> int:
+        """1 where images are grey, else 3."""
+        return 1 if self.name == "digits" else 3
 
     def preparation(self) -> dict[str, Any]:
         """The fields that decide which pixels and pools a source holds."""

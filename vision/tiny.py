@@ -17,7 +17,7 @@ from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig
 from vision.data.source import ImageSource, PreparedImages
 from vision.models.build import build_model
-from vision.models.family import TARGETS, component_of
+from vision.models.family import VIT
 
 SIDE = 16
 _MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)
@@ -34,21 +34,28 @@ def _prepared() -> PreparedImages:
     images = (255 * (bright + noise).clamp(0, 1)).to(torch.uint8)
     everything = np.arange(len(labels))
     pools = {"train": everything[:96], "validation": everything[96:120], "test": everything[120:]}
-    found = tensors_digest({"images": images, "labels": torch.from_numpy(labels)})
+    digest = tensors_digest({"images": images, "labels": torch.from_numpy(labels)})
     names = tuple(f"class {label}" for label in range(CLASSES))
-    return PreparedImages(images, labels, pools, None, names, "drawn from a seed", found)
+    return PreparedImages(images, labels, pools, None, names, "drawn from a seed", digest)
+
+
+class GreyImages(ImageSource):
+    """Grey labelled images, augmented by crops."""
+
+    def __init__(self) -> None:
+        config = DataConfig(augment=True, flip=False, crop_padding=1)
+        super().__init__(_prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
 
 
 class TinyImages(TinyProblem):
     """Images and a vision transformer with a class token and 16 patches."""
 
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
+    targets: ClassVar[Mapping[str, tuple[str, ...]]] = VIT.targets
 
     def source(self) -> ImageSource:
-        """Grey labelled images, augmented by crops."""
-        config = DataConfig(augment=True, flip=False, crop_padding=1)
-        return ImageSource(_prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
+        """Labelled images."""
+        return GreyImages()
 
     def net(self) -> nn.Module:
         """An untrained transformer."""
@@ -56,4 +63,4 @@ class TinyImages(TinyProblem):
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        return component_of(name)
+        return VIT.component_of(name)

@@ -1,10 +1,10 @@
 """``unlearn apply``: a user's own model, a user's own images or texts to forget.
 
-There is no Retrain here to compare with, so the outcome is a model and an *audit*: what was
+There is no Retrain here to compare with, so the outcome is a model and a *statement*: what was
 measured before and after, and what that does and does not show.
 """
 
 from benchmarks.apply.work import apply
-from common.protocol.request import AppliedResult, ApplyRequest
+from common.protocol.request import Application, AppliedResult
 
-__all__ = ["AppliedResult", "ApplyRequest", "apply"]
+__all__ = ["Application", "AppliedResult", "apply"]

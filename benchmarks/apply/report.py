@@ -1,4 +1,4 @@
-"""What every audit holds, whatever was forgotten, and what it says in plain words."""
+"""What every statement holds, whatever was forgotten, and what it says in plain words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from common.protocol.subject import Subject
 
-AUDIT = "audit.json"
+STATEMENT = "statement.json"
 
 
 def weight_change(
@@ -41,13 +41,13 @@ def weight_change(
     }
 
 
-def reading(audit: Mapping[str, Any], subject: Subject) -> str:
+def reading(statement: Mapping[str, Any], subject: Subject) -> str:
     """What the numbers do and do not show, in plain words."""
-    if audit["status"] == "diverged":
+    if statement["status"] == "diverged":
         return "Training diverged: there is no unlearned model, and nothing to compare."
     unit, yardstick = subject.unit, subject.yardstick
-    lines = subject.outcome(audit)
-    lines += [f"A warning was given: {text}." for text in audit["warnings"]]
+    lines = subject.outcome(statement)
+    lines += [f"A warning was given: {text}." for text in statement["warnings"]]
     lines.append(
         "No model was retrained without the forget set here, so how close this one is to such a "
         f"model is unknown; that closeness, not a low {yardstick}, is the goal of unlearning."
@@ -57,7 +57,7 @@ def reading(audit: Mapping[str, Any], subject: Subject) -> str:
         "weights and come back by fine-tuning or probing, which was not tried; nothing here is a "
         "certificate of deletion."
     )
-    if "retain" not in audit["data"]:
+    if "retain" not in statement["data"]:
         lines.append(
             f"No retain {unit} were given, so what else the model lost was not measured on them."
         )

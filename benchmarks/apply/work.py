@@ -9,23 +9,23 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.apply.report import AUDIT, reading, weight_change
-from benchmarks.pipeline.runner import Progress, cost_of, dynamics_of, reset_peak
+from benchmarks.apply.report import STATEMENT, reading, weight_change
+from benchmarks.pipeline.unlearning import unlearned
+from benchmarks.pipeline.worksite import Progress
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, Diverged
-from common.base.registry import METHODS
+from common.base.registry import METHODS, SUBJECTS
 from common.base.seeding import make_deterministic
 from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import pick_device
-from common.protocol.request import AppliedResult, ApplyRequest
+from common.protocol.request import Application, AppliedResult
 from common.protocol.subject import Subject
 from common.store.records import environment
 from common.store.stages import check_writable, write_json
@@ -39,50 +39,60 @@ SCHEMA = 1
 ADAPTER = "adapter"
 
 
-def apply(request: ApplyRequest, *, progress: Progress | None = None) -> AppliedResult:
-    """Unlearns ``forget`` and writes model, adapter and audit into ``out``, or nothing.
+def apply(application: Application, *, progress: Progress | None = None) -> AppliedResult:
+    """Unlearns ``forget`` and writes model, adapter and statement into ``out``, or nothing.
 
     Memory: the given model and the one that is changed are held together.
 
     Args:
-        request: What to do.
+        application: What to do.
         progress: Called with (steps done, steps in all) during training.
 
     Raises:
-        UserError: Something in the request can be mended; nothing was written.
+        UserError: Something in the application can be mended; nothing was written.
     """
-    config = _method_config(request)
-    _check_out(request.out)
-    _check_access(request)
-    subject = _subject(request)
-    _check_applicable(request.method, subject)
-    device = _device(request.device)
-    make_deterministic(request.threads)
+    config = _method_config(application)
+    _check_out(application.out)
+    _check_access(application)
+    subject = _subject(application)
+    _check_applicable(application.method, subject)
+    device = _device(application.device)
+    make_deterministic(application.threads)
     if processes.count() > 1:
         from common.train.launch import join_processes
 
         join_processes(device)
         processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
     subject.load(device, config)
-    return _Application(request, config, subject, device, progress).run()
+    return _Run(application, config, subject, device, progress).run()
 
 
-def _subject(request: ApplyRequest) -> Subject:
-    if request.modality == "text":
-        from language.apply.subject import TextSubject
+def _subject(application: Application) -> Subject:
+    """The kind of subject that takes what is to be forgotten.
 
-        return TextSubject(request)
-    from vision.apply.subject import ImageSubject
-
-    return ImageSubject(request)
+    Raises:
+        ConfigError: None does, or an option of another kind is given.
+    """
+    kinds = [SUBJECTS[name] for name in SUBJECTS.names()]
+    chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
+    if chosen is None:
+        forms = " or ".join(kind.form for kind in kinds)
+        raise ConfigError(f"forget: {application.forget}: give {forms}")
+    for option in application.options:
+        if option not in chosen.options:
+            kind = next((kind.kind for kind in kinds if option in kind.options), "nothing")
+            raise ConfigError(
+                f"{option} is for {kind}, and forget holds {chosen.kind}; leave it out"
+            )
+    return chosen(application)
 
 
 # Checks that need no model -----------------------------------------------------------------------
 
 
-def _method_config(request: ApplyRequest) -> Strict:
-    params = apply_overrides({}, request.params)
-    return resolve_config(request.method, request.preset, params, origin=request.method)
+def _method_config(application: Application) -> Strict:
+    params = apply_overrides({}, application.params)
+    return resolve_config(application.method, application.preset, params, origin=application.method)
 
 
 def _check_out(out: Path) -> None:
@@ -91,8 +101,8 @@ def _check_out(out: Path) -> None:
     check_writable(out, "out")
 
 
-def _check_access(request: ApplyRequest) -> None:
-    name, info = request.method, METHODS[request.method].info
+def _check_access(application: Application) -> None:
+    name, info = application.method, METHODS[application.method].info
     if not info.changes_model:
         raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
     if "initial" in info.access:
@@ -100,7 +110,7 @@ def _check_access(request: ApplyRequest) -> None:
             f"method '{name}' trains from the start, which needs the original recipe; choose one "
             "that changes a given model"
         )
-    if "retain" in info.access and request.retain is None:
+    if "retain" in info.access and application.retain is None:
         raise ConfigError(f"method '{name}' reads retain data; give --retain")
 
 
@@ -137,53 +147,46 @@ class _GivenSplit(ForgetSplit):
         """Folders are disjoint by construction and never empty."""
 
 
-class _Application:
-    """One request being carried out."""
+class _Run:
+    """One application being carried out."""
 
     def __init__(
         self,
-        request: ApplyRequest,
+        application: Application,
         config: Strict,
         subject: Subject,
         device: torch.device,
         progress: Progress | None,
     ):
-        self.request, self.config = request, config
+        self.application, self.config = application, config
         self.subject, self.device = subject, device
         self.progress = progress
 
     def run(self) -> AppliedResult:
-        audit = self._identity()
-        audit["before"] = self._before()
+        statement = self._identity()
+        statement["before"] = self._before()
         task = self._task()
-        reset_peak()
-        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as audit["warnings"]:
+        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as statement["warnings"]:
+            outcome = unlearned(METHODS[self.application.method](self.config), task)
+            statement |= {"cost": outcome.cost, "dynamics": outcome.dynamics}
+            if outcome.model is None:
+                return self._diverged(statement, outcome.detail)
+            merged, adapters = self._merged(outcome.model, Path(scratch))
             try:
-                merged, adapters = self._unlearned(task, audit, Path(scratch))
                 self._check_merged(merged)
-                audit["after"] = self.subject.measured(merged)
+                statement["after"] = self.subject.measured(merged)
             except Diverged as error:
-                return self._diverged(audit, task, error)
-            audit["dynamics"] = dynamics_of(task)
-            audit["weight_change"] = weight_change(self.subject.original, merged, adapters)
-            return self._write(audit, merged, Path(scratch))
+                return self._diverged(statement, str(error))
+            statement["weight_change"] = weight_change(self.subject.original, merged, adapters)
+            return self._write(statement, merged, Path(scratch))
 
-    def _unlearned(
-        self, task: UnlearnTask, audit: dict[str, Any], scratch: Path
-    ) -> tuple[nn.Module, dict[str, float] | None]:
+    def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import detach, trainable_share
+        from common.bounded.attach import detach
         from common.bounded.files import save_adapter
         from common.bounded.find import adapted_layers
         from common.bounded.statistics import adapter_statistics
 
-        started = time.perf_counter()
-        try:
-            model = METHODS[self.request.method](self.config).unlearn(task)
-        finally:
-            audit["cost"] = cost_of(task, time.perf_counter() - started)
-        trainable, base = trainable_share(model)
-        audit["cost"] |= {"trainable_parameters": trainable, "base_parameters": base}
         if not any(True for _ in adapted_layers(model)):
             return model, None
         statistics = adapter_statistics(model)
@@ -194,15 +197,15 @@ class _Application:
         from common.data.access import DataAccess
         from common.train.protocols import Telemetry
 
-        info, subject = METHODS[self.request.method].info, self.subject
+        info, subject = METHODS[self.application.method].info, self.subject
         split = _GivenSplit("apply", subject.parts, subject.source.digest)
         return UnlearnTask(
             model=copy.deepcopy(subject.original),
-            data=DataAccess(subject.source, split, info.access, self.request.method),
+            data=DataAccess(subject.source, split, info.access, self.application.method),
             family=subject,
             recipe=FitConfig(epochs=1),
             build=_no_fresh_model,
-            seed=self.request.seed,
+            seed=self.application.seed,
             telemetry=Telemetry(progress=self.progress),
         )
 
@@ -225,50 +228,49 @@ class _Application:
             if not bool(tensor.isfinite().all()):
                 raise Diverged(0, f"parameter {name} is not finite")
 
-    def _diverged(self, audit: dict[str, Any], task: UnlearnTask, error: Diverged) -> AppliedResult:
-        audit |= {"status": "diverged", "status_detail": str(error), "after": None}
-        audit["dynamics"] = dynamics_of(task)
-        audit["reading"] = reading(audit, self.subject)
+    def _diverged(self, statement: dict[str, Any], detail: str) -> AppliedResult:
+        statement |= {"status": "diverged", "status_detail": detail, "after": None}
+        statement["reading"] = reading(statement, self.subject)
         if processes.is_main():
-            with writing(self.request.out) as folder:
-                write_json(folder / AUDIT, audit)
+            with writing(self.application.out) as folder:
+                write_json(folder / STATEMENT, statement)
         message = (
-            f"{self.request.method} {error}; no model was written, only "
-            f"{self.request.out / AUDIT}; lower lr or steps and choose another folder"
+            f"{self.application.method} {detail}; no model was written, only "
+            f"{self.application.out / STATEMENT}; lower lr or steps and choose another folder"
         )
-        return AppliedResult("diverged", self.request.out, audit, message)
+        return AppliedResult("diverged", self.application.out, statement, message)
 
-    def _write(self, audit: dict[str, Any], merged: nn.Module, scratch: Path) -> AppliedResult:
-        out = self.request.out
+    def _write(self, statement: dict[str, Any], merged: nn.Module, scratch: Path) -> AppliedResult:
+        out = self.application.out
         if not processes.is_main():
-            return AppliedResult("ok", out, {**audit, "reading": ""}, "")
+            return AppliedResult("ok", out, {**statement, "reading": ""}, "")
         with writing(out) as folder:
-            audit["output"] = self.subject.write(merged, folder)
+            statement["output"] = self.subject.write(merged, folder)
             if (scratch / ADAPTER).is_dir():
                 shutil.copytree(scratch / ADAPTER, folder / ADAPTER)
-            audit["reading"] = reading(audit, self.subject)
-            write_json(folder / AUDIT, audit)
-        message = f"wrote {out}: the merged model and {AUDIT}"
-        return AppliedResult("ok", out, audit, message)
+            statement["reading"] = reading(statement, self.subject)
+            write_json(folder / STATEMENT, statement)
+        message = f"wrote {out}: the merged model and {STATEMENT}"
+        return AppliedResult("ok", out, statement, message)
 
     def _identity(self) -> dict[str, Any]:
-        request, info = self.request, METHODS[self.request.method].info
+        application, info = self.application, METHODS[self.application.method].info
         return {
             "schema_version": SCHEMA,
             "kind": "apply",
             "status": "ok",
             "status_detail": "",
-            "modality": request.modality,
+            "modality": self.subject.kind,
             **self.subject.identity(),
             "scenario": self.subject.scenario,
             "method": {
-                "name": request.method,
+                "name": application.method,
                 "version": info.version,
                 "paper": info.paper,
-                "preset": request.preset,
+                "preset": application.preset,
                 "params": self.config.model_dump(mode="json"),
             },
-            "seed": request.seed,
+            "seed": application.seed,
             "device": str(self.device),
             "environment": environment(),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.config import canonical
+from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.stage import ModelSpec, Plan, Stage
+from benchmarks.spec.suite import REFERENCES
 from common.store.stages import StageStore
 
 
@@ -44,16 +43,16 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
         recorded: Further stages whose recorded seconds count, such as the suite's own.
     """
     groups: dict[str, list[Stage]] = {}
-    known: dict[str, dict[str, Stage]] = {}
+    complete: dict[str, dict[str, Stage]] = {}
     for stage in plan.stages():
         groups.setdefault(_group(stage), []).append(stage)
     for stage in [*plan.stages(), *recorded]:
         if store.done(stage.kind, stage.key) is not None:
-            known.setdefault(_group(stage), {})[stage.key] = stage
+            complete.setdefault(_group(stage), {})[stage.key] = stage
     result = []
     for kind, stages in groups.items():
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
-        done = list(known.get(kind, {}).values())
+        done = list(complete.get(kind, {}).values())
         seconds = _mean([_seconds(store, stage) for stage in done])
         size = _mean([_megabytes(store.folder(stage.kind, stage.key)) for stage in done])
         result.append(
@@ -61,7 +60,7 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
                 kind,
                 len(stages),
                 missing,
-                _length(plan.suite, stages[0]),
+                _length(stages[0]),
                 _times(seconds, missing),
                 _times(size, missing),
             )
@@ -76,12 +75,20 @@ def _times(each: float | None, count: int) -> float | None:
 
 
 def _group(stage: Stage) -> str:
-    return f"unlearn {stage.spec['method']}" if stage.kind == "unlearn" else stage.kind
+    """The kind; of a method's trainings with its name."""
+    method = _method(stage)
+    return f"{stage.kind} {method}" if method not in (None, *REFERENCES) else stage.kind
+
+
+def _method(stage: Stage) -> str | None:
+    """What a stage trains a model with; None where it trains none."""
+    spec = stage.spec
+    return spec.method if KINDS[stage.kind].trains and isinstance(spec, ModelSpec) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
 
 
 def _seconds(store: StageStore, stage: Stage) -> float | None:
@@ -94,15 +101,17 @@ def _megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20
 
 
-def _length(suite: ResolvedSuite, stage: Stage) -> str:
+def _length(stage: Stage) -> str:
     """``12 epochs`` or ``100 steps`` of one training stage; empty for others."""
-    config: Any = None
-    if stage.kind in ("original", "retrain"):
-        config = canonical(suite.protocol).get("train")
-    elif stage.kind == "unlearn":
-        config = stage.spec["params"]
+    method = _method(stage)
+    if method is None:
+        return ""
+    assert isinstance(stage.spec, ModelSpec)
+    config = stage.spec.params
+    if method in REFERENCES:
+        config = stage.spec.protocol.get("train", {})
     for unit in ("epochs", "steps"):
-        if isinstance(config, Mapping) and config.get(unit) is not None:
+        if config.get(unit) is not None:
             count = config[unit]
             return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
     return ""

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from benchmarks.audits.plan import AUDIT_FILE, Design, Shadows
-from benchmarks.audits.streams import RequestPlanner
+from benchmarks.audits.plan import AuditPlanner, Design, Shadows
+from benchmarks.audits.streams import stream
+from benchmarks.audits.work import AUDIT_FILE
+from benchmarks.pipeline.evaluating import read_scores
 from benchmarks.pipeline.stage import Result, Stage
 from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedRow
@@ -18,9 +20,8 @@ from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.sequential import Sequential
 from common.audits.ulira import ULira
 from common.base.errors import DataError
-from common.base.registry import BENCHMARKS, METHODS
+from common.base.registry import METHODS
 from common.measure.gaps import summarise
-from common.protocol.benchmark import Benchmark
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str
@@ -89,7 +90,7 @@ class AuditReport:
     """
 
     def __init__(
-        self, planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
+        self, planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
     ):
         self.planner, self.audits, self.shadows = planner, audits, shadows
         self.store = planner.store
@@ -104,17 +105,12 @@ class AuditReport:
     def _retrain(self) -> str:
         return next(row.label for row in self.planner.suite.rows if row.method == "retrain")
 
-    @cached_property
-    def benchmark(self) -> type[Benchmark]:
-        """What the suite runs."""
-        return BENCHMARKS[self.planner.suite.spec.benchmark]
-
     def tables(self) -> list[AuditTable]:
         """One table per audit."""
         tables = []
         for name, audit in self.audits.items():
             table = AuditTable(name, audit)
-            audit.parts = self.benchmark.part_table
+            audit.parts = self.planner.lineage.benchmark.part_table
             reason = self.planner.inapplicable(audit)
             if reason is not None:
                 self._without(table, NotApplicable(reason).reason)
@@ -132,14 +128,11 @@ class AuditReport:
 
     def scores(self, stage: Stage) -> dict[str, Any]:
         """Part -> stored scores of an evaluate stage."""
-        from common.measure.scores import load_scores
-
         if stage.key not in self._loaded:
-            choices = self.benchmark.choices
-            folder = self.store.folder(stage.kind, stage.key)
+            choices = self.planner.lineage.benchmark.choices
             self._loaded[stage.key] = {
                 part: replace(scores, probs=choices(scores))
-                for part, scores in load_scores(folder / "scores.safetensors").items()
+                for part, scores in read_scores(self.store, stage).items()
             }
         return self._loaded[stage.key]
 
@@ -188,9 +181,9 @@ class AuditReport:
 
     def _probe(self, result: Result, name: str, audit: ModelAudit) -> Cell:
         stage = self.planner.probe(result, name, audit)
-        if self.store.done("audit", stage.key) is None:
+        if self.store.done(stage.kind, stage.key) is None:
             return "not run"
-        path = self.store.folder("audit", stage.key) / AUDIT_FILE
+        path = self.store.folder(stage.kind, stage.key) / AUDIT_FILE
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             measures = {key: Measure.from_json(value) for key, value in data["measures"].items()}
@@ -218,7 +211,7 @@ class AuditReport:
         groups: dict[str, list[int]] = {}
         for seed, result in self._of(self._retrain).items():
             split = result.stage.parents["split"]
-            done = self.store.done("split", split.key)
+            done = self.store.done(split.kind, split.key)
             groups.setdefault((done or {}).get("split", split.key), []).append(seed)
         return list(groups.values())
 
@@ -274,7 +267,7 @@ class AuditReport:
         rows += [(suite.row(self._retrain), FLOOR, 1)]
         for row, label, replicate in rows:
             for seed in suite.spec.seeds:
-                stages = self.planner.stream(row, seed, audit.config.requests, replicate) or []
+                stages = stream(self.planner, row, seed, audit.config.requests, replicate) or []
                 table.rows.setdefault(label, {})[seed] = self._stream(audit, stages)
 
     def _stream(self, audit: Sequential, stages: Sequence[Stage]) -> Cell:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.pipeline.planner import Planner
+from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.planner import plan_rows
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from benchmarks.spec.suite import REFERENCES, Suite
@@ -21,7 +22,6 @@ from common.store.records import RunRecord
 from common.store.stages import StageStore
 
 Design = Literal["fixed", "halves"]
-AUDIT_FILE = "audit.json"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,22 @@ class Shadows:
     originals: int | None = None
 
 
-class AuditPlanner(Planner):
-    """Builds audit stages and shadows on top of a suite's own stages."""
+class AuditPlanner:
+    """What audits need of one suite: probes of its models, and shadows beside them.
+
+    Args:
+        suite: A resolved suite.
+        store: Where its stages are.
+
+    Attributes:
+        lineage: Gives the stages.
+        base: The suite's own plan.
+    """
 
     def __init__(self, suite: ResolvedSuite, store: StageStore):
-        super().__init__(suite, store)
-        self.base: Plan = self.plan()
+        self.suite, self.store = suite, store
+        self.lineage = Lineage(suite, store)
+        self.base: Plan = plan_rows(self.lineage)
 
     def finals(self) -> Iterator[Result]:
         """The suite's evaluated models that are in the store and did not diverge."""
@@ -58,7 +68,7 @@ class AuditPlanner(Planner):
 
     def usable(self, stage: Stage) -> bool:
         """Whether a stage is complete and did not diverge."""
-        done = self.store.done(stage.kind, stage.key)
+        done = self.lineage.done(stage)
         return done is not None and done["status"] == "ok"
 
     def probe(self, result: Result, name: str, audit: ModelAudit) -> Stage:
@@ -68,9 +78,9 @@ class AuditPlanner(Planner):
         parents = {
             "model": result.stage.parents["model"],
             "split": result.stage.parents["split"],
-            "original": self._original(result.seed),
+            "original": self.lineage.original(result.seed),
         }
-        return self._stage(
+        return self.lineage.stage(
             "audit",
             f"{name}/{result.stage.name}",
             {**identity, "seed": result.seed},
@@ -81,8 +91,8 @@ class AuditPlanner(Planner):
         )
 
     def inapplicable(self, audit: Audit) -> str | None:
-        """Why an audit has no meaning for this suite, as far as the config alone tells."""
-        return audit.info.inapplicable(self._benchmark.scenario_of(self.suite.protocol))
+        """Why an audit has no meaning for this suite, as far as the config alone says."""
+        return audit.info.inapplicable(self.lineage.benchmark.scenario_of(self.suite.protocol))
 
     def probes(self, audits: Mapping[str, ModelAudit]) -> list[Result]:
         """Every probe of every stored model, as results of the audit's name."""
@@ -95,7 +105,7 @@ class AuditPlanner(Planner):
 
     def complete(self, plan: Plan) -> bool:
         """Whether nothing of a plan is left to do."""
-        return all(self.store.done(s.kind, s.key) is not None for s in plan.stages())
+        return all(self.lineage.done(stage) is not None for stage in plan.stages())
 
     def check_trainable(self) -> None:
         """Raises ConfigError where further models cannot be trained as the suite's were."""
@@ -106,14 +116,11 @@ class AuditPlanner(Planner):
                 "Original; audit that one, or leave out --shadows"
             )
         for seed in self.suite.spec.seeds:
-            stage = self._original(seed)
-            if (self.store.done(stage.kind, stage.key) or {}).get("published"):
+            if (self.lineage.done(self.lineage.original(seed)) or {}).get("published"):
                 raise ConfigError(
                     f"{name}: its Original is a published checkpoint, and shadows need trainings "
                     "of their own; leave out --shadows"
                 )
-
-    # Shadows -------------------------------------------------------------------------------------
 
     def config_of(self, row: ResolvedRow) -> Strict | None:
         """The row's final config; None while its tuning is undecided."""
@@ -125,89 +132,36 @@ class AuditPlanner(Planner):
     def shadow(
         self, row: ResolvedRow, seed: int, index: int, design: Design, originals: int | None = None
     ) -> Stage | None:
-        """The evaluate stage of one shadow; None while the row's config is undecided.
+        """The evaluated model of one shadow; None while the row's config is undecided.
 
         In the ``fixed`` design shadow 0 is the suite's own model.
         """
-        config = self.config_of(row)
+        config, lineage = self.config_of(row), self.lineage
         if config is None:
             return None
-        under = index % originals if originals else index
         if design == "fixed":
-            split, original = self._split(seed), self._original_shadow(seed, under)
+            split = None
+            original = lineage.original(seed, index % originals if originals else index)
         else:
-            split = self._half(seed, index)
-            original = self._original_half(seed, index, split)
+            split = lineage.split(seed, half=index)
+            original = lineage.original(seed, index, split)
         if not METHODS[row.method].info.changes_model:
-            return self._evaluated_on(original, split, seed, index)
-        if design == "fixed" and index == 0:
-            return self._evaluate(self._unlearn(row, config, seed), seed, 0, trial=False)
-        model = self._unlearn_shadow(row, config, seed, index, design, split, original)
-        return self._evaluated_on(model, split, seed, index)
+            return lineage.evaluated(original, seed, index, split=split)
+        own = design == "fixed" and index == 0
+        model = lineage.unlearned(
+            row,
+            config,
+            seed,
+            start=None if own else original,
+            split=split,
+            replicate=None if own else index,
+            note="" if own else f"{design}-{index}/seed-{seed}",
+        )
+        return lineage.evaluated(model, seed, index, split=split)
 
     def retrain_shadow(self, seed: int, index: int) -> Stage:
-        """The evaluate stage of a further Retrain; the first ones are the suite's own."""
-        return self._evaluate(self._retrain(seed, index), seed, index, trial=False)
-
-    def _original_shadow(self, seed: int, index: int) -> Stage:
-        if index == 0:
-            return self._original(seed)
-        identity = {**self._config_identity("train"), "seed": seed, "replicate": index}
-        name = f"original-{index + 1}/seed-{seed}"
-        return self._stage("original", name, identity, {}, seed=seed, replicate=index)
-
-    def _half(self, seed: int, index: int) -> Stage:
-        identity = {**self._config_identity("split"), "seed": seed, "half": index}
-        name = f"half-{index}/seed-{seed}"
-        return self._stage("split", name, identity, {}, seed=seed, half=index)
-
-    def _original_half(self, seed: int, index: int, split: Stage) -> Stage:
-        identity = {**self._config_identity("train"), "seed": seed, "replicate": index}
-        name = f"original/half-{index}/seed-{seed}"
-        return self._stage("original", name, identity, {"split": split}, seed=seed, replicate=index)
-
-    def _unlearn_shadow(
-        self,
-        row: ResolvedRow,
-        config: Strict,
-        seed: int,
-        index: int,
-        design: Design,
-        split: Stage,
-        original: Stage,
-    ) -> Stage:
-        params = canonical(config)
-        identity = {
-            "method": row.method,
-            "method_version": METHODS[row.method].info.version,
-            "params": params,
-            "seed": seed,
-            "replicate": index,
-        }
-        return self._stage(
-            "unlearn",
-            f"{row.label}/{design}-{index}/seed-{seed}",
-            identity,
-            {"split": split, "original": original},
-            seed=seed,
-            replicate=index,
-            method=row.method,
-            params=params,
-        )
-
-    def _evaluated_on(self, model: Stage, split: Stage, seed: int, index: int) -> Stage:
-        identity = {**self._config_identity("evaluate"), "trial": False}
-        return self._stage(
-            "evaluate",
-            model.name,
-            identity,
-            {"model": model, "split": split},
-            seed=seed,
-            replicate=index,
-            trial=False,
-            method=model.spec.get("method", "original"),
-            params=model.spec.get("params", {}),
-        )
+        """The evaluated model of a further Retrain; the first ones are the suite's own."""
+        return self.lineage.evaluated(self.lineage.retrain(seed, index), seed, index)
 
     def shadow_plan(self, shadows: Shadows) -> Plan:
         """All shadows of every row and seed, Retrains included, as one plan."""

@@ -163,6 +163,6 @@ def audit_tables(suite: ResolvedSuite, store: StageStore) -> list[AuditTable]:
     if not suite.audits:
         return []
     from benchmarks.audits.derive import AuditReport
-    from benchmarks.audits.streams import RequestPlanner
+    from benchmarks.audits.plan import AuditPlanner
 
-    return AuditReport(RequestPlanner(suite, store), suite.audits).tables()
+    return AuditReport(AuditPlanner(suite, store), suite.audits).tables()

@@ -1,68 +1,79 @@
-"""What happens inside an audit stage; imported by the process that works."""
+"""The ``audit`` stage: one audit of one stored model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from common.audits import AUDITS
-from common.audits.base import ModelAudit
-from common.audits.measure import NotApplicable
-from common.audits.task import AuditTask, Featured
+from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.stage import StageSpec
 from common.base.config import validate
 from common.base.errors import Diverged
+from common.store.stages import write_json
 
 if TYPE_CHECKING:
-    from torch import nn
+    from benchmarks.pipeline.worksite import Worksite
+    from common.audits.base import ModelAudit
+    from common.audits.task import AuditTask
 
-    from benchmarks.pipeline.stage import Stage
-    from common.data.splits import ForgetSplit
-    from common.protocol.benchmark import Benchmark
+AUDIT_FILE = "audit.json"
 
 
-def measure(
-    stage: Stage,
-    benchmark: Benchmark,
-    split: ForgetSplit,
-    load: Callable[[str], nn.Module],
-    *,
-    adapted: bool,
-) -> dict[str, Any]:
-    """Measures of one model, or why there are none.
+class AuditSpec(StageSpec):
+    """Which audit.
 
-    Args:
-        stage: The audit stage.
-        benchmark: Its benchmark.
-        split: Its split.
-        load: Role of a parent (``model``, ``original``) -> its stored model.
-        adapted: Whether the model is stored as an adapter.
-
-    Returns:
-        ``measures`` by name and ``not_applicable``, a reason or the empty string.
+    Attributes:
+        audit: Registered audit.
+        config: Its config, as plain values.
     """
-    cls = AUDITS[stage.spec["audit"]]
-    audit: ModelAudit = cls(validate(cls.Config, stage.spec["config"], stage.name))
-    audit.parts = benchmark.part_table
-    task = AuditTask(
-        load=lambda: load("model"),
-        load_original=lambda: load("original"),
-        adapted=adapted,
-        source=benchmark.source,
-        split=split,
-        family=benchmark,
-        collect=benchmark.collect,
-        features=benchmark.features if isinstance(benchmark, Featured) else None,
-        recipe=benchmark.recipe,
-        batch_size=benchmark.evaluation_batch,
-        seed=stage.spec["seed"],
-    )
-    try:
-        measures = audit.measure(task)
-    except NotApplicable as error:
-        return {"measures": {}, "not_applicable": error.reason}
-    except Diverged as error:
-        return {"measures": {}, "not_applicable": str(error)}
-    return {
-        "measures": {name: value.to_json() for name, value in measures.items()},
-        "not_applicable": "",
-    }
+
+    audit: str
+    config: dict[str, Any]
+
+
+class AuditProbe(StageKind[AuditSpec]):
+    """Runs one audit on a stored model; it may train the model further."""
+
+    Spec = AuditSpec
+    order = 5
+    trains = True
+
+    def work(self, site: Worksite, spec: AuditSpec) -> None:
+        """Writes ``measures`` by name and ``not_applicable``, a reason or the empty string."""
+        from common.audits import AUDITS
+        from common.audits.measure import NotApplicable
+
+        cls = AUDITS[spec.audit]
+        audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
+        audit.parts = site.benchmark.part_table
+        task = self._task(site, spec)
+        result: dict[str, Any] = {"measures": {}, "not_applicable": ""}
+        with site.writing() as folder:
+            try:
+                measures = audit.measure(task)
+                result["measures"] = {name: value.to_json() for name, value in measures.items()}
+            except NotApplicable as error:
+                result["not_applicable"] = error.reason
+            except Diverged as error:
+                result["not_applicable"] = str(error)
+            write_json(folder / AUDIT_FILE, result)
+
+    def _task(self, site: Worksite, spec: AuditSpec) -> AuditTask:
+        from common.audits.task import AuditTask, Featured
+        from common.bounded.files import ADAPTER_CONFIG
+
+        benchmark, start = site.benchmark, site.stage.parents["model"].start
+        # an adapter on an adapter of an earlier request is not the whole update
+        adapted = start is not None and start.start is None
+        return AuditTask(
+            load=lambda: site.model("model"),
+            load_original=lambda: site.model("original"),
+            adapted=adapted and (site.folder("model") / ADAPTER_CONFIG).is_file(),
+            source=benchmark.source,
+            split=site.split(),
+            family=benchmark,
+            collect=benchmark.collect,
+            features=benchmark.features if isinstance(benchmark, Featured) else None,
+            recipe=benchmark.recipe,
+            batch_size=benchmark.evaluation_batch,
+            seed=spec.seed,
+        )

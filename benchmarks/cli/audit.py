@@ -31,8 +31,7 @@ from common.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.audits.cost import Cost
-    from benchmarks.audits.plan import Shadows
-    from benchmarks.audits.streams import RequestPlanner
+    from benchmarks.audits.plan import AuditPlanner, Shadows
     from benchmarks.pipeline.stage import Plan
     from benchmarks.spec.resolve import ResolvedSuite
     from common.audits.base import Audit
@@ -95,7 +94,7 @@ def audit(
         return
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
-    from benchmarks.audits.streams import RequestPlanner
+    from benchmarks.audits.plan import AuditPlanner
     from benchmarks.cli.session import finish
     from common.store.stages import StageStore
 
@@ -105,7 +104,7 @@ def audit(
     if wanted is not None:
         _check_shadows(wanted, chosen, len(resolved.spec.seeds))
     runtime = make_runtime(store, data_root, device, threads, plugin)
-    planner = RequestPlanner(resolved, StageStore(runtime.store))
+    planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
         raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
     failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
@@ -221,19 +220,20 @@ def _target(
 
 
 def _work(
-    planner: RequestPlanner,
+    planner: AuditPlanner,
     audits: Mapping[str, Audit],
     shadows: Shadows | None,
     yes: bool,
     how: tuple[Runtime, int, str],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
+    from benchmarks.audits.streams import stream_plan
     from benchmarks.pipeline.stage import Plan
     from common.audits.base import ModelAudit
     from common.audits.sequential import Sequential
 
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
-    plans = [planner.stream_plan(count) for count in streams]
+    plans = [stream_plan(planner, count) for count in streams]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
     missing = [plan for plan in plans if not planner.complete(plan)]
     for plan in missing:
@@ -255,11 +255,11 @@ def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
 
     runtime = how[0]
     with working(f"{plan.suite.name} audits", *how) as (pool, display):
-        outcome = run_plan(plan, runtime, pool, watcher=display)
-    return outcome.failed
+        execution = run_plan(plan, runtime, pool, watcher=display)
+    return execution.failed
 
 
-def _print_cost(planner: RequestPlanner, plan: Plan) -> None:
+def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
     from benchmarks.audits.cost import costs
     from benchmarks.report.table import left, rich_table
 
@@ -287,7 +287,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _report(planner: RequestPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
+def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audits.derive import AuditReport
     from benchmarks.audits.report import print_audits, report_json, report_path

@@ -60,6 +60,7 @@ def list_all(
     from benchmarks.spec.suite import find_suite, suite_groups, suite_names
     from common.base.config import read_yaml
     from common.base.registry import BENCHMARKS, METHODS
+    from common.bounded.presets import PRESETS
 
     if what not in ("all", "methods", "suites", "maps", "benchmarks"):
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
@@ -74,6 +75,10 @@ def list_all(
         if what in ("all", kind):
             rows = [[entry.name, entry.summary] for entry in registry]
             console.print(left(rich_table(kind.capitalize(), ["name", "what it is"], rows)))
+    if what in ("all", "methods"):
+        rows = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
+        title = "Any method with an adapter, through"
+        console.print(left(rich_table(title, ["name", "what is trained"], rows)))
 
 
 @app.command(

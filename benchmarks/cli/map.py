@@ -98,10 +98,10 @@ def run_map(resolved: ResolvedMap, runtime: Runtime, workers: int, executor: str
     from benchmarks.pipeline.schedule import run_suite
 
     with working(resolved.name, runtime, workers, executor) as (pool, display):
-        outcome = run_suite(
+        execution = run_suite(
             resolved.suite, runtime, pool, watcher=display, planner=planner_of(resolved)
         )
-    return outcome.failed
+    return execution.failed
 
 
 def print_map(board: MapBoard) -> None:
@@ -112,8 +112,10 @@ def print_map(board: MapBoard) -> None:
 
     spec = board.resolved.spec
     title = f"{board.resolved.name} - {spec.title}" if spec.title else board.resolved.name
-    console.print(rich_table(title, boards.HEADS, boards.table_rows(board), tight=True))
-    console.print(rich_table(None, boards.WHERE, boards.where_rows(board), tight=True))
+    console.print(
+        rich_table(title, boards.table_heads(board), boards.table_rows(board), tight=True)
+    )
+    console.print(rich_table(None, boards.where_heads(board), boards.where_rows(board), tight=True))
     for line in boards.legend(board):
         console.print(line, style="dim", highlight=False, markup=False)
     console.print(rich_table("Accepted % per effective lr", *boards.rate_table(board)))

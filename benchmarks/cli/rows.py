@@ -122,7 +122,7 @@ def stage(
     from benchmarks.pipeline.planner import make_plan
     from benchmarks.pipeline.progress import StepBar
     from benchmarks.pipeline.runner import run_stage
-    from benchmarks.pipeline.schedule import board_folder
+    from benchmarks.pipeline.schedule import events_folder
     from common.store.stages import StageStore
 
     resolved = resolve_suite(suite, set_, seeds, only)
@@ -138,7 +138,10 @@ def stage(
     prepare_worker(threads, runtime.plugins, orphan_guard=False)
     with StepBar(console, hits[0].name) as progress:
         status = run_stage(
-            hits[0], runtime, board=board_folder(runtime, resolved.name, hits[0]), progress=progress
+            hits[0],
+            runtime,
+            events=events_folder(runtime, resolved.name, hits[0]),
+            progress=progress,
         )
     console.print(f"{hits[0].name}: {status}", highlight=False)
 
@@ -168,10 +171,10 @@ def apply(
         ),
     ],
     method: Annotated[str, typer.Option(help="A method (see: unlearn ls methods).")],
-    out: Annotated[Path, typer.Option(help="New folder: merged model, adapter, audit.json.")],
+    out: Annotated[Path, typer.Option(help="New folder: merged model, adapter, statement.json.")],
     retain: Annotated[Path | None, typer.Option(help="What to keep, in the same form.")] = None,
     test: Annotated[
-        Path | None, typer.Option(help="Unseen samples in the same form, for the audit only.")
+        Path | None, typer.Option(help="Unseen samples in the same form, for the statement only.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of the method.")] = None,
     set_: Overrides = None,
@@ -193,11 +196,17 @@ def apply(
 ) -> None:
     """Make your own model forget your own images (timm) or texts (Hugging Face causal LM)."""
     register_all(plugin)
-    from benchmarks.apply import ApplyRequest
+    from benchmarks.apply import Application
     from benchmarks.apply import apply as run_apply
     from benchmarks.pipeline.progress import StepBar
 
-    request = ApplyRequest(
+    options = {
+        "arch": arch,
+        "num_classes": num_classes,
+        "template": template,
+        "max_length": max_length,
+    }
+    application = Application(
         model=model,
         forget=forget,
         method=method,
@@ -207,17 +216,14 @@ def apply(
         preset=preset,
         params=tuple(set_ or ()),
         seed=seed,
-        arch=arch,
-        num_classes=num_classes,
-        template=template,
-        max_length=max_length,
+        options={name: value for name, value in options.items() if value is not None},
         device=device,
         threads=threads,
     )
     with StepBar(console, method) as progress:
-        result = run_apply(request, progress=progress)
+        result = run_apply(application, progress=progress)
     console.print(result.message, highlight=False, markup=False)
-    console.print(result.audit["reading"], highlight=False, markup=False)
+    console.print(result.statement["reading"], highlight=False, markup=False)
     if result.status != "ok":
         raise typer.Exit(1)
 

@@ -56,12 +56,12 @@ def run_with_audits(
     from common.store.stages import StageStore
 
     with working(suite.name, runtime, workers, executor) as (pool, display):
-        outcome = run_suite(suite, runtime, pool, watcher=display)
+        execution = run_suite(suite, runtime, pool, watcher=display)
         if not suite.audits:
-            return outcome.executed, outcome.failed
+            return execution.executed, execution.failed
         plan = probe_plan(suite, StageStore(runtime.store))
         audits = run_plan(plan, runtime, pool, watcher=display)
-    return outcome.executed + audits.executed, outcome.failed | audits.failed
+    return execution.executed + audits.executed, execution.failed | audits.failed
 
 
 def default_workers(device: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.pipeline.stage import Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.measure.gaps import (
     Floor,
@@ -93,7 +94,21 @@ class Comparison:
 
 @dataclass
 class Leaderboard:
-    """Everything a table shows."""
+    """Everything a table shows.
+
+    Attributes:
+        suite: What was run.
+        rule: The benchmark's gaps.
+        specs: Metric -> its description.
+        rows: In rank order.
+        floor: The noise floor.
+        comparisons: As listed in the suite.
+        trials: Every tuning trial that is done.
+        missing: Records that are planned and not there.
+        records: (row label, record) of every final model.
+        stages: Row label, replicate and seed -> the stage that wrote the record.
+        audits: Tables of the suite's own audits.
+    """
 
     suite: ResolvedSuite
     rule: GapRule
@@ -104,7 +119,12 @@ class Leaderboard:
     trials: list[Trial]
     missing: int
     records: list[tuple[str, RunRecord]]
+    stages: Mapping[tuple[str, int, int], Stage]
     audits: list[AuditTable] = field(default_factory=list)
+
+    def stage(self, label: str, record: RunRecord) -> Stage:
+        """The stage that wrote a record."""
+        return self.stages[label, record.replicate, record.seed]
 
     @property
     def complete(self) -> bool:

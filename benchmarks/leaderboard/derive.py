@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
+from benchmarks.pipeline.evaluating import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, trial_gap
-from benchmarks.pipeline.stage import Plan
+from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import canonical
@@ -22,16 +23,13 @@ from common.base.registry import BENCHMARKS
 from common.measure.gaps import (
     Floor,
     Summary,
-    ag2,
     average_gap,
+    derived,
     gap,
-    max_gap,
     paired_difference,
     retrain_floor,
     separability,
     summarise,
-    tow,
-    tow_mia,
 )
 from common.measure.metric import GapRule
 from common.protocol.benchmark import Benchmark
@@ -41,35 +39,29 @@ from common.store.stages import StageStore
 if TYPE_CHECKING:
     from common.measure.scores import Scores
 
-DERIVED: Mapping[str, Callable[[Any, Any, GapRule], float | None]] = {
-    "ag": lambda row, reference, rule: average_gap(row, reference, rule.metrics),
-    "ag2": lambda row, reference, rule: ag2(row, reference),
-    "max_gap": lambda row, reference, rule: max_gap(row, reference, rule.metrics),
-    "tow": lambda row, reference, rule: tow(row, reference),
-    "tow_mia": lambda row, reference, rule: tow_mia(row, reference),
-}
-
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     """Reads the records that are there and derives the table."""
     plan = make_plan(suite, store)
     found: Found = {}
     records: list[tuple[str, RunRecord]] = []
+    stages: dict[tuple[str, int, int], Stage] = {}
     missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
     for result in plan.results:
-        record = _record(store, result.stage.key)
+        record = read_record(store, result.stage)
         if record is None:
             missing += 1
             continue
         if result.trial is None:
             records.append((result.label, record))
+            stages[result.label, result.replicate, result.seed] = result.stage
             found.setdefault((result.label, result.replicate), {})[result.seed] = record
     _check_one_data_set(records)
     benchmark = BENCHMARKS[suite.spec.benchmark]
     specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
     reference = found.get((_retrain_label(suite), 0), {})
     if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
-        found = _compared(suite, found, _scores_of(plan, store))
+        found = _compared(suite, found, stages, store)
         reference = found.get((_retrain_label(suite), 0), {})
     records = [(label, found[label, r.replicate][r.seed]) for label, r in records]
     floor, floor_row = _floor(found, reference, suite, rule)
@@ -101,16 +93,25 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         trials,
         missing,
         records,
+        stages,
         audit_tables(suite, store),
     )
 
 
 def _compared(
-    suite: ResolvedSuite, found: Found, scores: Callable[[str, int, int], dict[str, Scores]]
+    suite: ResolvedSuite,
+    found: Found,
+    stages: Mapping[tuple[str, int, int], Stage],
+    store: StageStore,
 ) -> Found:
     """The records with the metrics that need Retrain's scores too."""
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
     reference = found.get((retrain, 0), {})
+
+    @functools.cache
+    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
+        return read_scores(store, stages[label, replicate, seed])
+
     compared: Found = {}
     for (row, replicate), by_seed in found.items():
         for seed, record in by_seed.items():
@@ -121,24 +122,6 @@ def _compared(
                 record = record.model_copy(update={"metrics": metrics})
             compared.setdefault((row, replicate), {})[seed] = record
     return compared
-
-
-def _scores_of(plan: Plan, store: StageStore) -> Callable[[str, int, int], dict[str, Scores]]:
-    """(label, replicate, seed) -> stored scores, each file read once."""
-    from common.measure.scores import load_scores
-
-    keys = {
-        (result.label, result.replicate, result.seed): result.stage.key
-        for result in plan.results
-        if result.trial is None
-    }
-
-    @functools.cache
-    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
-        folder = store.folder("evaluate", keys[label, replicate, seed])
-        return load_scores(folder / "scores.safetensors")
-
-    return scores
 
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
@@ -153,12 +136,6 @@ def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
             f"{second.seed} on {two[:12]} ({second.data.get('provenance', '?')}); use the same "
             "data or another --store"
         )
-
-
-def _record(store: StageStore, key: str) -> RunRecord | None:
-    if store.done("evaluate", key) is None:
-        return None
-    return RunRecord.load(store.folder("evaluate", key) / "record.json")
 
 
 def _retrain_label(suite: ResolvedSuite) -> str:
@@ -202,12 +179,12 @@ def _row(
     if paired:
         for name in row.metrics:
             row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
-        for name in ("ag", *rule.also):
-            row.derived |= _summary(name, [DERIVED[name](a, b, rule) for a, b in paired.values()])
-        for seed, (a, b) in paired.items():
-            value = average_gap(a, b, rule.metrics)
-            if value is not None:
-                row.ag_per_seed[seed] = value
+        ags = [average_gap(a, b, rule.metrics) for a, b in paired.values()]
+        row.derived |= _summary("ag", ags)
+        for column in rule.also:
+            values = [derived(a, b, column, rule) for a, b in paired.values()]
+            row.derived |= _summary(column.name, values)
+        row.ag_per_seed = {s: ag for s, ag in zip(paired, ags, strict=True) if ag is not None}
     if row.method != "retrain":
         seeds = list(row.ag_per_seed)
         row.separability = separability(
@@ -260,12 +237,12 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
 
 def _trials(plan: Plan, store: StageStore) -> list[Trial]:
     rule = BENCHMARKS[plan.suite.spec.benchmark].gap
-    references = {r.seed: _record(store, r.stage.key) for r in plan.results if r.trial == -1}
+    references = {r.seed: read_record(store, r.stage) for r in plan.results if r.trial == -1}
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in plan.results:
         if result.trial is None or result.trial < 0:
             continue
-        record, target = _record(store, result.stage.key), references.get(result.seed)
+        record, target = read_record(store, result.stage), references.get(result.seed)
         if record is not None and target is not None:
             gaps.setdefault((result.label, result.trial), []).append(
                 trial_gap(record, target, rule)

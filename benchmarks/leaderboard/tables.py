@@ -13,13 +13,6 @@ COMPACT_COLUMNS = 4
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""
 MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
-HEADS: Mapping[str, str] = {
-    "ag2": "AG2 ↓",
-    "max_gap": "max gap ↓",
-    "tow": "ToW ↑",
-    "tow_mia": "ToW-MIA ↑",
-}
-DIGITS: Mapping[str, int] = {"ag2": 2, "max_gap": 1, "tow": 3, "tow_mia": 3}
 
 
 def value_cell(row: BoardRow, name: str, digits: int = 1, *, spread: bool = True) -> str:
@@ -63,7 +56,7 @@ def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
     if compact:
         return ["method", *titles, f"{board.rule.title} ↓"]
     heads = ["method", "n", *titles, f"{board.rule.title} ↓", ""]
-    heads += [HEADS[name] for name in board.rule.also]
+    heads += [column.title for column in board.rule.also]
     return heads + (["trials"] if board.trials else [])
 
 
@@ -106,7 +99,7 @@ def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
     names = board.suite.spec.columns
     cells += [value_cell(row, name, board.specs[name].digits) for name in names]
     cells += [derived_cell(row, "ag"), MARKS[row.separability]]
-    cells += [mean_cell(row, name, DIGITS[name]) for name in board.rule.also]
+    cells += [mean_cell(row, column.name, column.digits) for column in board.rule.also]
     return cells + ([str(row.trials or "–")] if board.trials else [])
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.pipeline.runner import SCALARS, TRAJECTORY
+from benchmarks.pipeline.evaluating import read_scores
+from benchmarks.pipeline.stage import Stage
+from benchmarks.pipeline.unlearning import TRAJECTORY
+from benchmarks.pipeline.worksite import SCALARS
 from common.base.registry import BENCHMARKS
 from common.protocol.benchmark import Benchmark
-from common.store.records import RunRecord
 from common.store.stages import StageStore
 from common.train.tracking import read_scalars
 
@@ -30,35 +33,33 @@ PANEL, GAP, LEFT, TOP = (250, 160), 60, 50, 50
 
 def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[int, Trajectory]]:
     """What was evaluated in training, with the metrics that need Retrain's scores."""
-    references = {
-        record.seed: record
-        for _, record in board.records
+    targets = {
+        record.seed: board.stage(label, record)
+        for label, record in board.records
         if record.method == "retrain" and record.replicate == 0
     }
     found: dict[str, dict[int, Trajectory]] = {}
     for label, record in board.records:
         if record.method in ("original", "retrain"):
             continue
-        trajectory = _trajectory(board, store, record, references.get(record.seed))
+        model = board.stage(label, record).parents["model"]
+        trajectory = _trajectory(board, store, model, targets.get(record.seed))
         if trajectory:
             found.setdefault(label, {})[record.seed] = trajectory
     return found
 
 
 def _trajectory(
-    board: Leaderboard, store: StageStore, record: RunRecord, reference: RunRecord | None
+    board: Leaderboard, store: StageStore, model: Stage, target: Stage | None
 ) -> dict[int, dict[str, float]]:
-    key = record.stages.get("model")
-    if key is None:
-        return {}
-    folder = store.folder("unlearn", key)
+    folder = store.folder(model.kind, model.key)
     steps: dict[int, dict[str, float]] = {}
     for row in read_scalars(folder / SCALARS):
         values = {k.removeprefix(PREFIX): v for k, v in row.items() if k.startswith(PREFIX)}
         if values:
             steps[row["step"]] = {k: v for k, v in values.items() if v is not None}
-    if steps and reference is not None:
-        for step, metrics in _compared(board, store, record, reference, list(steps)).items():
+    if steps and target is not None:
+        for step, metrics in _compared(board, store, folder, target, list(steps)).items():
             steps[step] |= metrics
     return steps
 
@@ -66,8 +67,8 @@ def _trajectory(
 def _compared(
     board: Leaderboard,
     store: StageStore,
-    record: RunRecord,
-    reference: RunRecord,
+    folder: Path,
+    target: Stage,
     steps: list[int],
 ) -> dict[int, dict[str, float]]:
     benchmark = BENCHMARKS[board.suite.spec.benchmark]
@@ -75,13 +76,10 @@ def _compared(
         return {}
     from common.measure.scores import load_scores
 
-    theirs = load_scores(
-        store.folder("evaluate", reference.stages["evaluate"]) / "scores.safetensors"
-    )
-    folder = store.folder("unlearn", record.stages["model"]) / TRAJECTORY
+    theirs = read_scores(store, target)
     found: dict[int, dict[str, float]] = {}
     for step in steps:
-        path = folder / f"{step:06d}.safetensors"
+        path = folder / TRAJECTORY / f"{step:06d}.safetensors"
         if path.is_file():
             metrics = benchmark.compare(board.suite.protocol, load_scores(path), theirs)
             found[step] = {k: v for k, v in metrics.items() if v is not None}

@@ -10,7 +10,7 @@ from benchmarks.leaderboard import picture as page
 from benchmarks.leaderboard import report as render
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.leaderboard.trajectory import read_trajectories, to_json, to_svg
-from benchmarks.pipeline.runner import SCALARS
+from benchmarks.pipeline.worksite import SCALARS
 from common.store.stages import StageStore, write_json
 
 
@@ -52,12 +52,11 @@ def export_boards(board: Leaderboard, root: Path) -> None:
 
     store = StageStore(root)
     for label, record in board.records:
-        key = record.stages["model"]
-        model_kind = record.method if record.method in ("original", "retrain") else "unlearn"
+        model = board.stage(label, record).parents["model"]
         name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
         export_run(
             root / "tensorboard" / board.suite.name / name / f"seed-{record.seed}",
-            {"": store.folder(model_kind, key) / SCALARS},
+            {"": store.folder(model.kind, model.key) / SCALARS},
             {"row": label, "method": record.method, "seed": record.seed, **record.params},
             record.metrics,
         )

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from benchmarks.maps.config import Rule
+from common.measure.metric import MapAxes
 
 UNDER, DAMAGE = "U", "D"
 TOLERANCE = 1e-9
 """Percentages are sums of float32; a cell on the rule's edge is inside."""
 
+Target = Mapping[str, float]
+"""What Retrain of the same seed scores: metric -> value."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a cell is acceptable, in the units of its metrics.
+
+    Formula: retained >= Retrain - tolerance and utility >= Retrain - tolerance and forgotten <=
+    tolerance, or, two-sided, |forgotten - Retrain| <= tolerance.
+
+    Attributes:
+        axes: Which metrics are meant.
+        tolerances: Metric -> tolerance, for these three.
+        two_sided: For random forgetting, where Retrain's own value is far from 0.
+    """
+
+    axes: MapAxes
+    tolerances: Mapping[str, float]
+    two_sided: bool = False
+
+    def scaled(self, factor: float) -> Rule:
+        """The strict (0.5) or the loose (2) rule."""
+        scaled = {metric: factor * value for metric, value in self.tolerances.items()}
+        return Rule(self.axes, scaled, self.two_sided)
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One run at one step; accuracies in percent, None where the run diverged.
+    """One run at one step.
 
     Attributes:
         label: Row.
@@ -23,10 +50,7 @@ class Cell:
         lr: Effective rate.
         lam: Value of the row's second axis.
         step: Optimizer steps done.
-        fa: Accuracy on the forget set.
-        ra: Accuracy on the retain set.
-        ta: Test accuracy.
-        forget_loss: Mean cross-entropy on the forget set, in nats.
+        metrics: Metric of the map -> value, None where the run diverged.
         delta_ratio: ||dW||_F / ||W0||_F over the changed matrices.
         bound_share: Share of (step, layer) pairs at the ball, or of entries inside the bound's
             curved part; None without a bound.
@@ -39,23 +63,23 @@ class Cell:
     lr: float
     lam: float
     step: int
-    fa: float | None
-    ra: float | None
-    ta: float | None
-    forget_loss: float | None
+    metrics: Mapping[str, float | None]
     delta_ratio: float | None
     bound_share: float | None
     nonfinite: bool
 
+    @classmethod
+    def of(cls, line: Mapping[str, Any], label: str, seed: int, extension: bool) -> Cell:
+        """From a line of a block's file, where metrics stand beside the other numbers."""
+        own = {field.name for field in fields(cls)}
+        metrics = {key: value for key, value in line.items() if key not in own}
+        rest = {key: value for key, value in line.items() if key in own}
+        return cls(label=label, seed=seed, extension=extension, metrics=metrics, **rest)
 
-@dataclass(frozen=True)
-class Target:
-    """What Retrain of the same seed scores."""
-
-    fa: float
-    ra: float
-    ta: float
-    forget_loss: float
+    def line(self) -> dict[str, Any]:
+        """One flat JSON object."""
+        line = asdict(self)
+        return {**line.pop("metrics"), **line}
 
 
 @dataclass(frozen=True)
@@ -72,15 +96,29 @@ class Edge:
 
 
 def judge(cell: Cell, target: Target, rule: Rule) -> str:
-    """Why a cell fails: U (FA too high), D (RA, TA or a two-sided FA too low; diverged), or ""."""
+    """Why a cell fails.
+
+    Returns:
+        U: forgotten is too high; D: retained, utility or a two-sided forgotten is too low, or the
+        run diverged; both; or "".
+    """
     if cell.nonfinite:
         return DAMAGE
-    assert cell.fa is not None and cell.ra is not None and cell.ta is not None
-    goal = target.fa if rule.two_sided else 0.0
-    under = cell.fa > goal + rule.fa + TOLERANCE
-    damage = cell.ra < target.ra - rule.ra - TOLERANCE or cell.ta < target.ta - rule.ta - TOLERANCE
-    damage |= rule.two_sided and cell.fa < goal - rule.fa - TOLERANCE
-    return (UNDER if under else "") + (DAMAGE if damage else "")
+    forgotten = rule.axes.forgotten
+    value, tolerance = cell.metrics[forgotten], rule.tolerances[forgotten] + TOLERANCE
+    assert value is not None
+    goal = target[forgotten] if rule.two_sided else 0.0
+    damage = any(
+        _lost(cell, target, rule, name) for name in (rule.axes.retained, rule.axes.utility)
+    )
+    damage |= rule.two_sided and value < goal - tolerance
+    return (UNDER if value > goal + tolerance else "") + (DAMAGE if damage else "")
+
+
+def _lost(cell: Cell, target: Target, rule: Rule, metric: str) -> bool:
+    value = cell.metrics[metric]
+    assert value is not None
+    return value < target[metric] - rule.tolerances[metric] - TOLERANCE
 
 
 Judged = Sequence[tuple[Cell, str]]

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from benchmarks.spec.suite import SUITES, Name
-from common.base.config import (
-    Strict,
-)
+from common.base.config import Strict
 from common.base.numbers import NonNegative, Positive
 
-if TYPE_CHECKING:
-    pass
-
-
 MAPS = SUITES / "maps"
-NEEDED = ("fa", "ra", "ta", "forget_loss")
-"""Metrics of the benchmark that the rule and the cells are made of."""
 LRS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 LAMBDAS = (0.1, 1.0, 10.0)
-
-
-class Rule(Strict):
-    """When a cell is acceptable, in percentage points.
-
-    Formula: RA >= Retrain - ``ra`` and TA >= Retrain - ``ta`` and FA <= ``fa``, or, two-sided,
-    |FA - Retrain| <= ``fa``.
-
-    Attributes:
-        ra: Tolerated loss of retain accuracy.
-        ta: Tolerated loss of test accuracy.
-        fa: Tolerated forget accuracy.
-        two_sided: For random forgetting, where Retrain's own FA is far from 0.
-    """
-
-    ra: NonNegative = 1.0
-    ta: NonNegative = 2.0
-    fa: NonNegative = 5.0
-    two_sided: bool = False
-
-    def scaled(self, factor: float) -> Rule:
-        """The strict (0.5) or the loose (2) rule."""
-        sizes = {"ra": self.ra * factor, "ta": self.ta * factor, "fa": self.fa * factor}
-        return self.model_copy(update=sizes)
 
 
 class Extend(Strict):
@@ -89,7 +57,8 @@ class MapConfig(Strict):
             weight space is the same for all (``lr_scaling: slope`` divides by the slope).
         lambdas: Weights of the forget term.
         steps: Read-outs of one run, after this many optimizer steps.
-        rule: When a cell is acceptable; half and double are always shown too.
+        rule: When a cell is acceptable: metric -> tolerance, for the metrics that the benchmark's
+            maps judge, and ``two_sided``; half and double are always shown too.
         extend: Rates added until each side fails; they count for edges and bands only.
         block: Runs that share one forward, at most; a block is one stage.
         defaults: Params for every row whose config has them.
@@ -102,7 +71,7 @@ class MapConfig(Strict):
     lrs: Annotated[tuple[Positive, ...], Field(min_length=2)] = LRS
     lambdas: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = LAMBDAS
     steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (100, 300)
-    rule: Rule = Rule()
+    rule: dict[str, Any] = {}
     extend: Extend = Extend()
     block: Annotated[int, Field(ge=1, le=256)] = 8
     defaults: dict[str, Any] = {}

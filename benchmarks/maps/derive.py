@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.maps.cells import DAMAGE, UNDER, Cell, Edge, Judged, Target, judge
-from benchmarks.maps.config import Rule
+from benchmarks.maps.cells import DAMAGE, UNDER, Cell, Edge, Judged, Rule, Target, judge
 from common.measure.gaps import Summary, summarise
 
 
@@ -47,7 +46,7 @@ def _longest(line: Sequence[tuple[float, bool]]) -> float:
 
 @dataclass(frozen=True)
 class BestCell:
-    """The setting accepted on most seeds, among those the one with the highest mean TA.
+    """The setting accepted on most seeds, among those the one with the highest mean utility.
 
     Picked on the numbers that are shown, so optimistic; one setting for all seeds, not one each.
     """
@@ -56,7 +55,7 @@ class BestCell:
     lam: float
     step: int
     seeds: int
-    ta: Summary
+    utility: Summary
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Square:
     lam: float
     share: float
     letters: str
-    ra_drop: float | None
+    retained_drop: float | None
     extension: bool
 
 
@@ -83,8 +82,8 @@ class MapLine:
         loose: At double.
         band: Decades per seed, extensions included.
         widest: Decades between the outermost columns: what ``band`` cannot exceed.
-        worst_ra: Per seed, over the cells that did not diverge; None if all did.
-        median_ra: Likewise.
+        worst_retained: Per seed, over the cells that did not diverge; None if all did.
+        median_retained: Likewise.
         diverged: Cells of the shared grid that diverged, over all seeds.
         best: None where no cell is accepted.
         edges: Side -> what is known.
@@ -99,8 +98,8 @@ class MapLine:
     loose: tuple[float, ...]
     band: tuple[float, ...]
     widest: float
-    worst_ra: tuple[float | None, ...]
-    median_ra: tuple[float | None, ...]
+    worst_retained: tuple[float | None, ...]
+    median_retained: tuple[float | None, ...]
     diverged: int
     best: BestCell | None
     edges: Mapping[str, Edge]
@@ -130,7 +129,10 @@ def derive_line(
     shared = [(cell, mark) for cell, mark in judged if not cell.extension]
     seeds = tuple(sorted({cell.seed for cell, _ in shared}))
     lrs = [cell.lr for cell in cells]
-    retain = [[c.ra for c, _ in shared if c.seed == seed and c.ra is not None] for seed in seeds]
+    retained = [
+        _values((cell for cell, _ in shared if cell.seed == seed), rule.axes.retained)
+        for seed in seeds
+    ]
     return MapLine(
         label=label,
         seeds=seeds,
@@ -139,16 +141,22 @@ def derive_line(
         loose=_shares(cells, targets, rule.scaled(2.0), seeds),
         band=tuple(band([j for j in judged if j[0].seed == seed]) for seed in seeds),
         widest=math.log10(max(lrs) / min(lrs)),
-        worst_ra=tuple(min(values) if values else None for values in retain),
-        median_ra=tuple(median(values) if values else None for values in retain),
+        worst_retained=tuple(min(values) if values else None for values in retained),
+        median_retained=tuple(median(values) if values else None for values in retained),
         diverged=sum(cell.nonfinite for cell, _ in shared),
-        best=_best(shared),
+        best=_best(shared, rule.axes.utility),
         edges=edges,
         by_lr=_shares_by(judged, lambda cell: cell.lr),
         by_lam=_shares_by(shared, lambda cell: cell.lam),
         by_step={int(k): v for k, v in _shares_by(shared, lambda cell: cell.step).items()},
-        squares=_squares(judged, targets),
+        squares=_squares(judged, targets, rule.axes.retained),
     )
+
+
+def _values(cells: Iterable[Cell], metric: str) -> list[float]:
+    """Of the cells that did not diverge."""
+    values = (cell.metrics[metric] for cell in cells)
+    return [value for value in values if value is not None]
 
 
 def _shares(
@@ -171,26 +179,30 @@ def _shares_by(judged: Judged, key: Callable[[Cell], float]) -> dict[float, floa
     return {value: share(groups[value]) for value in sorted(groups)}
 
 
-def _best(shared: Judged) -> BestCell | None:
+def _best(shared: Judged, utility: str) -> BestCell | None:
     groups: dict[tuple[float, float, int], list[tuple[Cell, str]]] = {}
     for cell, mark in shared:
         groups.setdefault((cell.lr, cell.lam, cell.step), []).append((cell, mark))
-    found = []
+    candidates = []
     for (lr, lam, step), group in sorted(groups.items()):
         accepted = sum(not mark for _, mark in group)
-        values = [cell.ta for cell, _ in group if cell.ta is not None]
         if accepted:
-            found.append(BestCell(lr, lam, step, accepted, summarise(values)))
-    return max(found, key=lambda best: (best.seeds, best.ta.mean), default=None)
+            values = _values((cell for cell, _ in group), utility)
+            candidates.append(BestCell(lr, lam, step, accepted, summarise(values)))
+    return max(candidates, key=lambda best: (best.seeds, best.utility.mean), default=None)
 
 
-def _squares(judged: Judged, targets: Mapping[int, Target]) -> tuple[Square, ...]:
+def _squares(judged: Judged, targets: Mapping[int, Target], retained: str) -> tuple[Square, ...]:
     groups: dict[tuple[float, float], list[tuple[Cell, str]]] = {}
     for cell, mark in judged:
         groups.setdefault((cell.lr, cell.lam), []).append((cell, mark))
     squares = []
     for (lr, lam), group in sorted(groups.items()):
-        drops = [targets[cell.seed].ra - cell.ra for cell, _ in group if cell.ra is not None]
+        drops = [
+            targets[cell.seed][retained] - value
+            for cell, _ in group
+            if (value := cell.metrics[retained]) is not None
+        ]
         drop = math.fsum(drops) / len(drops) if drops else None
         extension = group[0][0].extension
         squares.append(Square(lr, lam, share(group), letters(group), drop, extension))
@@ -240,10 +252,7 @@ def _as_cell(target: Target, seed: int) -> Cell:
         lr=1.0,
         lam=1.0,
         step=0,
-        fa=target.fa,
-        ra=target.ra,
-        ta=target.ta,
-        forget_loss=target.forget_loss,
+        metrics=target,
         delta_ratio=None,
         bound_share=None,
         nonfinite=False,

@@ -1,4 +1,4 @@
-"""A map as one self-contained SVG: a panel per method, accepted share above, loss of RA below."""
+"""A map as one self-contained SVG: per method accepted share above, drop of retained below."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import html
 from collections.abc import Callable, Sequence
 
 from benchmarks.maps.derive import MapLine, Square
-from benchmarks.maps.report import MapBoard
+from benchmarks.maps.report import MapBoard, titles
 from common.measure.gaps import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (34, 30), 44, 26, 70, 44
 PER_STRIP = 4
 WORST_DROP = 20.0
-"""RA points at which the lower panels' colour saturates."""
+"""Points of the retained metric at which the lower panels' colour saturates."""
 GOOD, BAD, UNKNOWN = (35, 110, 70), (170, 40, 30), "#bbbbbb"
 
 
@@ -25,7 +25,7 @@ def to_svg(board: MapBoard) -> str:
     strips = -(-len(board.lines) // PER_STRIP) or 1
     width = max(wide * min(len(board.lines), PER_STRIP) + GAP, 760)
     height = HEAD + strips * (2 * tall + FOOT) + 24
-    body = []
+    body, names = [], titles(board)
     for index, line in enumerate(board.lines):
         strip, column = divmod(index, PER_STRIP)
         x = GAP + column * wide + LABEL
@@ -34,17 +34,18 @@ def to_svg(board: MapBoard) -> str:
         name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
         name += f": {summarise(line.accepted).mean:.0f} % accepted"
         body.append(_panel(line, lrs, x, y, _accepted, name))
-        body.append(_panel(line, lrs, x, y + tall, _dropped, "RA drop"))
+        body.append(_panel(line, lrs, x, y + tall, _dropped, f"{names.retained} drop"))
         body.append(_rates(lrs, x, y + tall + inner[1] + 14))
     title = html.escape(f"{board.resolved.name}: accepted share of (seed, step), {_seeds(board)}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
         f'<text x="{GAP}" y="20" font-size="14" font-weight="bold">{title}</text>'
-        f'<text x="{GAP}" y="38" fill="#555">x: effective lr, y: lambda. U: under-forgets (FA '
-        "fails); D: damage (RA or TA fails, or diverged). Dashed: added to find an edge.</text>"
+        f'<text x="{GAP}" y="38" fill="#555">x: effective lr, y: lambda. U: under-forgets '
+        f"({names.forgotten} fails); D: damage ({names.retained} or {names.utility} fails, or "
+        "diverged). Dashed: added to find an edge.</text>"
         + "".join(body)
-        + _scales(GAP, height - 14)
+        + _scales(GAP, height - 14, names.retained)
         + "</svg>\n"
     )
 
@@ -93,10 +94,10 @@ def _accepted(square: Square) -> tuple[str, str, str]:
 
 
 def _dropped(square: Square) -> tuple[str, str, str]:
-    if square.ra_drop is None:
+    if square.retained_drop is None:
         return UNKNOWN, "∅", "#222"
-    depth = min(max(square.ra_drop / WORST_DROP, 0.0), 1.0)
-    text = f"{square.ra_drop:.0f}".replace("-0", "0")
+    depth = min(max(square.retained_drop / WORST_DROP, 0.0), 1.0)
+    text = f"{square.retained_drop:.0f}".replace("-0", "0")
     return _mix(BAD, depth), text, "white" if depth > 0.6 else "#222"
 
 
@@ -113,11 +114,11 @@ def _rates(lrs: Sequence[float], x: float, y: float) -> str:
     )
 
 
-def _scales(x: float, y: float) -> str:
+def _scales(x: float, y: float, retained: str) -> str:
     parts = []
     for start, name, colour, end in (
         (x, "accepted %", GOOD, 100.0),
-        (x + 330, "mean RA drop, points (saturates)", BAD, WORST_DROP),
+        (x + 330, f"mean {retained} drop, points (saturates)", BAD, WORST_DROP),
     ):
         parts.append(f'<text x="{start}" y="{y}">{name}</text>')
         for i in range(5):

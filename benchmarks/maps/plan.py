@@ -15,20 +15,21 @@ from typing import Any
 
 from benchmarks.maps.cells import Cell, Edge, Target, judge
 from benchmarks.maps.resolve import GridRow, ResolvedMap
-from benchmarks.pipeline.planner import Planner
+from benchmarks.maps.work import CELLS, MapBlock
+from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.planner import plan_rows
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import canonical
 from common.base.errors import DataError
+from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
 from common.methods.difference import GradientDifference
 from common.methods.gradient import GradientMethod
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 
-MAP_VERSION = 1
-"""Raised when a block would give other numbers for the same configs."""
-CELLS = "cells.jsonl"
 Point = tuple[float, float]
 SIDES = ("low", "high")
 
@@ -65,7 +66,9 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     own = any(getattr(cls, name) is not getattr(GradientMethod, name) for name in body)
     own |= cls.objective is not GradientDifference.objective
     adapter = config.adapter
-    if own or adapter is None or adapter.phi == "relu" or adapter.dropout or adapter.train_head:
+    if own or adapter is None or adapter.dropout or adapter.train_head:
+        return False
+    if PHIS[adapter.phi].start == "random":
         return False
     plain = (config.reading, config.optimizer, config.accumulation, config.mixed_precision)
     off = (config.penalty, config.max_grad_norm, config.probe_every, config.stop_below)
@@ -82,7 +85,7 @@ def next_rate(lr: float, up: bool) -> float:
     return float(f"{lr * math.sqrt(10) ** (1 if up else -1):.3g}")
 
 
-class MapPlanner(Planner):
+class MapPlanner:
     """Builds the stages of one map.
 
     Args:
@@ -91,12 +94,12 @@ class MapPlanner(Planner):
     """
 
     def __init__(self, resolved: ResolvedMap, store: StageStore):
-        super().__init__(resolved.suite, store)
-        self.map = resolved
+        self.map, self.store = resolved, store
+        self.lineage = Lineage(resolved.suite, store)
 
     def plan(self) -> MapPlan:
         """References, the grid, and as many extensions as the cells so far ask for."""
-        plan = MapPlan(self.suite, results=super().plan().results)
+        plan = MapPlan(self.map.suite, results=plan_rows(self.lineage).results)
         for row in self.map.rows:
             for seed in self.map.spec.seeds:
                 points = list(itertools.product(row.lrs, row.lambdas))
@@ -113,9 +116,9 @@ class MapPlanner(Planner):
         Raises:
             DataError: It diverged.
         """
-        stage = self._evaluate(self._retrain(seed, replicate), seed, replicate, trial=False)
-        record = self.record(stage)
-        return None if record is None else _target(record)
+        retrain = self.lineage.retrain(seed, replicate)
+        record = read_record(self.store, self.lineage.evaluated(retrain, seed, replicate))
+        return None if record is None else _target(record, self.map.rule.axes.metrics)
 
     def cells(self, block: Block) -> list[Cell] | None:
         """The cells of a block; None while it is not done."""
@@ -124,13 +127,9 @@ class MapPlanner(Planner):
             return None
         path = self.store.folder(stage.kind, stage.key) / CELLS
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            common: dict[str, Any] = {
-                "label": block.row.label,
-                "seed": block.seed,
-                "extension": block.extension,
-            }
-            return [Cell(**common, **row) for row in rows]
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            about = block.row.label, block.seed, block.extension
+            return [Cell.of(line, *about) for line in lines]
         except (OSError, ValueError, TypeError):
             raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
 
@@ -147,8 +146,8 @@ class MapPlanner(Planner):
         together = runs_together(row.cls, configs[0]) and _differ_in_rate_and_weight_only(configs)
         params = [canonical(config) for config in configs]
         identity = {
-            **self._config_identity("evaluate"),
-            "map_version": MAP_VERSION,
+            **self.lineage.config("evaluate"),
+            "map_version": MapBlock.version,
             "method": row.method,
             "method_version": row.cls.info.version,
             "points": params,
@@ -157,11 +156,11 @@ class MapPlanner(Planner):
         }
         first, last = points[0][0], points[-1][0]
         name = f"{row.label}/seed-{seed}/lr-{first:g}" + (f"..{last:g}" if last != first else "")
-        return self._stage(
+        return self.lineage.stage(
             "map",
             name,
             identity,
-            {"split": self._split(seed), "original": self._original(seed)},
+            {"split": self.lineage.split(seed), "original": self.lineage.original(seed)},
             seed=seed,
             method=row.method,
             points=points,
@@ -196,8 +195,7 @@ class MapPlanner(Planner):
             cells, target = self.cells(block), self.target(block.seed)
             if cells is None or target is None:
                 return None
-            rule = self.map.spec.map.rule
-            count += sum(cell.lr == lr and not judge(cell, target, rule) for cell in cells)
+            count += sum(cell.lr == lr and not judge(cell, target, self.map.rule) for cell in cells)
         return count
 
 
@@ -211,14 +209,14 @@ def _chunks(points: Sequence[Point], size: int) -> Iterator[tuple[Point, ...]]:
         yield tuple(points[start : start + size])
 
 
-def _target(record: RunRecord) -> Target:
-    values = [record.metrics.get(name) for name in ("fa", "ra", "ta", "forget_loss")]
-    known = [value for value in values if value is not None]
-    if record.status != "ok" or len(known) != len(values):
+def _target(record: RunRecord, metrics: Sequence[str]) -> Target:
+    values = {name: record.metrics.get(name) for name in metrics}
+    target = {name: value for name, value in values.items() if value is not None}
+    if record.status != "ok" or len(target) != len(values):
         raise DataError(
             f"Retrain of seed {record.seed} diverged, so nothing can be judged; leave that seed out"
         )
-    return Target(*known)
+    return target
 
 
 def planner_of(resolved: ResolvedMap) -> Callable[[ResolvedSuite, StageStore], Plan]:

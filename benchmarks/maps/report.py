@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.audits import report as audit_table
 from benchmarks.audits.report import audit_tables
@@ -25,14 +25,13 @@ from benchmarks.report.table import markdown_table
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from benchmarks.spec.suite import Row
 from common.measure.gaps import summarise
+from common.measure.metric import MapAxes
 from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.audits.derive import AuditTable
 
 
-HEADS = ["method", "accepted %", "strict %", "loose %", "band", "of", "worst RA", "median RA", "✗"]
-WHERE = ["method", "lower edge", "upper edge", "best cell", "seeds", "its TA"]
 CEILING = "retrain*"
 
 
@@ -78,8 +77,8 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
         cells += [cell for _, c in found if c for cell in c]
         if own:
             edges = plan.edges[row.label]
-            lines.append(derive_line(row.label, own, targets, resolved.spec.map.rule, edges))
-    ceiling = derive_ceiling(targets, second, resolved.spec.map.rule)
+            lines.append(derive_line(row.label, own, targets, resolved.rule, edges))
+    ceiling = derive_ceiling(targets, second, resolved.rule)
     by_label = {line.label: line for line in lines}
     comparisons = [
         found_one
@@ -119,6 +118,36 @@ def probe_suite(board: MapBoard) -> ResolvedSuite:
     return replace(suite, spec=spec, rows=tuple(rows), audits=audits)
 
 
+class Titles(NamedTuple):
+    """Column heads of the three metrics that a map judges."""
+
+    forgotten: str
+    retained: str
+    utility: str
+
+
+def titles(board: MapBoard) -> Titles:
+    """As the benchmark names them."""
+    axes = board.resolved.rule.axes
+    names = (axes.forgotten, axes.retained, axes.utility)
+    return Titles(*(board.resolved.metric(name).title for name in names))
+
+
+def table_heads(board: MapBoard) -> list[str]:
+    """Heads of :func:`table_rows`."""
+    retained = titles(board).retained
+    shares = ["method", "accepted %", "strict %", "loose %", "band", "of"]
+    return [*shares, f"worst {retained}", f"median {retained}", "✗"]
+
+
+def where_heads(board: MapBoard) -> list[str]:
+    """Heads of :func:`where_rows`."""
+    return [
+        *("method", "lower edge", "upper edge", "best cell", "seeds"),
+        f"its {titles(board).utility}",
+    ]
+
+
 def table_rows(board: MapBoard) -> list[list[str]]:
     """How much is accepted: one row per method, after the ceiling."""
     rows = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
@@ -128,12 +157,12 @@ def table_rows(board: MapBoard) -> list[list[str]]:
 def _ceiling_row(ceiling: Ceiling) -> list[str]:
     rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
     passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
-    return [CEILING, *passed, *["–"] * (len(HEADS) - 4)]
+    return [CEILING, *passed, *["–"] * 5]
 
 
 def _line_row(line: MapLine) -> list[str]:
-    worst = [value for value in line.worst_ra if value is not None]
-    middle = [value for value in line.median_ra if value is not None]
+    worst = [value for value in line.worst_retained if value is not None]
+    middle = [value for value in line.median_retained if value is not None]
     return [
         line.label,
         *(plain(summarise(v), 1) for v in (line.accepted, line.strict, line.loose)),
@@ -147,13 +176,14 @@ def _line_row(line: MapLine) -> list[str]:
 
 def where_rows(board: MapBoard) -> list[list[str]]:
     """Where it is accepted: edges and the best cell of every method."""
+    digits = board.resolved.metric(board.resolved.rule.axes.utility).digits
     rows = []
     for line in board.lines:
         best = line.best
         cell = ["none", "–", "–"]
         if best is not None:
             place = f"lr {best.lr:g}, λ {best.lam:g}, step {best.step}"
-            cell = [place, f"{best.seeds}/{len(line.seeds)}", plain(best.ta, 1)]
+            cell = [place, f"{best.seeds}/{len(line.seeds)}", plain(best.utility, digits)]
         rows.append([line.label, *(edge_text(line.edges[side]) for side in SIDES), *cell])
     return rows
 
@@ -178,20 +208,22 @@ def rate_table(board: MapBoard) -> tuple[list[str], list[list[str]]]:
 def legend(board: MapBoard) -> list[str]:
     """How to read the table."""
     grid = board.resolved.spec.map
-    rule = grid.rule
-    fa = f"|FA - Retrain| <= {rule.fa:g}" if rule.two_sided else f"FA <= {rule.fa:g}"
+    rule, names = board.resolved.rule, titles(board)
+    most, ra, ta = (f"{value:g}" for value in rule.tolerances.values())
+    fa = f"|{names.forgotten} - Retrain|" if rule.two_sided else names.forgotten
     return [
-        f"Accepted: RA >= Retrain - {rule.ra:g}, TA >= Retrain - {rule.ta:g}, {fa}; strict at half "
-        "and loose at double these tolerances.",
+        f"Accepted: {names.retained} >= Retrain - {ra}, {names.utility} >= Retrain - {ta}, {fa} <= "
+        f"{most}; strict at half and loose at double these tolerances.",
         f"Grid: effective lr {_list(grid.lrs)} x lambda {_list(grid.lambdas)} x step "
         f"{_list(grid.steps)}, the same start and batches for all methods; mean ± std over "
         f"{len(board.targets)} seeds, which are the unit. Columns added to find an edge count for "
         "band and edges only.",
         "Band: longest accepted run on the lr axis in decades, averaged over lambda and step; next "
-        "to it the widest possible. Worst and median RA: over the cells that did not diverge (✗: "
-        f"those that did). {CEILING}: seeds on which a second Retrain passes the rule.",
+        f"to it the widest possible. Worst and median {names.retained}: over the cells that did "
+        f"not diverge (✗: those that did). {CEILING}: seeds on which a second Retrain passes the "
+        "rule.",
         "An edge is the outermost column, if it has no accepted cell. Best cell: accepted on most "
-        "seeds, then highest TA; picked on these very numbers, so optimistic.",
+        f"seeds, then highest {names.utility}; picked on these very numbers, so optimistic.",
     ]
 
 
@@ -228,10 +260,10 @@ def comparison_lines(board: MapBoard) -> list[str]:
 
 def to_json(board: MapBoard) -> dict[str, Any]:
     """Everything that was derived, as plain numbers."""
-    spec = board.resolved.spec
+    spec, rule = board.resolved.spec, board.resolved.rule
     lines = []
     for line in board.lines:
-        packed = dataclasses.asdict(line)
+        packed = _named(dataclasses.asdict(line), rule.axes)
         for name in ("by_lr", "by_lam", "by_step"):
             packed[name] = {f"{k:g}": v for k, v in packed[name].items()}
         for name in ("accepted", "strict", "loose", "band"):
@@ -244,13 +276,27 @@ def to_json(board: MapBoard) -> dict[str, Any]:
         "kind": "measured",
         "complete": board.missing == 0,
         "seeds": list(spec.seeds),
-        "grid": spec.map.model_dump(mode="json"),
-        "targets": {str(s): dataclasses.asdict(t) for s, t in board.targets.items()},
+        "grid": {
+            **spec.map.model_dump(mode="json"),
+            "rule": {**rule.tolerances, "two_sided": rule.two_sided},
+        },
+        "targets": {str(s): dict(t) for s, t in board.targets.items()},
         "ceiling": dataclasses.asdict(board.ceiling),
         "lines": lines,
         "comparisons": [dataclasses.asdict(c) for c in board.comparisons],
         "probe": audit_table.to_json(board.probes),
     }
+
+
+def _named(line: dict[str, Any], axes: MapAxes) -> dict[str, Any]:
+    """A line's JSON under the names of the metrics: ``worst_ra``, ``best.ta``, ``ra_drop``."""
+    for name in ("worst", "median"):
+        line[f"{name}_{axes.retained}"] = line.pop(f"{name}_retained")
+    if line["best"] is not None:
+        line["best"][axes.utility] = line["best"].pop("utility")
+    for square in line["squares"]:
+        square[f"{axes.retained}_drop"] = square.pop("retained_drop")
+    return line
 
 
 def to_markdown(board: MapBoard) -> str:
@@ -260,8 +306,11 @@ def to_markdown(board: MapBoard) -> str:
     blocks += [text for text in (spec.title, spec.notes) if text]
     if board.missing:
         blocks.append(f"**Incomplete: {board.missing} blocks are missing.**")
-    tables = [markdown_table(HEADS, table_rows(board)), markdown_table(WHERE, where_rows(board))]
-    blocks += [*tables, *legend(board)]
+    blocks += [
+        markdown_table(table_heads(board), table_rows(board)),
+        markdown_table(where_heads(board), where_rows(board)),
+        *legend(board),
+    ]
     if board.comparisons:
         blocks += ["## Paired differences", "\n".join(f"- {x}" for x in comparison_lines(board))]
     blocks += ["## Accepted % per effective learning rate"]

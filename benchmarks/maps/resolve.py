@@ -8,13 +8,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.maps.config import MAPS, NEEDED, MapFile, MapRow
+from pydantic import create_model
+
+from benchmarks.maps.cells import Rule
+from benchmarks.maps.config import MAPS, MapFile, MapRow
 from benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
 from benchmarks.spec.suite import REFERENCES
-from common.base.config import apply_overrides, did_you_mean, digest, merge, read_yaml, validate
+from common.base.config import (
+    Strict,
+    apply_overrides,
+    did_you_mean,
+    digest,
+    merge,
+    read_yaml,
+    validate,
+)
 from common.base.errors import ConfigError
+from common.base.numbers import NonNegative
 from common.base.registry import BENCHMARKS, METHODS
+from common.measure.metric import MapAxes, MetricSpec
 from common.methods.base import UnlearningMethod, resolve_config
+from common.methods.forget_retain import lambda_field
 
 if TYPE_CHECKING:
     from common.audits.base import Audit
@@ -46,25 +60,31 @@ class GridRow:
             for part in reversed(self.row.axis.split(".")):
                 value = {part: value}
             point = merge(point, value)
-        known = self.cls.Config.model_fields
-        defaults = {key: value for key, value in self.defaults.items() if key in known}
+        fields = self.cls.Config.model_fields
+        defaults = {key: value for key, value in self.defaults.items() if key in fields}
         params = merge(merge(defaults, self.row.params), point)
         return resolve_config(self.method, self.row.preset, params, origin=self.origin)
 
 
 @dataclass(frozen=True)
 class ResolvedMap:
-    """A validated map: its spec, the suite of its references, its rows, its probe."""
+    """A validated map: its spec, the suite of its Original and Retrains, rows, rule, probe."""
 
     spec: MapFile
     suite: ResolvedSuite
     rows: tuple[GridRow, ...]
+    rule: Rule
     probe: Mapping[str, Audit] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The map's name."""
         return self.spec.name
+
+    def metric(self, name: str) -> MetricSpec:
+        """What the benchmark declares of one of its metrics."""
+        metrics = BENCHMARKS[self.suite.spec.benchmark].metrics
+        return next(metric for metric in metrics if metric.name == name)
 
     def axis(self, label: str) -> str | None:
         """The parameter on a row's second axis."""
@@ -112,7 +132,7 @@ def load_map(
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(MapFile, data, str(path))
-    spec = _kept(spec, only, str(path))
+    spec = _only(spec, only, str(path))
     if overrides or seeds or only:
         varied = {"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)}
         spec = spec.model_copy(update={"name": f"{spec.name}+{digest(varied)[:6]}"})
@@ -120,8 +140,34 @@ def load_map(
     _check_defaults(spec, rows, path)
     suite = _references(spec, path)
     _check_applicable(suite, rows)
+    rule = make_rule(_axes(suite, path), spec.map.rule, f"{path}: map.rule")
     probe = make_audits(spec.map.probe, f"{path}: map.probe")
-    return ResolvedMap(spec, suite, rows, probe)
+    return ResolvedMap(spec, suite, rows, rule, probe)
+
+
+def _axes(suite: ResolvedSuite, path: Path) -> MapAxes:
+    axes = BENCHMARKS[suite.spec.benchmark].map_axes
+    if axes is None:
+        raise ConfigError(
+            f"{path}: benchmark '{suite.spec.benchmark}' declares no map_axes, so there is nothing "
+            "to judge a cell by; map another suite"
+        )
+    return axes
+
+
+def make_rule(axes: MapAxes, tolerances: Mapping[str, Any], origin: str) -> Rule:
+    """The acceptance rule of a map file, with the benchmark's own tolerances where it has none.
+
+    Raises:
+        ConfigError: A key is no metric that maps of this benchmark judge, or its value is wrong.
+    """
+    judged = (axes.forgotten, axes.retained, axes.utility)
+    fields: dict[str, Any] = {
+        metric: (NonNegative, value) for metric, value in zip(judged, axes.tolerances, strict=True)
+    }
+    model = create_model("Rule", __base__=Strict, two_sided=(bool, False), **fields)
+    values = validate(model, tolerances, origin).model_dump()
+    return Rule(axes, {metric: values[metric] for metric in judged}, values["two_sided"])
 
 
 def _check_applicable(suite: ResolvedSuite, rows: Sequence[GridRow]) -> None:
@@ -133,16 +179,16 @@ def _check_applicable(suite: ResolvedSuite, rows: Sequence[GridRow]) -> None:
             raise ConfigError(f"{row.origin}: method '{row.method}' is {reason}; remove the row")
 
 
-def _kept(spec: MapFile, only: Sequence[str], origin: str) -> MapFile:
+def _only(spec: MapFile, only: Sequence[str], origin: str) -> MapFile:
     if not only:
         return spec
     rows = spec.map.methods
     for label in only:
         if label not in rows:
             raise ConfigError(f"{origin}: no row '{label}'{did_you_mean(label, list(rows))}")
-    kept = {label: row for label, row in rows.items() if label in only}
-    compare = tuple(pair for pair in spec.map.compare if set(pair) <= set(kept))
-    grid = spec.map.model_copy(update={"methods": kept, "compare": compare})
+    chosen = {label: row for label, row in rows.items() if label in only}
+    compare = tuple(pair for pair in spec.map.compare if set(pair) <= set(chosen))
+    grid = spec.map.model_copy(update={"methods": chosen, "compare": compare})
     return spec.model_copy(update={"map": grid})
 
 
@@ -158,6 +204,8 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
             raise ConfigError(
                 f"{origin}: method '{method}' has no '{needed}', so it has no map; remove the row"
             )
+    if row.axis == "lam":
+        row = row.model_copy(update={"axis": lambda_field(cls.Config) or row.axis})
     if row.axis is not None and row.axis.partition(".")[0] not in cls.Config.model_fields:
         raise ConfigError(
             f"{origin}: method '{method}' has no '{row.axis}'; give axis: PARAMETER, or axis: null"
@@ -175,10 +223,10 @@ def _grid_row(spec: MapFile, label: str, row: MapRow, path: Path) -> GridRow:
 
 
 def _check_defaults(spec: MapFile, rows: Sequence[GridRow], path: Path) -> None:
-    known = {name for row in rows for name in row.cls.Config.model_fields}
+    fields = {name for row in rows for name in row.cls.Config.model_fields}
     for key in spec.map.defaults:
-        if key not in known:
-            hint = did_you_mean(key, sorted(known))
+        if key not in fields:
+            hint = did_you_mean(key, sorted(fields))
             raise ConfigError(f"{path}: map.defaults: no row has '{key}'{hint}")
 
 
@@ -191,13 +239,6 @@ def _references(spec: MapFile, path: Path) -> ResolvedSuite:
     if suite.spec.after:
         raise ConfigError(f"{path}: suite '{spec.suite}' follows another request; map a first one")
     benchmark = BENCHMARKS[suite.spec.benchmark]
-    measured = [metric.name for metric in benchmark.metrics]
-    for metric in NEEDED:
-        if metric not in measured:
-            raise ConfigError(
-                f"{path}: suite '{spec.suite}': its benchmark measures no '{metric}', which the "
-                "acceptance rule needs; choose a vision suite"
-            )
     protocol = merge(suite.spec.protocol, spec.protocol)
     typed = validate(benchmark.Config, protocol, f"{path}: protocol")
     changed = {"suite": spec.name, "seeds": spec.seeds, "retrains": 2, "protocol": protocol}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ def write_map(board: MapBoard, root: Path) -> Path:
 
     folder = root / "maps" / board.resolved.name
     folder.mkdir(parents=True, exist_ok=True)
-    rows = (json.dumps(dataclasses.asdict(cell), allow_nan=False) + "\n" for cell in board.cells)
+    rows = (json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.cells)
     texts = {"MAP.md": to_markdown(board), "map.svg": to_svg(board), "cells.jsonl": "".join(rows)}
     for name, text in texts.items():
         temporary = folder / f".{name}.{os.getpid()}"

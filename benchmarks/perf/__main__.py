@@ -29,7 +29,7 @@ SCHEMA = 1
 BENCHMARKS: dict[str, str] = {
     "adapter_layer": "adapters:layer",
     "adapter_step": "adapters:step",
-    "difference": "vision_engine:gradient_difference",
+    "difference": "vision_engine:difference_steps",
     "engine_loop": "vision_engine:loop",
     "augmentation": "vision_engine:augmentation",
     "evaluation": "evaluation:one_pass",

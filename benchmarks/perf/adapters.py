@@ -32,7 +32,7 @@ from common.base.errors import UserError
 from common.base.seeding import generator
 from common.bounded.attach import BoundedLinear, adapted_layers, attach
 from common.bounded.config import AdapterConfig
-from vision.models.family import MLP
+from vision.models.family import VIT
 
 SIZES: dict[Size, ViTSize] = {
     "full": ViTSize(),
@@ -58,7 +58,7 @@ class NaiveBounded(nn.Module):
     def __init__(self, layer: BoundedLinear):
         super().__init__()
         self.weight, self.bias, self.A, self.Bt = layer.weight, layer.bias, layer.A, layer.Bt
-        self.outer, self.inner = layer.outer, layer.inner
+        self.outer, self.inner = layer.bound.outer, layer.bound.inner
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
@@ -160,7 +160,7 @@ def step(size: Size) -> Iterator[Case]:
     the frozen one too.
     """
     vit = SIZES[size]
-    models = variants_of(make_vit(vit), MLP, r"blocks\.\d+\.mlp\.fc[12]")
+    models = variants_of(make_vit(vit), VIT.mlp, r"blocks\.\d+\.mlp\.fc[12]")
     stream = generator(0, "perf", "step")
     images = torch.randn(vit.batch, vit.channels, vit.image, vit.image, generator=stream)
     labels = torch.randint(0, vit.classes, (vit.batch,), generator=stream)

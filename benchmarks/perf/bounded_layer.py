@@ -100,7 +100,7 @@ class MergedBounded(nn.Module):
     def __init__(self, layer: BoundedLinear):
         super().__init__()
         self.weight, self.bias, self.A, self.Bt = layer.weight, layer.bias, layer.A, layer.Bt
-        self.outer, self.inner = layer.outer, layer.inner
+        self.outer, self.inner = layer.bound.outer, layer.bound.inner
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""

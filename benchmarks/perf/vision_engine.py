@@ -30,14 +30,20 @@ from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
 from common.data.batch import Batch, Forward
 from common.data.loader import Loader
-from common.objectives.objectives import CrossEntropy, GradientDifference, Objective, Terms
+from common.objectives.objectives import (
+    CrossEntropy,
+    ForgetRetain,
+    Objective,
+    ObjectiveValue,
+    gradient_difference,
+)
 from common.train.config import FitConfig
 from common.train.fit import fit
 from common.train.protocols import Telemetry
 from common.train.tracking import Tracker
 from vision.config import DataConfig
 from vision.data.source import ImageSource, PreparedImages
-from vision.models.family import MLP
+from vision.models.family import VIT
 
 TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -51,36 +57,51 @@ DIFFERENCE_SIZES: dict[Size, dict[str, ViTSize]] = {
 }
 
 
+ONE_FORWARD = gradient_difference()
+
+
 @dataclass(frozen=True)
-class TwoForwards(GradientDifference):
+class TwoForwards:
     """The same objective with a forward for each batch."""
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    one: ForgetRetain
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Retain and forget."""
+        return self.one.parts
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Descends on retain, ascends on forget."""
         losses = {
             part: F.cross_entropy(forward(batches[part]), batches[part].labels)
             for part in self.parts
         }
-        total = self.retain_weight * losses["retain"] - self.forget_weight * losses["forget"]
-        return Terms(total, {f"{part}_loss": loss for part, loss in losses.items()})
+        total = (
+            self.one.retain_weight * losses["retain"] - self.one.forget_weight * losses["forget"]
+        )
+        return ObjectiveValue(total, {f"{part}_loss": loss for part, loss in losses.items()})
 
 
-def gradient_difference(size: Size) -> Iterator[Case]:
+def difference_steps(size: Size) -> Iterator[Case]:
     """A step of GD + Sine, retain and forget in one forward or in two."""
     for name, vit in DIFFERENCE_SIZES[size].items():
         stream = generator(0, "perf", "difference")
         batches = {part: _random_batch(vit, stream) for part in ("retain", "forget")}
         model = make_vit(vit)
-        attach(model, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+        attach(
+            model, VIT.mlp, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors")
+        )
         models = [copy.deepcopy(model) for _ in range(2)]
+        objectives: tuple[Objective, ...] = (ONE_FORWARD, TwoForwards(ONE_FORWARD))
         terms = [
             objective(partial(_logits, twin), batches).total
-            for objective, twin in zip((GradientDifference(), TwoForwards()), models, strict=True)
+            for objective, twin in zip(objectives, models, strict=True)
         ]
         checks = [Check("same objective (rel.)", relative_difference(*terms), 1e-5)]
         variants = [
-            _difference_variant("ours, one forward", GradientDifference(), models[0], batches),
-            _difference_variant("two forwards", TwoForwards(), models[1], batches),
+            _difference_variant("ours, one forward", ONE_FORWARD, models[0], batches),
+            _difference_variant("two forwards", TwoForwards(ONE_FORWARD), models[1], batches),
         ]
         pairs = [("ours, one forward", "two forwards")]
         title = f"GD + Sine step, retain and forget each: {vit}"
@@ -94,12 +115,12 @@ def _random_batch(vit: ViTSize, stream: torch.Generator) -> Batch:
 
 
 def _difference_variant(
-    name: str, objective: GradientDifference, model: nn.Module, batches: Mapping[str, Batch]
+    name: str, objective: Objective, model: nn.Module, batches: Mapping[str, Batch]
 ) -> Variant:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
 
-    def forward() -> Terms:
+    def forward() -> ObjectiveValue:
         return objective(partial(_logits, model), batches)
 
     def run() -> None:
@@ -149,7 +170,9 @@ def loop(size: Size) -> Iterator[Case]:
     everything, tenth = {"retain": ids}, chosen.images // 10
     two = {"retain": ids[tenth:], "forget": ids[:tenth]}
     scratch, adapted = make_vit(chosen.vit), make_vit(chosen.vit)
-    attach(adapted, MLP, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors"))
+    attach(
+        adapted, VIT.mlp, AdapterConfig(phi="sine", omega=100.0), generator(0, "perf", "factors")
+    )
     with tempfile.TemporaryDirectory(prefix="perf-loop-") as folder:
         log = Path(folder) / "scalars.jsonl"
         title = f"{chosen.steps} steps: {chosen.vit}"
@@ -164,7 +187,7 @@ def loop(size: Size) -> Iterator[Case]:
             chosen,
             adapted,
             two,
-            GradientDifference(),
+            ONE_FORWARD,
             log,
         )
 
@@ -214,7 +237,7 @@ def _bare_loop(
 ) -> nn.Module:
     """What one writes by hand: no watching, no logging, no wrapping, every tensor at hand."""
     pixels, labels, mean, std = source._images, source._targets, source._mean, source._std
-    weights = {"retain": 1.0, "forget": -GradientDifference().forget_weight}
+    weights = {"retain": 1.0, "forget": -ONE_FORWARD.forget_weight}
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0, fused=True)
     streams = {part: _shuffled(torch.from_numpy(ids), batch, part) for part, ids in parts.items()}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.stage import Stage
 from common.base import processes
-
-if TYPE_CHECKING:
-    pass
 
 
 class Display:
@@ -70,7 +68,7 @@ class Display:
         """A stage is complete."""
         self.done += 1
         note = stage.name if status == "ok" else f"{stage.name}: {status}"
-        if status != "ok" and stage.kind != "evaluate":
+        if status == "failed" or (status != "ok" and KINDS[stage.kind].trains):
             self._console.print(f"  {note}", highlight=False)
         if self._progress is not None:
             self._progress.update(self._task, completed=self.done, last=note)

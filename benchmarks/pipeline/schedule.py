@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.runner import run_stage
 from benchmarks.pipeline.stage import Plan, Stage
@@ -38,17 +39,17 @@ class Watcher(Protocol):
 
 
 @dataclass
-class Outcome:
-    """What became of a run."""
+class Execution:
+    """What became of a plan: the last one, what failed in it, and how many stages were run."""
 
     plan: Plan
     failed: dict[str, str] = field(default_factory=dict)
     executed: int = 0
 
 
-def board_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
-    """TensorBoard folder of a training stage, readable by people."""
-    if stage.kind in ("split", "evaluate", "audit", "map"):
+def events_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
+    """TensorBoard folder of a stage, readable by people; None where its kind writes no events."""
+    if not KINDS[stage.kind].events:
         return None
     return runtime.store / "tensorboard" / suite / Path(stage.name)
 
@@ -59,9 +60,9 @@ def run_suite(
     executor: Executor,
     *,
     watcher: Watcher,
-    live_board: bool = True,
+    live_events: bool = True,
     planner: Callable[[ResolvedSuite, StageStore], Plan] = make_plan,
-) -> Outcome:
+) -> Execution:
     """Runs every stage that is not complete; replans while tuning is undecided.
 
     Args:
@@ -69,7 +70,7 @@ def run_suite(
         runtime: Where and on what.
         executor: Does the stages.
         watcher: Is told of them.
-        live_board: Write TensorBoard events while training.
+        live_events: Write TensorBoard events while training.
         planner: Makes the plan of the suite as far as the store allows.
 
     Raises:
@@ -77,17 +78,17 @@ def run_suite(
     """
     store = StageStore(runtime.store)
     store.sweep()
-    outcome = Outcome(planner(suite, store))
+    execution = Execution(planner(suite, store))
     while True:
-        executed = _Round(outcome, store, suite, runtime, executor, watcher, live_board).run()
-        outcome.executed += executed
-        waiting = len(outcome.plan.waiting)
-        outcome.plan = planner(suite, store)
+        executed = _Round(execution, store, suite, runtime, executor, watcher, live_events).run()
+        execution.executed += executed
+        waiting = len(execution.plan.waiting)
+        execution.plan = planner(suite, store)
         if not waiting or not executed:
-            return outcome
+            return execution
 
 
-def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Outcome:
+def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Execution:
     """Runs every stage of one plan that is not complete; there is nothing to replan.
 
     Raises:
@@ -95,10 +96,10 @@ def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watch
     """
     store = StageStore(runtime.store)
     store.sweep()
-    outcome = Outcome(plan)
-    work = _Round(outcome, store, plan.suite, runtime, executor, watcher, live_board=False)
-    outcome.executed = work.run()
-    return outcome
+    execution = Execution(plan)
+    work = _Round(execution, store, plan.suite, runtime, executor, watcher, live_events=False)
+    execution.executed = work.run()
+    return execution
 
 
 class _Round:
@@ -106,21 +107,21 @@ class _Round:
 
     def __init__(
         self,
-        outcome: Outcome,
+        execution: Execution,
         store: StageStore,
         suite: ResolvedSuite,
         runtime: Runtime,
         executor: Executor,
         watcher: Watcher,
-        live_board: bool,
+        live_events: bool,
     ):
-        self.outcome, self.store, self.suite = outcome, store, suite
+        self.execution, self.store, self.suite = execution, store, suite
         self.runtime, self.executor, self.watcher = runtime, executor, watcher
-        self.live_board = live_board
-        stages = list(outcome.plan.stages())
+        self.live_events = live_events
+        stages = list(execution.plan.stages())
         missing = {s.key: s for s in stages if store.done(s.kind, s.key) is None}
         watcher.planned(len(stages), len(stages) - len(missing))
-        self.todo = {key: s for key, s in missing.items() if key not in outcome.failed}
+        self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
         self.running: dict[Future[str], Stage] = {}
         self.count = 0
 
@@ -141,23 +142,24 @@ class _Round:
     def _submit_ready(self) -> None:
         for stage in self._ready():
             del self.todo[stage.key]
-            board = board_folder(self.runtime, self.suite.name, stage) if self.live_board else None
-            future = self.executor.submit(run_stage, stage, self.runtime, board=board)
+            events = None
+            if self.live_events:
+                events = events_folder(self.runtime, self.suite.name, stage)
+            future = self.executor.submit(run_stage, stage, self.runtime, events=events)
             self.running[future] = stage
             if future.done():  # an executor that does not wait: tell of it before the next
                 return
 
     def _ready(self) -> list[Stage]:
         """Long trainings first: they are what everything else waits for."""
-        waiting = {s.key for s in [*self.todo.values(), *self.running.values()]}
+        blocked = {s.key for s in [*self.todo.values(), *self.running.values()]}
+        blocked |= self.execution.failed.keys()
         ready = [
             stage
             for stage in self.todo.values()
-            if not any(p.key in waiting or p.key in self.outcome.failed for p in _ancestors(stage))
+            if not any(parent.key in blocked for parent in _ancestors(stage))
         ]
-        kinds = ("split", "original", "retrain", "unlearn", "evaluate", "audit", "map")
-        order = {kind: place for place, kind in enumerate(kinds)}
-        return sorted(ready, key=lambda stage: order[stage.kind])
+        return sorted(ready, key=lambda stage: KINDS[stage.kind].order)
 
     def _collect(self, future: Future[str]) -> None:
         stage = self.running.pop(future)
@@ -173,7 +175,7 @@ class _Round:
             ) from None
         except Exception as error:
             status = "failed"
-            self.outcome.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
+            self.execution.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"
             self._log_failure(stage, error)
             if processes.count() > 1:
                 raise  # the others wait inside the stage: the launcher must end them
@@ -194,7 +196,7 @@ class _Round:
 
 
 def _ancestors(stage: Stage) -> list[Stage]:
-    found = list(stage.parents.values())
+    ancestors = list(stage.parents.values())
     for parent in stage.parents.values():
-        found += _ancestors(parent)
-    return found
+        ancestors += _ancestors(parent)
+    return ancestors

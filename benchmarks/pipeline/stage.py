@@ -5,14 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.tune import Draw
-from common.base.config import canonical, digest
+from common.base.config import Strict, canonical, digest
 from common.store.stages import ENGINE_VERSION
 
-Kind = Literal["split", "original", "retrain", "unlearn", "evaluate", "audit", "map"]
+
+class StageSpec(Strict):
+    """What every stage needs besides its parents; each kind adds its own fields.
+
+    Attributes:
+        benchmark: Registered benchmark.
+        protocol: The benchmark's config, as plain values.
+        seed: Of the run.
+    """
+
+    benchmark: str
+    protocol: dict[str, Any]
+    seed: int
+
+
+class ModelSpec(StageSpec):
+    """A stage that makes a model, or that says something of one.
+
+    Attributes:
+        method: Registered method.
+        params: Its config, as plain values.
+        replicate: 0, or which further model of the same seed this is.
+    """
+
+    method: str
+    params: dict[str, Any] = {}
+    replicate: int = 0
 
 
 @dataclass(frozen=True)
@@ -20,18 +46,23 @@ class Stage:
     """One unit of work.
 
     Attributes:
-        kind: What it does.
-        spec: Everything it needs besides its parents (method, params, seed, ...).
+        kind: What it does: a name in :data:`benchmarks.pipeline.kinds.KINDS`.
+        spec: What the work needs besides the parents; of the kind's ``Spec``.
         identity: What is hashed besides the parents' keys.
         parents: Role -> stage.
         name: For people, such as ``gd_sine/seed-1``.
     """
 
-    kind: Kind
-    spec: Mapping[str, Any]
+    kind: str
+    spec: StageSpec
     identity: Mapping[str, Any]
     parents: Mapping[str, Stage]
     name: str
+
+    @property
+    def start(self) -> Stage | None:
+        """The stage whose model this one starts from; None where it starts from none."""
+        return self.parents.get("original")
 
     @cached_property
     def key(self) -> str:
@@ -49,7 +80,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """Where one evaluated model of the suite will be found."""
+    """One evaluated model of the suite.
+
+    Attributes:
+        label: Row.
+        seed: Of the run.
+        replicate: Which further Retrain or shadow; 0 for the first.
+        trial: Number of the tuning trial, -1 for its Retrain; None outside tuning.
+        stage: The stage that writes its record.
+    """
 
     label: str
     seed: int

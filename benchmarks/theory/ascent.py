@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.base.seeding import derive, generator
-from common.bounded.product import BOUNDED, bounded_delta, bounded_linear
+from common.bounded.phi import PHIS, Bound
+from common.bounded.product import bounded_delta, bounded_linear
 from common.train.guard import first_nonfinite
 from common.train.optimizer import AdamW
 
@@ -50,7 +51,7 @@ class Variant:
     @property
     def bounded(self) -> bool:
         """Whether the certificate ||dW||_F <= (alpha/r) sqrt(d k) applies."""
-        return self.phi in BOUNDED
+        return self.phi is not None and PHIS[self.phi].bounded
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,11 @@ class AscentMLP(nn.Module):
         if layer not in self.adapted:
             return F.linear(x, weight, bias)
         A, Bt = self.A[str(layer)], self.Bt[str(layer)]
-        return bounded_linear(x, weight, bias, A, Bt, **self._kernel())
+        return bounded_linear(x, weight, bias, A, Bt, self._bound())
 
-    def _kernel(self) -> dict[str, Any]:
-        return {"phi": self.variant.phi, "outer": ALPHA / RANK, "inner": self.variant.omega}
+    def _bound(self) -> Bound:
+        assert self.variant.phi is not None, "only adapters have a bound"
+        return Bound(self.variant.phi, ALPHA / RANK, self.variant.omega)
 
     @torch.no_grad()
     def deltas(self) -> dict[int, Tensor]:
@@ -138,7 +140,7 @@ class AscentMLP(nn.Module):
         for i in self.adapted:
             A, Bt = self.A[str(i)], self.Bt[str(i)]
             wide = (A, Bt) if self.variant.bounded else (A.double(), Bt.double())
-            deltas[i] = bounded_delta(*wide, **self._kernel())
+            deltas[i] = bounded_delta(*wide, self._bound())
         return deltas
 
     @torch.no_grad()

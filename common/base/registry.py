@@ -1,9 +1,9 @@
 """Names -> things, lazily.  Registering imports nothing; looking up imports one module.
 
-``METHODS`` and ``BENCHMARKS`` are the two registries, ``PROBLEMS`` holds what the contract checks
-run a modality's methods on.  The packages ``vision`` and ``language``
-register their entries in their ``__init__``; third parties use the entry-point group
-``stable_forgetting.plugins`` or a file given with ``--plugin``.
+``METHODS`` and ``BENCHMARKS`` are the two registries of a suite; ``PROBLEMS`` holds what the
+contract checks run a modality's methods on, ``SUBJECTS`` what an application can unlearn from.  The
+packages ``vision`` and ``language`` register their entries in their ``__init__``; third parties use
+the entry-point group ``stable_forgetting.plugins`` or a file given with ``--plugin``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, named_line
+from common.base.public import stale_imports
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "stable_forgetting.plugins"
@@ -40,11 +41,14 @@ class Registry(Generic[T]):
     Args:
         kind: Word for error messages, such as ``method``.
         base: ``module:attr`` of the base class that every entry must derive from.
+        derived: ``module:attr`` of a function: name -> the entry that an unregistered name stands
+            for, or None.
     """
 
-    def __init__(self, kind: str, base: str):
+    def __init__(self, kind: str, base: str, derived: str | None = None):
         self.kind = kind
         self._base = base
+        self._derived = derived
         self._entries: dict[str, Entry] = {}
 
     def register(
@@ -81,14 +85,21 @@ class Registry(Generic[T]):
         return list(self._entries)
 
     def entry(self, name: str) -> Entry:
-        """The entry of a name, without importing its target."""
-        if name not in self._entries:
+        """The entry of a name, without importing its target if it is registered."""
+        entry = self._find(name)
+        if entry is None:
             hint = did_you_mean(name, self.names())
             raise ConfigError(f"unknown {self.kind} '{name}'{hint}")
-        return self._entries[name]
+        return entry
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> Entry | None:
+        if name in self._entries or self._derived is None:
+            return self._entries.get(name)
+        entry: Entry | None = _import(self._derived, self.kind)(name)
+        return entry
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -130,9 +141,11 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
             except ConfigError:
                 raise
             except Exception as error:
+                moved = isinstance(error, ImportError) and str(error.name).startswith("common")
+                mend = "import from common alone (from common import METHODS, ...)"
                 raise ConfigError(
                     f"installed plugin '{point.name}' ({point.value}): {named_line(error)}; "
-                    "mend or uninstall it"
+                    f"{mend if moved else 'mend it'} or uninstall it"
                 ) from error
 
 
@@ -149,6 +162,9 @@ def _load_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        stale = stale_imports(path.read_text(encoding="utf-8"))
+        if stale is not None:
+            raise ConfigError(f"--plugin {path}: {stale}")
         spec.loader.exec_module(module)
     except ConfigError:
         del sys.modules[name]
@@ -158,6 +174,9 @@ def _load_file(path: Path) -> None:
         raise ConfigError(f"--plugin {path}: {named_line(error)}") from error
 
 
-METHODS: Registry[Any] = Registry("method", "common.methods.base:UnlearningMethod")
+METHODS: Registry[Any] = Registry(
+    "method", "common.methods.base:UnlearningMethod", "common.methods.variants:crossed_entry"
+)
 BENCHMARKS: Registry[Any] = Registry("benchmark", "common.protocol.benchmark:Benchmark")
 PROBLEMS: Registry[Any] = Registry("tiny problem", "common.checks.tiny_task:TinyProblem")
+SUBJECTS: Registry[Any] = Registry("subject", "common.protocol.subject:Subject")

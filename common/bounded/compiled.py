@@ -1,4 +1,4 @@
-"""The Triton kernels as compiled programs and their launch."""
+"""What the Triton kernels do not take: plain products around two compiled pointwise bodies."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from common.bounded.phi import Bound, apply_phi, phi_slope_
+from common.bounded.phi import PHIS, Bound
 
 ROW_BLOCK = 2048
 """Rows that the compiled path contracts at a time."""
 
 
-# Compiled bodies, for what the kernels do not take ------------------------------------------------
+def _phi_body(z: Tensor, outer: float, phi: str, *arguments: float) -> Tensor:
+    return outer * PHIS[phi].value(z, *arguments)
 
 
-def _phi_body(z: Tensor, outer: float, clip: float, phi: str) -> Tensor:
-    return outer * apply_phi(phi, z, clip)
-
-
-def _gradient_body(G: Tensor, z: Tensor, scale: float, clip: float, phi: str) -> Tensor:
+def _gradient_body(G: Tensor, z: Tensor, scale: float, phi: str, *arguments: float) -> Tensor:
     slope = torch.empty_like(z)
-    phi_slope_(phi, z.clone(), slope, clip)
+    PHIS[phi].slope_(z.clone(), slope, *arguments)
     return G.to(z.dtype) * (scale * slope)
 
 
@@ -37,7 +34,7 @@ def _argument(A: Tensor, Bt: Tensor, inner: float) -> Tensor:
     return (inner * A.float()) @ Bt.float()
 
 
-def _compiled_build(
+def compiled_build(
     weight: Tensor | None,
     A: Tensor,
     Bt: Tensor,
@@ -45,27 +42,28 @@ def _compiled_build(
     start: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    total = _fused(_phi_body)(_argument(A, Bt, bound.inner), bound.outer, bound.clip, bound.phi)
+    """W0 + dW; as :func:`common.bounded.eager.build_weight`."""
+    form = (bound.outer, bound.phi, *bound.arguments)
+    total = _fused(_phi_body)(_argument(A, Bt, bound.inner), *form)
     if start is not None:
-        total -= _fused(_phi_body)(
-            _argument(*start, bound.inner), bound.outer, bound.clip, bound.phi
-        )
+        total -= _fused(_phi_body)(_argument(*start, bound.inner), *form)
     if weight is not None:
         total += weight
     return total.to(dtype)
 
 
-def _compiled_contract(
+def compiled_contract(
     g: Tensor, x: Tensor, A: Tensor, Bt: Tensor, bound: Bound
 ) -> tuple[Tensor, Tensor]:
-    """By blocks of rows; a block of G is rounded to the operands' dtype."""
+    """dA (k, r) and dBt (r, d) by blocks of rows, each G in the operands' dtype."""
     dA = torch.empty(A.shape, dtype=torch.float32, device=A.device)
     dBt = torch.zeros(Bt.shape, dtype=torch.float32, device=Bt.device)
+    scale = bound.outer * bound.inner
     for at in range(0, A.shape[0], ROW_BLOCK):
         block = slice(at, at + ROW_BLOCK)
         z = _argument(A[block], Bt, bound.inner)
         G = g[:, block].mT @ x
-        H = _fused(_gradient_body)(G, z, bound.outer * bound.inner, bound.clip, bound.phi)
+        H = _fused(_gradient_body)(G, z, scale, bound.phi, *bound.arguments)
         dA[block] = (Bt.float() @ H.mT).mT
         dBt.addmm_(A[block].float().mT, H)
     return dA, dBt

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from common.base.config import Strict
 from common.base.numbers import Count, NonNegative, Positive
+from common.bounded.phi import CLIP, PHIS
 
-Phi = Literal["sine", "tanh", "sigmoid", "relu", "clip", "identity"]
+PhiName = Annotated[str, AfterValidator(lambda name: PHIS[name].name)]
+"""Name of a registered activation."""
 Placement = Literal["mlp", "attention", "all"]
 
 
@@ -19,7 +27,7 @@ class AdapterConfig(Strict):
     Attributes:
         rank: r of A (k x r) and B (d x r).
         alpha: LoRA's alpha; the outer factor is s = alpha / rank.
-        phi: The entrywise function; ``identity`` is plain LoRA.
+        phi: The entrywise function, a name of ``PHIS``; ``identity`` is plain LoRA.
         omega: Inner frequency.
         bound: ``absolute`` is the paper's s * phi(omega A B^T).  ``relative`` (ours) scales the
             bound to each layer: c * rms(W0) * phi(s * omega * A B^T / (c * rms(W0))), which has
@@ -29,7 +37,7 @@ class AdapterConfig(Strict):
         placement: Which of the model's target patterns are adapted.
         targets: Glob patterns that replace the model's own for ``placement``.
         train_head: Train the classifier head too (the paper does not say; off by default).
-        init_std: Standard deviation of A for phi = relu, which cannot start from zero.
+        init_std: Standard deviation of A where phi starts at random (relu, without slope at zero).
         mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
             slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
             layers take this mode alone, and stay adapted.
@@ -40,11 +48,11 @@ class AdapterConfig(Strict):
 
     rank: Count = 8
     alpha: Positive = 16.0
-    phi: Phi = "identity"
+    phi: PhiName = "identity"
     omega: Positive = 1.0
     bound: Literal["absolute", "relative"] = "absolute"
     c: Positive = 0.25
-    clip: Positive = 1.5
+    clip: Positive = CLIP
     placement: Placement = "mlp"
     targets: tuple[str, ...] | None = None
     train_head: bool = False
@@ -62,16 +70,18 @@ class AdapterConfig(Strict):
 
     @model_validator(mode="after")
     def _options_fit_the_path(self) -> AdapterConfig:
-        if self.dropout and self.mode != "split" and self.phi != "identity":
+        low_rank = PHIS[self.phi].linear
+        if self.dropout and self.mode != "split" and not low_rank:
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
-        if self.grad_gemm_dtype and self.phi == "identity":
+        if self.grad_gemm_dtype and low_rank:
             raise ValueError("grad_gemm_dtype takes a phi (identity has no weight-sized gradient)")
         return self
 
     @model_validator(mode="after")
     def _relative_needs_a_bound(self) -> AdapterConfig:
-        if self.bound == "relative" and self.phi not in ("sine", "tanh"):
-            raise ValueError("bound: relative takes phi: sine or tanh")
+        if self.bound == "relative" and not PHIS[self.phi].relative:
+            names = " or ".join(name for name, phi in PHIS.items() if phi.relative)
+            raise ValueError(f"bound: relative takes phi: {names}")
         return self
 
     @property
@@ -82,7 +92,7 @@ class AdapterConfig(Strict):
     @property
     def slope(self) -> float:
         """Slope of dW in A B^T at zero, in units of s: the effective step under Adam."""
-        return self.omega * (0.25 if self.phi == "sigmoid" else 1.0)
+        return self.omega * PHIS[self.phi].slope0
 
 
 class FilaConfig(Strict):

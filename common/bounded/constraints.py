@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
 from common.bounded.find import adapted_layers
-from common.bounded.product import BOUNDED, gram_norm
+from common.bounded.phi import Bound
+from common.bounded.product import gram_norm
 
 
 class Factors(Protocol):
@@ -18,17 +18,15 @@ class Factors(Protocol):
 
     Attributes:
         weight: (k, d), frozen.
+        bound: phi with its factors.
         A: (k, r) or (K, k, r).
         Bt: (r, d) or (K, r, d).
-        outer: Factor in front of phi.
-        inner: Factor of phi's argument.
     """
 
     weight: Tensor
+    bound: Bound
     A: nn.Parameter
     Bt: nn.Parameter
-    outer: float
-    inner: float
 
 
 @torch.no_grad()
@@ -51,7 +49,7 @@ def project_layer_(layer: Factors, radius: float) -> Tensor:
         () or (K,): whether it was outside.  A norm that is not finite stays: the divergence guard
         reports it.
     """
-    norm = layer.outer * layer.inner * gram_norm(layer.A, layer.Bt)
+    norm = layer.bound.outer * layer.bound.inner * gram_norm(layer.A, layer.Bt)
     outside = (norm > radius) & norm.isfinite() & (radius > 0)
     factor = torch.where(outside, (radius / norm).sqrt() * (1 - 1e-6), 1.0)
     for parameter in (layer.A, layer.Bt):
@@ -88,12 +86,6 @@ def project_ball_(model: nn.Module, c: float) -> float:
         total += radius > 0
         outside += int(project_layer_(layer, radius))
     return outside / max(total, 1)
-
-
-def check_ball(config: AdapterConfig) -> None:
-    """Raises :class:`ConfigError` where a ball would not be a certificate."""
-    if config.phi not in BOUNDED | {"identity"}:
-        raise ConfigError(f"ball: not a certificate for phi: {config.phi}; use identity or a bound")
 
 
 def factor_penalty(model: nn.Module) -> Tensor:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from common.bounded.phi import Bound, apply_phi_, phi_and_slope_, phi_slope_
+from common.bounded.phi import Bound
 
 Start = tuple[Tensor, Tensor]
 
@@ -72,9 +72,9 @@ def build_weight(
     out = torch.empty(k, d, dtype=dtype, device=A.device)
     for rows in row_blocks(k, d, wide.itemsize):
         z = torch.mm(A[rows], Bt, out=out[rows]) if dtype == wide else A[rows] @ Bt
-        apply_phi_(bound.phi, z, bound.clip).mul_(bound.outer)
+        bound.replace_(z).mul_(bound.outer)
         if first is not None:
-            z.sub_(apply_phi_(bound.phi, first[0][rows] @ first[1], bound.clip), alpha=bound.outer)
+            z.sub_(bound.replace_(first[0][rows] @ first[1]), alpha=bound.outer)
         if weight is not None:
             z = _added(z, weight[rows])
         if z.data_ptr() != out[rows].data_ptr():
@@ -138,7 +138,7 @@ def contract(
     sweep = _Sweep(g, x, A, Bt, bound, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
-        phi_slope_(bound.phi, z, slope, bound.clip)
+        bound.slope_(z, slope)
         sweep.add(rows, z, slope)
     return sweep.factors()
 
@@ -176,11 +176,11 @@ def backward(
     sweep = _Sweep(g.to(gemm), x.to(gemm), A, Bt, bound, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
-        phi_and_slope_(bound.phi, z, slope, bound.clip)
+        bound.value_and_slope_(z, slope)
         z.mul_(bound.outer)
         if start is not None:
             first = (start[0][rows].to(z.dtype) * bound.inner) @ start[1].to(z.dtype)
-            z.sub_(apply_phi_(bound.phi, first, bound.clip), alpha=bound.outer)
+            z.sub_(bound.replace_(first), alpha=bound.outer)
         if weight is not None:
             z.add_(weight[rows])
         if g.dtype == z.dtype:

@@ -16,6 +16,7 @@ from common.bounded.attach import _adaptable, attach
 from common.bounded.config import AdapterConfig
 from common.bounded.find import adapted_layers
 from common.bounded.layer import BoundedLinear
+from common.bounded.phi import PHIS
 from common.bounded.quantised import (
     QuantisedBoundedLinear,
     base_weight,
@@ -41,9 +42,9 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
 
     layers = dict(adapted_layers(model))
     assert layers, "nothing is attached"
-    kept = {f"{name}.{key}" for name in layers for key in FACTORS}
-    kept |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - kept
+    stored = {f"{name}.{key}" for name in layers for key in FACTORS}
+    stored |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - stored
     bases = tuple(
         f"{name}.base." for name, la in layers.items() if isinstance(la, QuantisedBoundedLinear)
     )
@@ -93,12 +94,12 @@ def load_adapter(model: nn.Module, folder: Path) -> list[str]:
         layer = modules.get(name)
         if layer is None or not _adaptable(layer):
             raise CheckpointError(f"{folder}: the model has no linear layer '{name}'; wrong model?")
-        found = _fingerprint(layer)
-        same = found[:2] == fingerprint[:2] and len(found) == len(fingerprint)
-        if not same or not math.isclose(found[-1], fingerprint[-1], rel_tol=1e-4, abs_tol=1e-6):
+        actual = _fingerprint(layer)
+        same = actual[:2] == fingerprint[:2] and len(actual) == len(fingerprint)
+        if not same or not math.isclose(actual[-1], fingerprint[-1], rel_tol=1e-4, abs_tol=1e-6):
             raise CheckpointError(
                 f"{folder}: layer '{name}' is not the one that this adapter was trained on "
-                f"(shape and norm {found} instead of {fingerprint}); use the same base model"
+                f"(shape and norm {actual} instead of {fingerprint}); use the same base model"
             )
     factors = _factor_shapes(config.rank, expected, starts)
     others = {key: value for key, value in tensors.items() if key not in factors}
@@ -136,7 +137,7 @@ def _read_adapter(
         layers = {name: [float(value) for value in row] for name, row in meta["layers"].items()}
         if not layers or any(len(row) not in (2, 3) for row in layers.values()):
             raise ValueError("no layers")
-        starts = list(meta.get("starts", layers if config.phi == "relu" else []))
+        starts = list(meta.get("starts", layers if PHIS[config.phi].start == "random" else []))
         if not set(starts) <= set(layers):
             raise ValueError("starts of other layers")
     except FileNotFoundError as error:

@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 from triton.runtime import JITFunction
 
-# Bounds -------------------------------------------------------------------------------------------
+# Activations --------------------------------------------------------------------------------------
+
+BRANCHES = frozenset({"sine", "tanh", "sigmoid", "relu", "clip"})
+"""Names of the phi that have a branch below."""
 
 
 @triton.jit

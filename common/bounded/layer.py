@@ -12,7 +12,7 @@ from common.base.errors import ConfigError
 from common.bounded.config import AdapterConfig
 from common.bounded.function import build_weight, gemm_dtype
 from common.bounded.phi import Bound
-from common.bounded.product import bounded_delta, bounded_linear, phi_bound
+from common.bounded.product import bounded_delta, bounded_linear
 from common.bounded.shared import shared_weight
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class BoundedLinear(nn.Module):
     Args:
         base: The layer to adapt; its parameters are shared, not copied, and frozen.
         config: Rank, bound and scales.
-        generator: Draws B ~ U(+-1/sqrt d) (and A for phi = relu, else A = 0).
+        generator: Draws B ~ U(+-1/sqrt d) (and A where phi starts at random, else A = 0).
     """
 
     def __init__(self, base: nn.Linear, config: AdapterConfig, generator: torch.Generator):
@@ -47,15 +47,16 @@ class BoundedLinear(nn.Module):
         generator: torch.Generator,
     ) -> None:
         self.config = config
-        self.outer, self.inner = _scales(config, self)
-        bound = 1.0 / math.sqrt(d)
-        Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * bound
+        self.bound = _bound_of(config, self)
+        reach = 1.0 / math.sqrt(d)
+        Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * reach
         A = torch.zeros(k, config.rank)
-        if config.phi == "relu":
+        starts_at_random = self.bound.record.start == "random"
+        if starts_at_random:
             A = torch.randn(k, config.rank, generator=generator) * config.init_std
         self.A = nn.Parameter(A.to(device))
         self.Bt = nn.Parameter(Bt.to(device))
-        if config.phi == "relu":
+        if starts_at_random:
             self.set_start_(self.A, self.Bt)
 
     @torch.no_grad()
@@ -84,22 +85,16 @@ class BoundedLinear(nn.Module):
             return None
         return self.get_buffer("A0"), self.get_buffer("Bt0")
 
-    def _bounded(self, A: Tensor, Bt: Tensor) -> Tensor:
-        return bounded_delta(
-            A, Bt, phi=self.config.phi, outer=self.outer, inner=self.inner, clip=self.config.clip
-        )
-
     def delta(self) -> Tensor:
         """Dense dW (k, d); zero at the start, |dW_ij| <= :attr:`entry_bound`."""
-        delta = self._bounded(self.A, self.Bt)
-        return delta if self.start is None else delta - self._bounded(*self.start)
+        delta = bounded_delta(self.A, self.Bt, self.bound)
+        return delta if self.start is None else delta - bounded_delta(*self.start, self.bound)
 
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
         """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
-        assert self.config.phi != "identity", "the low-rank path has no effective weight"
-        bound = Bound(self.config.phi, self.outer, self.inner, self.config.clip)
+        assert not self.bound.record.linear, "the low-rank path has no effective weight"
         base = None if self.config.mode == "split" else self.weight
-        return build_weight(base, self.A, self.Bt, bound, start=self.start, dtype=dtype)
+        return build_weight(base, self.A, self.Bt, self.bound, start=self.start, dtype=dtype)
 
     @property
     def entry_bound(self) -> float:
@@ -107,12 +102,12 @@ class BoundedLinear(nn.Module):
 
         Twice that where a start is subtracted.
         """
-        bound = self.outer * phi_bound(self.config.phi, self.config.clip)
-        return bound if self.start is None else 2 * bound
+        ceiling = self.bound.outer * self.bound.limit
+        return ceiling if self.start is None else 2 * ceiling
 
     def arguments(self) -> Tensor:
         """The argument of phi, ``inner * A B^T`` (k, d): how far into the bound the layer is."""
-        return self.inner * (self.A @ self.Bt)
+        return self.bound.inner * (self.A @ self.Bt)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
@@ -121,22 +116,22 @@ class BoundedLinear(nn.Module):
     def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """``x (W0 + dW)^T + b``, or ``x dW^T`` without a weight."""
         config = self.config
-        low_rank = config.phi == "identity"
+        built = None
+        if not self.bound.record.linear:
+            factors = (self.A, self.Bt)
+            built = shared_weight(self, factors, gemm_dtype(x, weight), self.effective_weight)
         return bounded_linear(
             x,
             weight,
             bias,
             self.A,
             self.Bt,
-            phi=config.phi,
-            outer=self.outer,
-            inner=self.inner,
-            clip=config.clip,
+            self.bound,
             start=self.start,
             split=config.mode == "split",
             dropout=config.dropout if self.training else 0.0,
             grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
-            built=None if low_rank else shared_weight(self, gemm_dtype(x, weight)),
+            built=built,
         )
 
     def merged(self) -> nn.Linear:
@@ -167,18 +162,18 @@ class BoundedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and bound, for ``print(model)``."""
         k, d = len(self.A), self.Bt.shape[1]
-        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.inner:g}"
+        return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.bound.inner:g}"
 
 
-def _scales(config: AdapterConfig, layer: BoundedLinear) -> tuple[float, float]:
-    """(outer, inner) of dW = outer * phi(inner * A B^T)."""
+def _bound_of(config: AdapterConfig, layer: BoundedLinear) -> Bound:
+    """The form of the layer's dW."""
     if config.bound == "absolute":
-        return config.scale, config.omega
+        return Bound(config.phi, config.scale, config.omega, config.clip)
     rms = float(layer.weight.detach().float().square().mean().sqrt())
     if rms == 0.0:
         raise ConfigError("bound: relative needs weights that are not all zero")
     outer = config.c * rms
-    return outer, config.scale * config.omega / outer
+    return Bound(config.phi, outer, config.scale * config.omega / outer, config.clip)
 
 
 def warn_of_loss(what: str, squares: Tensor) -> None:

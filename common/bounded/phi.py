@@ -1,20 +1,198 @@
-"""The entrywise functions phi of the bounded layer, their slopes and bounds.
+"""The entrywise functions phi of the bounded layer, one record each, and the form of an update.
 
-Apart from the kernels that use them, so that the eager and the Triton ones share one vocabulary.
+A new phi is one :class:`Phi` given to ``PHIS.register``: configs accept its name, and the eager
+path runs it.  Torch is imported inside functions only, as configs are read without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLIP = 1.5
+"""The paper's threshold of phi = clip."""
+
+
+@dataclass(frozen=True)
+class Phi:
+    """One entrywise function with phi(0) = 0 (or with a start that is subtracted) and its slope.
+
+    Every function takes ``arguments``' values last.  Exactly one of the two slopes is given, unless
+    phi is linear.
+
+    Attributes:
+        name: What configs call it.
+        value: z -> phi(z), of any shape, differentiable.
+        value_: z -> phi(z) in place of z, without a graph; by default a copy of ``value``'s.
+        slope_of_argument: (z, out) -> None, fills ``out`` with phi'(z).  At a kink the slope is
+            torch's own: 0 for relu at 0, 1 for clip at its threshold.
+        slope_of_value: (p, out) -> None, fills ``out`` with phi'(z) from p = phi(z).
+        slope0: phi'(0), the first step of a training in units of LoRA's.
+        bound: sup |phi|: a number, or the name of the argument that is the bound.
+        arguments: Fields of :class:`Bound` that the functions take beside z.
+        start: ``zero``: A starts at 0.  ``random``: A starts at small random values, whose dW is
+            subtracted (for a phi without slope at 0).
+        linear: phi(z) = z: two skinny products take the place of a k x d matrix.
+    """
+
+    name: str
+    value: Callable[..., Tensor]
+    value_: Callable[..., Tensor] | None = None
+    slope_of_argument: Callable[..., object] | None = None
+    slope_of_value: Callable[..., object] | None = None
+    slope0: float = 1.0
+    bound: float | str = float("inf")
+    arguments: tuple[str, ...] = ()
+    start: Literal["zero", "random"] = "zero"
+    linear: bool = False
+
+    def __post_init__(self) -> None:
+        slopes = [self.slope_of_argument, self.slope_of_value]
+        if not self.linear and slopes.count(None) != 1:
+            raise ConfigError(f"phi '{self.name}': give slope_of_argument or slope_of_value")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether |phi| has a finite bound."""
+        return isinstance(self.bound, str) or self.bound < float("inf")
+
+    @property
+    def relative(self) -> bool:
+        """Whether ``bound: relative`` takes it: bounded by 1, with slope 1 at 0."""
+        return self.bound == 1.0 and self.slope0 == 1.0
+
+    def replace_(self, z: Tensor, *arguments: float) -> Tensor:
+        """phi(z) in place of z, without a graph."""
+        if self.value_ is not None:
+            return self.value_(z, *arguments)
+        return z.copy_(self.value(z, *arguments))
+
+    def value_and_slope_(self, z: Tensor, slope: Tensor, *arguments: float) -> None:
+        """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z), both of ``z``'s shape."""
+        if self.slope_of_argument is not None:
+            self.slope_of_argument(z, slope, *arguments)
+            self.replace_(z, *arguments)
+        else:
+            assert self.slope_of_value is not None, "a linear phi has no weight-sized slope"
+            self.slope_of_value(self.replace_(z, *arguments), slope, *arguments)
+
+    def slope_(self, z: Tensor, slope: Tensor, *arguments: float) -> None:
+        """Fills ``slope`` with phi'(z); ``z`` is scratch afterwards."""
+        if self.slope_of_argument is not None:
+            self.slope_of_argument(z, slope, *arguments)
+        else:
+            self.value_and_slope_(z, slope, *arguments)
+
+
+class PhiTable(dict[str, Phi]):
+    """Name -> record."""
+
+    def register(self, phi: Phi) -> None:
+        """Adds a record.
+
+        Raises:
+            ConfigError: The name is taken.
+        """
+        if phi.name in self:
+            raise ConfigError(f"phi '{phi.name}' is registered twice; choose another name")
+        self[phi.name] = phi
+
+    def __missing__(self, name: str) -> Phi:
+        raise ConfigError(f"unknown phi '{name}'{did_you_mean(name, list(self))}")
+
+
+def _cosine(z: Tensor, out: Tensor) -> None:
+    import torch
+
+    torch.cos(z, out=out)
+
+
+def _inside(z: Tensor, out: Tensor, clip: float) -> None:
+    import torch
+
+    torch.le(torch.abs(z, out=out), clip, out=out)
+
+
+def _rest_of_square(ceiling: float) -> Callable[[Tensor, Tensor], None]:
+    """(p, out) -> None, fills ``out`` with ceiling - p^2."""
+
+    def fill(p: Tensor, out: Tensor) -> None:
+        import torch
+
+        torch.mul(p, p, out=out).neg_().add_(ceiling)
+
+    return fill
+
+
+def _positive(p: Tensor, out: Tensor) -> None:
+    import torch
+
+    torch.gt(p, 0.0, out=out)
+
+
+PHIS = PhiTable()
+"""The registered activations."""
+
+PHIS.register(
+    Phi(
+        "sine",
+        value=lambda z: z.sin(),
+        value_=lambda z: z.sin_(),
+        slope_of_argument=_cosine,
+        bound=1.0,
+    )
+)
+PHIS.register(
+    Phi(
+        "tanh",
+        value=lambda z: z.tanh(),
+        value_=lambda z: z.tanh_(),
+        slope_of_value=_rest_of_square(1.0),
+        bound=1.0,
+    )
+)
+PHIS.register(
+    Phi(
+        "sigmoid",
+        # sigmoid(z) - 1/2, written so that it does not cancel near zero
+        value=lambda z: 0.5 * (0.5 * z).tanh(),
+        value_=lambda z: z.mul_(0.5).tanh_().mul_(0.5),
+        slope_of_value=_rest_of_square(0.25),
+        slope0=0.25,
+        bound=0.5,
+    )
+)
+PHIS.register(
+    Phi(
+        "relu",
+        value=lambda z: z.relu(),
+        value_=lambda z: z.relu_(),
+        slope_of_value=_positive,
+        start="random",
+    )
+)
+PHIS.register(
+    Phi(
+        "clip",
+        value=lambda z, clip: z.clamp(-clip, clip),
+        value_=lambda z, clip: z.clamp_(-clip, clip),
+        slope_of_argument=_inside,
+        bound="clip",
+        arguments=("clip",),
+    )
+)
+PHIS.register(Phi("identity", value=lambda z: z, linear=True))
 
 
 class Bound(NamedTuple):
-    """``dW = outer * phi(inner * A Bt)``.
+    """The form of an update: ``dW = outer * phi(inner * A Bt)``.
 
     Attributes:
         phi: Name of the entrywise function.
@@ -26,76 +204,36 @@ class Bound(NamedTuple):
     phi: str
     outer: float
     inner: float
-    clip: float = 1.5
+    clip: float = CLIP
 
+    @property
+    def record(self) -> Phi:
+        """The function's record."""
+        return PHIS[self.phi]
 
-def _sigmoid(z: Tensor, clip: float) -> Tensor:
-    # sigmoid(z) - 1/2, written so that it does not cancel near zero
-    return 0.5 * torch.tanh(0.5 * z)
+    @property
+    def arguments(self) -> tuple[float, ...]:
+        """Values of the arguments that phi takes beside z."""
+        return tuple(getattr(self, name) for name in self.record.arguments)
 
+    @property
+    def limit(self) -> float:
+        """sup |phi|; infinite for an unbounded one."""
+        bound = self.record.bound
+        return getattr(self, bound) if isinstance(bound, str) else bound
 
-_PHI: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "sine": lambda z, clip: torch.sin(z),
-    "tanh": lambda z, clip: torch.tanh(z),
-    "sigmoid": _sigmoid,
-    "relu": lambda z, clip: F.relu(z),
-    "clip": lambda z, clip: z.clamp(-clip, clip),
-    "identity": lambda z, clip: z,
-}
+    def value(self, z: Tensor) -> Tensor:
+        """phi(z), of any shape, differentiable."""
+        return self.record.value(z, *self.arguments)
 
-_PHI_: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "sine": lambda z, clip: z.sin_(),
-    "tanh": lambda z, clip: z.tanh_(),
-    "sigmoid": lambda z, clip: z.mul_(0.5).tanh_().mul_(0.5),
-    "relu": lambda z, clip: z.relu_(),
-    "clip": lambda z, clip: z.clamp_(-clip, clip),
-}
+    def replace_(self, z: Tensor) -> Tensor:
+        """phi(z) in place of z, without a graph."""
+        return self.record.replace_(z, *self.arguments)
 
-_SLOPE_OF_ARGUMENT: dict[str, Callable[[Tensor, float, Tensor], Tensor]] = {
-    "sine": lambda z, clip, out: torch.cos(z, out=out),
-    "clip": lambda z, clip, out: torch.le(torch.abs(z, out=out), clip, out=out),
-}
+    def value_and_slope_(self, z: Tensor, slope: Tensor) -> None:
+        """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z)."""
+        self.record.value_and_slope_(z, slope, *self.arguments)
 
-_SLOPE_OF_VALUE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": lambda p, out: torch.mul(p, p, out=out).neg_().add_(1.0),
-    "sigmoid": lambda p, out: torch.mul(p, p, out=out).neg_().add_(0.25),
-    "relu": lambda p, out: torch.gt(p, 0.0, out=out),
-}
-
-BOUNDED = frozenset({"sine", "tanh", "sigmoid", "clip"})
-"""Names of the phi that have a bound."""
-
-
-def apply_phi(name: str, z: Tensor, clip: float = 1.5) -> Tensor:
-    """phi(z), entrywise; any shape.  ``sigmoid`` is centred: sigmoid(z) - 1/2."""
-    return _PHI[name](z, clip)
-
-
-def apply_phi_(name: str, z: Tensor, clip: float = 1.5) -> Tensor:
-    """phi(z) in place of ``z``, without a graph; not for ``identity``."""
-    return _PHI_[name](z, clip)
-
-
-def phi_and_slope_(name: str, z: Tensor, slope: Tensor, clip: float = 1.5) -> None:
-    """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z), both of ``z``'s shape and dtype.
-
-    At a kink the slope is torch's own: 0 for relu at 0, 1 for clip at its threshold.
-    """
-    if name in _SLOPE_OF_ARGUMENT:
-        _SLOPE_OF_ARGUMENT[name](z, clip, slope)
-        apply_phi_(name, z, clip)
-    else:
-        _SLOPE_OF_VALUE[name](apply_phi_(name, z, clip), slope)
-
-
-def phi_slope_(name: str, z: Tensor, slope: Tensor, clip: float = 1.5) -> None:
-    """Fills ``slope`` with phi'(z); ``z`` is scratch afterwards."""
-    if name in _SLOPE_OF_ARGUMENT:
-        _SLOPE_OF_ARGUMENT[name](z, clip, slope)
-    else:
-        phi_and_slope_(name, z, slope, clip)
-
-
-def phi_bound(name: str, clip: float = 1.5) -> float:
-    """sup |phi|: infinite for relu and identity."""
-    return {"sine": 1.0, "tanh": 1.0, "sigmoid": 0.5, "clip": clip}.get(name, float("inf"))
+    def slope_(self, z: Tensor, slope: Tensor) -> None:
+        """Fills ``slope`` with phi'(z); ``z`` is scratch afterwards."""
+        self.record.slope_(z, slope, *self.arguments)

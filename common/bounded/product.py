@@ -24,21 +24,10 @@ from torch import Tensor
 
 from common.bounded.eager import Start, factor_dtype
 from common.bounded.function import BoundedLinearFunction, gemm_dtype
-from common.bounded.phi import BOUNDED, Bound, apply_phi, phi_bound
-
-__all__ = [
-    "BOUNDED",
-    "apply_phi",
-    "bounded_delta",
-    "bounded_linear",
-    "gram_norm",
-    "phi_bound",
-]
+from common.bounded.phi import Bound
 
 
-def bounded_delta(
-    A: Tensor, Bt: Tensor, *, phi: str, outer: float, inner: float, clip: float = 1.5
-) -> Tensor:
+def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:
     """dW = outer * phi(inner * A Bt), shape (k, d), from A (k, r) and Bt (r, d).
 
     Computed in the factors' own precision, at least float32, even under autocast: arguments of
@@ -46,7 +35,7 @@ def bounded_delta(
     """
     with torch.autocast(A.device.type, enabled=False):
         wide = factor_dtype(A)
-        return outer * apply_phi(phi, inner * (A.to(wide) @ Bt.to(wide)), clip)
+        return bound.outer * bound.value(bound.inner * (A.to(wide) @ Bt.to(wide)))
 
 
 def bounded_linear(
@@ -55,11 +44,8 @@ def bounded_linear(
     bias: Tensor | None,
     A: Tensor,
     Bt: Tensor,
+    bound: Bound,
     *,
-    phi: str,
-    outer: float,
-    inner: float,
-    clip: float = 1.5,
     start: Start | None = None,
     split: bool = False,
     dropout: float = 0.0,
@@ -75,30 +61,28 @@ def bounded_linear(
         bias: Frozen (k,) or None.
         A: (k, r).
         Bt: (r, d).
-        phi: Name of the bound; ``identity`` takes the low-rank path (two skinny products).
-        outer: Factor outside phi.
-        inner: Factor inside phi.
-        clip: Threshold of phi = clip.
+        bound: The form of dW; a linear phi takes the low-rank path (two skinny products).
         start: (A0, Bt0), whose dW is subtracted.
         split: ``x W0^T + b + x dW^T`` instead, four products for three: low precision does not
             round dW against W0.
-        dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or
-            ``identity``.
+        dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or a
+            linear phi.
         grad_gemm_dtype: Precision of the weight-sized gradient product alone, if lower.
         built: W0 + dW (dW alone if ``split``) in the product's dtype, if it exists already.
 
     Returns:
         (..., k).
     """
-    assert not dropout or split or phi == "identity", "a merged product has no input of its own"
+    low_rank = bound.record.linear
+    assert not dropout or split or low_rank, "a merged product has no input of its own"
     assert split or weight is not None, "dW stands alone in split mode only"
     base = None
-    if weight is not None and (split or phi == "identity"):
+    if weight is not None and (split or low_rank):
         base = F.linear(x, weight, bias)
-    if phi == "identity":
+    if low_rank:
         low = F.dropout(x, dropout) if dropout else x
         kind = x.dtype if weight is None else weight.dtype
-        y = _low_rank(low, kind, A, Bt, outer * inner, start)
+        y = _low_rank(low, kind, A, Bt, bound.outer * bound.inner, start)
         return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
     if dropout:
@@ -107,7 +91,6 @@ def bounded_linear(
         x = x.to(dtype)
     A0, Bt0 = start or (None, None)
     frozen = (None, None) if split else (weight, bias)
-    bound = Bound(phi, outer, inner, clip)
     with torch.autocast(x.device.type, enabled=False):
         y = BoundedLinearFunction.apply(
             x, *frozen, A, Bt, A0, Bt0, built, bound, dtype, grad_gemm_dtype

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from common.bounded.shared import _LOCK, _OPEN, _Shared
+from common.bounded.find import adapted_layers
+from common.bounded.shared import LOCK, OPEN, Shared
 
 
 @contextlib.contextmanager
@@ -33,17 +34,15 @@ def reuse_weights(model: nn.Module) -> Iterator[None]:
     Args:
         model: Any module; without adapted layers nothing happens.
     """
-    from common.bounded.find import adapted_layers
-
     layers = [layer for _, layer in adapted_layers(model)]
-    with _LOCK:
+    with LOCK:
         for layer in layers:
-            _OPEN.setdefault(layer, _Shared()).scopes += 1
+            OPEN.setdefault(layer, Shared()).scopes += 1
     try:
         yield
     finally:
-        with _LOCK:
+        with LOCK:
             for layer in layers:
-                _OPEN[layer].scopes -= 1
-                if not _OPEN[layer].scopes:
-                    del _OPEN[layer]
+                OPEN[layer].scopes -= 1
+                if not OPEN[layer].scopes:
+                    del OPEN[layer]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from common.bounded.layer import BoundedLinear
 
-
-class _Shared:
+class Shared:
     """What the open scopes around one layer share."""
 
     def __init__(self) -> None:
@@ -23,28 +20,39 @@ class _Shared:
         self.factors: list[tuple[int, int | None]] | None = None
 
 
-_OPEN: WeakKeyDictionary[nn.Module, _Shared] = WeakKeyDictionary()
-_LOCK = threading.Lock()
+OPEN: WeakKeyDictionary[nn.Module, Shared] = WeakKeyDictionary()
+LOCK = threading.Lock()
 
 
-def shared_weight(layer: BoundedLinear, dtype: torch.dtype) -> Tensor | None:
+def shared_weight(
+    layer: nn.Module,
+    factors: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    build: Callable[[torch.dtype], Tensor],
+) -> Tensor | None:
     """The layer's effective weight (k, d) in ``dtype``, built on first use; None outside a scope.
+
+    Args:
+        layer: Around which a scope may be open.
+        factors: A and Bt, which must stay as they are.  (A start is a constant that DDP rewrites.)
+        dtype: Of the weight.
+        build: dtype -> the weight.
 
     Raises:
         RuntimeError: The factors changed inside the scope.
     """
-    shared = _OPEN.get(layer)
+    shared = OPEN.get(layer)
     if shared is None:
         return None
     with shared.lock:
-        factors = [_place(layer.A), _place(layer.Bt)]  # a start is a constant that DDP rewrites
+        places = [_place(factor) for factor in factors]
         if shared.factors is None:
-            shared.factors = factors
-        elif shared.factors != factors:
+            shared.factors = places
+        elif shared.factors != places:
             raise RuntimeError("A or Bt changed inside reuse_weights; step after the with block")
         if dtype not in shared.weights:
             with torch.inference_mode(False):  # an evaluation may build what a training step saves
-                shared.weights[dtype] = layer.effective_weight(dtype)
+                shared.weights[dtype] = build(dtype)
         return shared.weights[dtype]
 
 

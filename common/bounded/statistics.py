@@ -24,12 +24,12 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
     """
     delta2 = base2 = active = entries = ceiling2 = 0.0
     worst = largest = 0.0
-    known = True
+    measurable = True
     with torch.no_grad():
         for _, layer in adapted_layers(model):
             moved = float(layer.delta().float().square().sum())
             weight = base_weight(layer)
-            known = known and weight is not None
+            measurable = measurable and weight is not None
             base = 0.0 if weight is None else float(weight.float().square().sum())
             arguments = layer.arguments().abs()
             delta2, base2 = delta2 + moved, base2 + base
@@ -42,7 +42,7 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
         "delta_ratio": math.sqrt(delta2 / base2) if base2 else 0.0,
         "delta_ratio_max": worst,
     }
-    return (ratios if known else {}) | {
+    return (ratios if measurable else {}) | {
         "max_argument": largest,
         "bound_active": active / max(entries, 1.0),
         "certificate": math.sqrt(delta2 / ceiling2) if math.isfinite(ceiling2) else 0.0,

@@ -11,7 +11,8 @@ The epilogue is linear in G, so tokens may be split over programs without anothe
 sums go to a workspace that is summed in a fixed order: the same bits in every run on one kind of
 device.  Atomics, if asked for, save the workspace and lose that.
 
-What the kernels do not take (a rank above :data:`MAX_RANK`, compute capability below 8.0, ROCm)
+What the kernels do not take (a rank above :data:`MAX_RANK`, a phi without a compiled branch,
+compute capability below 8.0, ROCm)
 runs as plain products around two pointwise bodies that ``torch.compile`` fuses.  Its generator for
 GPUs is Triton too: where Triton is absent, importing this module fails and the eager path stays.
 
@@ -31,8 +32,8 @@ import torch
 import triton
 from torch import Tensor
 
-from common.bounded.compiled import _compiled_build, _compiled_contract
-from common.bounded.kernels import INTERPRETED, build_kernel, contract_kernel
+from common.bounded.compiled import compiled_build, compiled_contract
+from common.bounded.kernels import BRANCHES, INTERPRETED, build_kernel, contract_kernel
 from common.bounded.phi import Bound
 
 MAX_RANK = 32
@@ -100,8 +101,8 @@ def build_weight(
     Returns:
         (k, d), contiguous.
     """
-    if not _native(A):
-        return _compiled_build(weight, A, Bt, bound, start, dtype)
+    if not _native(A, bound):
+        return compiled_build(weight, A, Bt, bound, start, dtype)
     (k, r), d = A.shape, Bt.shape[1]
     out = torch.empty(k, d, dtype=dtype, device=A.device)
     first = out if weight is None else weight
@@ -166,8 +167,8 @@ def contract(
         (k, r) and (r, d) in float32, or None where not wanted.
     """
     assert g.dtype == x.dtype, f"operands of the product differ: {g.dtype}, {x.dtype}"
-    if not _native(A):
-        dA, dBt = _compiled_contract(g, x, A, Bt, bound)
+    if not _native(A, bound):
+        dA, dBt = compiled_contract(g, x, A, Bt, bound)
     else:
         tiles = tiles or (WIDE_TILES if g.dtype == torch.float32 else CONTRACT_TILES)
         dA, dBt = _contract(g, x, A.contiguous(), Bt.contiguous(), bound, splits, atomic, tiles)
@@ -239,9 +240,9 @@ def choose_splits(tiles: int, tokens: int, processors: int, most: int = 8) -> in
     return min(range(1, most + 1), key=cost)
 
 
-def _native(A: Tensor) -> bool:
+def _native(A: Tensor, bound: Bound) -> bool:
     """Whether the kernels themselves take this layer."""
-    if A.shape[1] > MAX_RANK:
+    if A.shape[1] > MAX_RANK or bound.phi not in BRANCHES:
         return False
     if INTERPRETED:
         return True

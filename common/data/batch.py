@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IGNORE = -100
+"""The label of a position that counts for nothing."""
+
 
 @dataclass(frozen=True)
 class Batch:

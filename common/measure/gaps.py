@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.measure.metric import Row
-
-AG4 = ("ua", "ra", "ta", "mia")
-AG2 = ("ta", "mia")
+from common.measure.metric import GapColumn, GapRule, Row
 
 
 class KSResult(NamedTuple):
@@ -40,61 +37,53 @@ def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
 
 def harmonic_mean(values: Sequence[float | None]) -> float | None:
     """Harmonic mean of non-negative values; 0 if one of them is 0, None if one is None."""
-    known = _all_known(values)
-    if known is None:
+    numbers = _complete(values)
+    if numbers is None:
         return None
-    assert known and min(known) >= 0, "a harmonic mean takes one or more non-negative values"
-    return 0.0 if min(known) == 0 else len(known) / math.fsum(1 / value for value in known)
+    assert numbers and min(numbers) >= 0, "a harmonic mean takes one or more non-negative values"
+    return 0.0 if min(numbers) == 0 else len(numbers) / math.fsum(1 / value for value in numbers)
 
 
-def _all_known(values: Sequence[float | None]) -> list[float] | None:
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
+def _complete(values: Sequence[float | None]) -> list[float] | None:
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else None
 
 
-def gap(row: Row, reference: Row, metric: str) -> float | None:
-    """Signed gap ``row - reference`` in the metric's unit; None if either side is unknown."""
-    ours, theirs = row.get(metric), reference.get(metric)
+def gap(row: Row, target: Row, metric: str) -> float | None:
+    """Signed gap ``row - target`` in the metric's unit; None if either side is unknown."""
+    ours, theirs = row.get(metric), target.get(metric)
     return None if ours is None or theirs is None else ours - theirs
 
 
-def _distances(row: Row, reference: Row, metrics: Sequence[str]) -> list[float] | None:
-    known = _all_known([gap(row, reference, metric) for metric in metrics])
-    return None if known is None else [abs(value) for value in known]
+def _distances(row: Row, target: Row, metrics: Sequence[str]) -> list[float] | None:
+    gaps = _complete([gap(row, target, metric) for metric in metrics])
+    return None if gaps is None else [abs(value) for value in gaps]
 
 
-def average_gap(row: Row, reference: Row, metrics: Sequence[str] = AG4) -> float | None:
-    """AG: mean absolute gap to the retrained model over ``metrics``, in percentage points.
-
-    The default is the AG of SalUn (Fan et al., 2024).  UA = 100 - FA, so either may be listed.
-    """
-    distances = _distances(row, reference, metrics)
+def average_gap(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
+    """AG: mean absolute gap to the retrained model over ``metrics``, in percentage points."""
+    distances = _distances(row, target, metrics)
     return None if distances is None else math.fsum(distances) / len(distances)
 
 
-def ag2(row: Row, reference: Row) -> float | None:
-    """(|dTA| + |dMIA|) / 2: accuracies do not outvote the attack as they do in AG."""
-    return average_gap(row, reference, AG2)
-
-
-def max_gap(row: Row, reference: Row, metrics: Sequence[str] = AG4) -> float | None:
+def max_gap(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
     """Largest absolute gap over ``metrics``, which a mean can hide."""
-    distances = _distances(row, reference, metrics)
+    distances = _distances(row, target, metrics)
     return None if distances is None else max(distances)
 
 
-def tow(row: Row, reference: Row, *, against: str = "fa") -> float | None:
-    """Tug of war (RUM, Zhao et al., 2024): product of 1 - |gap| / 100; 1 is a perfect match.
-
-    Over FA, RA and TA; ``against`` is what stands for forgetting.
-    """
-    distances = _distances(row, reference, (against, "ra", "ta"))
+def tow(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
+    """Tug of war (RUM, Zhao et al., 2024): product of 1 - |gap| / 100; 1 is a perfect match."""
+    distances = _distances(row, target, metrics)
     return None if distances is None else math.prod(1 - value / 100 for value in distances)
 
 
-def tow_mia(row: Row, reference: Row) -> float | None:
-    """:func:`tow` with MIA in the place of FA."""
-    return tow(row, reference, against="mia")
+_FORMULAS = {"mean": average_gap, "max": max_gap, "tow": tow}
+
+
+def derived(row: Row, target: Row, column: GapColumn, rule: GapRule) -> float | None:
+    """The value of a further column: its formula over its own metrics, or over the rule's."""
+    return _FORMULAS[column.formula](row, target, column.metrics or rule.metrics)
 
 
 def student_central(t: float, dof: int) -> float:
@@ -166,16 +155,14 @@ class Floor:
 
     Attributes:
         per_seed: AG of each pair, None where a value is unknown.
-        summary: Over the known ones; None if there are none.
+        summary: Over the pairs whose AG is known; None if there are none.
     """
 
     per_seed: tuple[float | None, ...]
     summary: Summary | None
 
 
-def retrain_floor(
-    first: Sequence[Row], second: Sequence[Row], metrics: Sequence[str] = AG4
-) -> Floor:
+def retrain_floor(first: Sequence[Row], second: Sequence[Row], metrics: Sequence[str]) -> Floor:
     """The noise floor of AG: second Retrain against first, seed by seed.
 
     Args:
@@ -184,9 +171,9 @@ def retrain_floor(
         metrics: What AG averages.
     """
     pairs = zip(second, first, strict=True)
-    ags = tuple(average_gap(row, reference, metrics) for row, reference in pairs)
-    known = [value for value in ags if value is not None]
-    return Floor(ags, summarise(known) if known else None)
+    ags = tuple(average_gap(row, target, metrics) for row, target in pairs)
+    measured = [value for value in ags if value is not None]
+    return Floor(ags, summarise(measured) if measured else None)
 
 
 @dataclass(frozen=True)
@@ -270,10 +257,10 @@ def separability(
     better.  ``unclear``: its mean is larger, but :func:`not_separable` holds: too few seeds for
     its spread.  ``outside``: it differs from a second Retrain.
     """
-    known = [value for value in ags if value is not None]
+    measured = [value for value in ags if value is not None]
     noise = [value for value in floors if value is not None]
-    if not known or not noise:
+    if not measured or not noise:
         return None
-    if math.fsum(known) / len(known) <= max(noise):
+    if math.fsum(measured) / len(measured) <= max(noise):
         return "inside"
     return "unclear" if not_separable(ags, floors) else "outside"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Better = Literal["higher", "lower", "reference"]
+Better = Literal["higher", "lower", "target"]
+Formula = Literal["mean", "max", "tow"]
 Row = Mapping[str, float | None]
-_ARROWS = {"higher": "↑", "lower": "↓", "reference": "→ Retrain"}
+_ARROWS = {"higher": "↑", "lower": "↓", "target": "→ Retrain"}
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class MetricSpec:
 
     Attributes:
         name: Key in records, such as ``ua``.
-        better: Direction of good; ``reference`` means the retrained model's value is the goal.
+        better: Direction of good; ``target`` means the retrained model's value is the goal.
         title: Column head.
         unit: Unit of the number.
         doc: One sentence that says what is measured, on what.
@@ -41,6 +42,28 @@ class MetricSpec:
 
 
 @dataclass(frozen=True)
+class GapColumn:
+    """A further column of a table that is derived from gaps to Retrain.
+
+    Attributes:
+        name: Key in derived tables, such as ``max_gap``.
+        title: Column head with its arrow.
+        formula: ``mean`` or ``max`` of the absolute gaps, or ``tow``: product of 1 - |gap| / 100.
+        metrics: What the formula takes; the rule's own metrics when empty.
+        digits: Decimals in tables.
+    """
+
+    name: str
+    title: str
+    formula: Formula
+    metrics: tuple[str, ...] = ()
+    digits: int = 1
+
+
+MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")
+
+
+@dataclass(frozen=True)
 class GapRule:
     """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
 
@@ -51,7 +74,7 @@ class GapRule:
         words: The formula, for legends.
         columns: Main table of a suite that names none; ``metrics`` when empty.
         compact: Columns that a narrow terminal keeps.
-        also: Further columns derived from gaps (``ag2``, ``max_gap``, ``tow``, ``tow_mia``).
+        also: Further columns derived from gaps.
     """
 
     metrics: tuple[str, ...]
@@ -60,4 +83,30 @@ class GapRule:
     words: str = ""
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
-    also: tuple[str, ...] = ("max_gap",)
+    also: tuple[GapColumn, ...] = (MAX_GAP,)
+
+
+@dataclass(frozen=True)
+class MapAxes:
+    """What a stability map judges: three metrics of a benchmark, all in percent.
+
+    Attributes:
+        forgotten: What unlearning shall bring down, such as accuracy on the forget set.
+        retained: What it shall leave on the retain set.
+        utility: What it shall leave on data that the model never saw.
+        tolerances: Points of the default rule, in the order of these three.
+        also: Further metrics that every cell notes.
+        parts: The parts that these metrics need; all when empty.
+    """
+
+    forgotten: str
+    retained: str
+    utility: str
+    tolerances: tuple[float, float, float]
+    also: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics of a cell."""
+        return (self.forgotten, self.retained, self.utility, *self.also)

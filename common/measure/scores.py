@@ -1,7 +1,7 @@
 """Per-sample scores of one model on named parts of the data, collected in one pass.
 
 Accuracies, membership attacks and distances to the retrained model all read the same arrays, so
-no metric runs the model again and no two metrics can disagree about what it said.  Everything but
+no metric runs the model again and no two metrics can disagree about its outputs.  Everything but
 :func:`collect` works without torch.
 """
 
@@ -48,7 +48,7 @@ class Scores:
         modified_entropy: -(1 - p_y) log p_y - sum_{c != y} p_c log(1 - p_c)
             (Song and Mittal, 2021, eq. 6).
         correct: 1 if argmax is the label, else 0; for sequences the share of correct tokens.
-        probs: (N, C) softmax, or None where it was not kept.
+        probs: (N, C) softmax, or None where it was left out.
         extra: Further per-sample measurements of a benchmark by name, each (N,) or (N, K).
     """
 
@@ -191,7 +191,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     """Token means per sample, float64; chunked, since vocabularies are large."""
     import torch
 
-    from common.objectives.positions import IGNORE
+    from common.data.batch import IGNORE
 
     scored = labels != IGNORE
     sample, position = scored.nonzero(as_tuple=True)
@@ -201,7 +201,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     tables = [
         _statistics(logits[n, t], labels[n, t])[0]
-        for n, t in zip(sample.split(rows), position.split(rows), strict=True)
+        for n, t in zip(torch.split(sample, rows), torch.split(position, rows), strict=True)
     ]
     tokens = _checked(torch.cat(tables))
     owner = sample.cpu().numpy()

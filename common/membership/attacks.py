@@ -8,7 +8,7 @@ reported beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,53 +182,51 @@ def _tpr_at(positives: np.ndarray, negatives: np.ndarray, *, per_mille: int) -> 
 
 
 def membership_metrics(
-    scores: Mapping[str, Scores],
+    targets: Scores,
+    trained: Scores,
+    unseen: Scores,
     *,
     seed: int,
-    holdout: str = "test",
     features: Sequence[str] = FEATURES,
 ) -> dict[str, float | None]:
     """All membership metrics of one model, in percent.
 
-    Members are a class-balanced draw of ``retain``, non-members one of ``holdout``, both as large
-    as the smaller of the two; targets are ``forget``.
+    Members are a class-balanced draw of ``trained``, non-members one of ``unseen``, both as large
+    as the smaller of the two.
 
     Args:
-        scores: Part -> scores; ``forget``, ``retain`` and ``holdout`` are read.
+        targets: The samples under attack: the forget set.
+        trained: Samples that the model was trained on and keeps.
+        unseen: Samples that it was never trained on.
         seed: Seed of the draws.
-        holdout: The part that was never trained on: ``validation`` while tuning.
         features: SVC features to run (tuning needs ``confidence`` only).
 
     Returns:
         ``mia`` and ``mia_bacc`` (confidence), ``mia_<feature>`` for the others, ``mia_logistic``,
         ``mia_auc``, ``mia_tpr_1``, ``mia_tpr_01``, ``mia_threshold_bacc``.  Features that were not
         asked for have no key; None stands for what these scores cannot give (``mia_probs`` without
-        probs, a TPR below the resolution of the holdout).
+        probs, a TPR below the resolution of ``unseen``).
 
     Raises:
-        ConfigError: A part is missing or a feature unknown.
+        ConfigError: A feature is unknown.
         Diverged: A score is not finite.
     """
-    for part in ("forget", "retain", holdout):
-        if part not in scores:
-            hint = did_you_mean(part, [*scores])
-            raise ConfigError(f"membership attacks need part '{part}'{hint}")
-        scores[part].check_finite()
-    forget, retain, outside = scores["forget"], scores["retain"], scores[holdout]
-    count = min(len(retain), len(outside))
-    members = _draw(retain, count, seed, "members")
-    nonmembers = _draw(outside, count, seed, "nonmembers")
+    for scores in (targets, trained, unseen):
+        scores.check_finite()
+    count = min(len(trained), len(unseen))
+    members = _draw(trained, count, seed, "members")
+    nonmembers = _draw(unseen, count, seed, "nonmembers")
     metrics: dict[str, float | None] = {}
     for feature in features:
         if feature == "probs" and members.probs is None:
             metrics["mia_probs"] = None
             continue
-        result = svc_attack(members, nonmembers, forget, feature)
+        result = svc_attack(members, nonmembers, targets, feature)
         metrics["mia" if feature == "confidence" else f"mia_{feature}"] = result.efficacy
         if feature == "confidence":
             metrics["mia_bacc"] = result.balanced_accuracy
-    metrics["mia_logistic"] = logistic_attack(members, nonmembers, forget).efficacy
-    by_loss = loss_threshold_attack(forget.loss, outside.loss)
+    metrics["mia_logistic"] = logistic_attack(members, nonmembers, targets).efficacy
+    by_loss = loss_threshold_attack(targets.loss, unseen.loss)
     metrics["mia_auc"] = by_loss.auc
     metrics["mia_tpr_1"] = by_loss.tpr_1
     metrics["mia_tpr_01"] = by_loss.tpr_01

@@ -35,7 +35,8 @@ class Programme:
 
     def values(self, alpha: np.ndarray) -> np.ndarray:
         """(n,) decision values without intercept: g_i . sum_j a_j s_j g_j."""
-        return self.features @ ((alpha * self.signs) @ self.features)
+        values: np.ndarray = self.features @ ((alpha * self.signs) @ self.features)
+        return values
 
     def optimality(
         self, alpha: np.ndarray, values: np.ndarray, among: np.ndarray | bool = True
@@ -132,7 +133,8 @@ def _solver(programme: Programme, diagonal: np.ndarray) -> Callable[[np.ndarray]
 
     def solve(vector: np.ndarray) -> np.ndarray:
         scaled = vector / root
-        return (scaled - rows @ cho_solve(factor, rows.T @ scaled)) / root
+        solution: np.ndarray = (scaled - rows @ cho_solve(factor, rows.T @ scaled)) / root
+        return solution
 
     return solve
 

@@ -94,7 +94,8 @@ def fit_libsvm(problem: Problem) -> Decision:
 
     def decide(points: np.ndarray) -> np.ndarray:
         distinct, inverse = np.unique(points, axis=0, return_inverse=True)
-        return machine.predict(distinct)[inverse.reshape(-1)] > 0
+        positive: np.ndarray = machine.predict(distinct) > 0
+        return positive[inverse.reshape(-1)]
 
     return decide
 
@@ -149,10 +150,10 @@ def low_rank_kernel(problem: Problem, error: float) -> LowRankKernel | None:
     for rank, row in enumerate(rows):
         pivot = int(rest.argmax())
         reach = float(problem.limits @ np.sqrt(rest))
-        found = reach * float(np.sqrt(rest[pivot]))
-        if found <= (ERRORS[-1] if rank < FREE_RANK else error):
+        bound = reach * float(np.sqrt(rest[pivot]))
+        if bound <= (ERRORS[-1] if rank < FREE_RANK else error):
             features = np.ascontiguousarray(rows[:rank].T)
-            return LowRankKernel(features, samples[pivots], features[pivots], reach, found)
+            return LowRankKernel(features, samples[pivots], features[pivots], reach, bound)
         row[:] = _kernel(samples, samples[pivot : pivot + 1], problem.gamma)[:, 0]
         row -= rows[:rank, pivot] @ rows[:rank]
         row /= np.sqrt(rest[pivot])
@@ -185,7 +186,8 @@ def _decide(
     rest = np.maximum(1.0 - (features * features).sum(0), 0.0)
     unsure = np.flatnonzero(np.abs(values) <= kernel.reach * np.sqrt(rest))
     values[unsure] = problem.values(weights, points[unsure]) + intercept
-    return values > 0
+    positive: np.ndarray = values > 0
+    return positive
 
 
 # The fit -----------------------------------------------------------------------------------------
@@ -219,4 +221,5 @@ def _far(whole: Programme, alpha: np.ndarray, values: np.ndarray, error: float) 
     """(n,) bool: at a bound that stays right if the value is wrong by ``error``."""
     margin = whole.signs * values - 1.0
     inside, outside = alpha == whole.limits, alpha == 0.0
-    return (inside & (margin <= -error)) | (outside & (margin >= error))
+    far: np.ndarray = (inside & (margin <= -error)) | (outside & (margin >= error))
+    return far

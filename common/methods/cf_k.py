@@ -39,12 +39,12 @@ def last_parameters(
     """
     numbered: dict[str, list[int]] = {}
     for name in names:
-        if found := re.match(r"(.+?)\.(\d+)\.", name):
-            numbered.setdefault(found[1], []).append(int(found[2]))
+        if block := re.match(r"(.+?)\.(\d+)\.", name):
+            numbered.setdefault(block[1], []).append(int(block[2]))
     if not numbered or (blocks is not None and blocks not in numbered):
-        known = ", ".join(numbered) or "none"
+        lists = ", ".join(numbered) or "none"
         raise ConfigError(
-            f"blocks: {blocks} is no numbered list of blocks; this model has: {known}"
+            f"blocks: {blocks} is no numbered list of blocks; this model has: {lists}"
         )
     chosen = blocks or max(numbered, key=lambda prefix: len(numbered[prefix]))
     ids = sorted(set(numbered[chosen]))

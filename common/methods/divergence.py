@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
 from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
-    from common.objectives.objectives import Term
-
-BOTH = frozenset({"forget", "retain"})
+    from common.objectives.terms import Term
 
 
 class KL(ForgetRetainMethod):
@@ -33,18 +32,11 @@ class KL(ForgetRetainMethod):
         lr: Positive = 3e-5
         compat: Literal["none", "tofu"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
-        """Ascent."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
-
-        return Mean(cross_entropy, self._over, sign=-1.0)
-
     def retain_term(self, task: UnlearnTask) -> Term:
         """KL to Original."""
         from common.objectives.terms import Divergence
 
-        return Divergence(task.reference(), self._over)
+        return Divergence(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of retain texts, with ``compat: tofu``."""
@@ -53,5 +45,6 @@ class KL(ForgetRetainMethod):
         return {"retain": every_position(task.source)} if self.config.compat == "tofu" else {}
 
     @property
-    def _over(self) -> Literal["samples", "tokens"]:
-        return "tokens" if self.config.compat == "tofu" else self.config.average
+    def over(self) -> Literal["samples", "tokens"]:
+        """Over tokens, with ``compat: tofu``."""
+        return "tokens" if self.config.compat == "tofu" else super().over

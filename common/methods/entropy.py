@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from common.base.numbers import NonNegative
 from common.methods.base import MethodInfo
 from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
-    from common.objectives.objectives import Term
+    from common.objectives.terms import Term
 
 
 class MEGD(ForgetRetainMethod):
@@ -27,9 +28,7 @@ class MEGD(ForgetRetainMethod):
     Source: arXiv 2410.08109; sail-sg/closer-look-LLM-unlearning (w_f 0.1 on TOFU, 1 in sequences).
     """
 
-    info = MethodInfo(
-        1, "ME+GD, Yuan et al. 2025 (arXiv 2410.08109)", frozenset({"forget", "retain"})
-    )
+    info = MethodInfo(1, "ME+GD, Yuan et al. 2025 (arXiv 2410.08109)", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tofu_llama2": {
             "compat": "published",
@@ -50,14 +49,7 @@ class MEGD(ForgetRetainMethod):
         from common.objectives.terms import Mean
 
         floor = 1e-12 if self.config.compat == "published" else 0.0
-        return Mean(partial(divergence_from_uniform, floor=floor), self._over)
-
-    def retain_term(self, task: UnlearnTask) -> Term:
-        """Cross-entropy."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
-
-        return Mean(cross_entropy, self._over)
+        return Mean(partial(divergence_from_uniform, floor=floor), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of forget texts, as published."""
@@ -66,5 +58,6 @@ class MEGD(ForgetRetainMethod):
         return {"forget": every_position(task.source)} if self.config.compat == "published" else {}
 
     @property
-    def _over(self) -> Literal["samples", "tokens"]:
-        return "tokens" if self.config.compat == "published" else self.config.average
+    def over(self) -> Literal["samples", "tokens"]:
+        """Over tokens, as published."""
+        return "tokens" if self.config.compat == "published" else super().over

@@ -76,8 +76,8 @@ class FastNTK(UnlearningMethod):
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         mu = config.ridge * float(norms.square().mean())
         everything = ridge_solution(rows, residual, mu, outputs)
-        kept = ridge_solution(rows[first:], residual[first:], mu, outputs[first:])
-        gradients.write((w - config.scale * (everything - kept)).to(gradients.flat().dtype))
+        without = ridge_solution(rows[first:], residual[first:], mu, outputs[first:])
+        gradients.write((w - config.scale * (everything - without)).to(gradients.flat().dtype))
         return task.model
 
     def _draw(self, task: UnlearnTask) -> tuple[np.ndarray, np.ndarray]:
@@ -115,12 +115,12 @@ class FastNTK(UnlearningMethod):
                     raise ConfigError("fast_ntk linearises classifiers with one label per sample")
                 wanted = self._outputs(batch.labels, logits.shape[1], stream)
                 for part in gradients.jacobians(batch, wanted):
-                    found = part.flatten(0, 1)
+                    jacobian = part.flatten(0, 1)
                     if rows is None:
                         count = sum(map(len, parts)) * wanted.shape[1]
-                        rows = found.new_empty(count, found.shape[1])
-                    rows[filled : filled + len(found)] = found
-                    filled += len(found)
+                        rows = jacobian.new_empty(count, jacobian.shape[1])
+                    rows[filled : filled + len(jacobian)] = jacobian
+                    filled += len(jacobian)
                 one_hot = F.one_hot(batch.labels, logits.shape[1]).double() - 1 / logits.shape[1]
                 values.append(logits.gather(1, wanted).flatten().double())
                 targets.append(one_hot.gather(1, wanted).flatten())

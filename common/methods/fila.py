@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from common.base.numbers import NonNegative, Positive
 from common.bounded.config import AdapterConfig, FilaConfig
 from common.bounded.presets import LORA
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import (
-    ForgetConfig,
-    ForgetOnlyMethod,
-    ForgetRetainMethod,
-    RetainConfig,
-)
-from common.methods.task import UnlearnTask
-
-if TYPE_CHECKING:
-    from common.objectives.objectives import Term
+from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 
 PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621), ablation"
-BOTH = frozenset({"forget", "retain"})
 
 
-class GAFila(ForgetOnlyMethod):
+class GAFila(ForgetRetainMethod):
     """GA + FILA: ascent on forget through LoRA that starts by FILA.
 
     Formula: minimise -CE(B_f).  Only the start reads retain data: its Fisher information.
@@ -36,13 +25,6 @@ class GAFila(ForgetOnlyMethod):
         lr: Positive = 3e-5
         adapter: AdapterConfig | None = LORA
         fila: FilaConfig | None = FilaConfig()
-
-    def forget_term(self, task: UnlearnTask) -> Term:
-        """Ascent."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
-
-        return Mean(cross_entropy, self.config.average, sign=-1.0)
 
 
 class GDFila(ForgetRetainMethod):
@@ -59,10 +41,3 @@ class GDFila(ForgetRetainMethod):
         forget_weight: NonNegative = 0.2
         adapter: AdapterConfig | None = LORA
         fila: FilaConfig | None = FilaConfig()
-
-    def forget_term(self, task: UnlearnTask) -> Term:
-        """Ascent."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
-
-        return Mean(cross_entropy, self.config.average, sign=-1.0)

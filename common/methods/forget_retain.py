@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,17 +15,15 @@ from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
-    from common.objectives.objectives import Objective, Term
-
-
-ADAPTER_LR = 3e-3
+    from common.objectives.objectives import Objective
+    from common.objectives.terms import Term
 
 
 class ForgetConfig(AdaptedConfig):
     """What is trained, plus a forget term.  The defaults suit tiny models trained from scratch.
 
     Attributes:
-        forget_weight: Factor of the forget term.
+        forget_weight: Factor of the forget term: what other methods call lambda (``lam``).
         average: ``samples``: mean over samples of means over positions (the TOFU paper's);
             ``tokens``: mean over all positions of a batch (what published code does).  It does not
             touch sums of log-probabilities.
@@ -59,32 +56,37 @@ class RetainConfig(ForgetConfig):
     retain_weight: NonNegative = 1.0
 
 
-class RetainTermMethod(GradientMethod):
-    """A retain term, and FILA where configured; subclasses say in ``prepare`` what is minimised."""
+def lambda_field(config: type[Strict]) -> str | None:
+    """The field that holds lambda, the weight of the forget term; None where there is none."""
+    return next((name for name in ("lam", "forget_weight") if name in config.model_fields), None)
+
+
+class ForgetRetainMethod(GradientMethod):
+    """Forget term + retain term -> method: gradient difference unless a subclass says otherwise.
+
+    A ``Config`` without ``retain_weight`` makes a method that never reads retain data.
+    """
 
     Config: ClassVar[type[Strict]] = RetainConfig
 
+    @property
+    def over(self) -> Literal["samples", "tokens"]:
+        """How positions are averaged."""
+        average: Literal["samples", "tokens"] = self.config.average
+        return average
+
+    def forget_term(self, task: UnlearnTask) -> Term:
+        """What is minimised on forget data: cross-entropy, ascended."""
+        from common.objectives.terms import pushed_away
+
+        return pushed_away("cross_entropy", self.over)
+
     def retain_term(self, task: UnlearnTask) -> Term | None:
-        """What is minimised on retain data: cross-entropy unless a subclass says otherwise."""
+        """What is minimised on retain data: cross-entropy, where the config weighs it."""
         from common.objectives.positions import cross_entropy
         from common.objectives.terms import Mean
 
-        return Mean(cross_entropy, self.config.average)
-
-    def initialise(self, task: UnlearnTask) -> None:
-        """FILA, where configured."""
-        if self.config.fila is not None:
-            from common.methods.tools.fila import start_adapters
-
-            start_adapters(task, self.config.fila)
-
-
-class ForgetRetainMethod(RetainTermMethod):
-    """Forget term + retain term -> method; subclasses say what the terms are."""
-
-    @abstractmethod
-    def forget_term(self, task: UnlearnTask) -> Term:
-        """What is minimised on forget data."""
+        return Mean(cross_entropy, self.over) if isinstance(self.config, RetainConfig) else None
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Parts whose batches are seen in another way."""
@@ -94,21 +96,14 @@ class ForgetRetainMethod(RetainTermMethod):
         """Both terms, weighted."""
         from common.objectives.objectives import ForgetRetain
 
-        config: Any = self.config
-        return ForgetRetain(
-            self.forget_term(task),
-            self.retain_term(task),
-            config.forget_weight,
-            getattr(config, "retain_weight", 1.0),
-            self.views(task),
-        )
+        config: ForgetConfig = self.config
+        weight = config.retain_weight if isinstance(config, RetainConfig) else 1.0
+        forget, retain = self.forget_term(task), self.retain_term(task)
+        return ForgetRetain(forget, retain, config.forget_weight, weight, self.views(task))
 
+    def initialise(self, task: UnlearnTask) -> None:
+        """FILA, where configured."""
+        if self.config.fila is not None:
+            from common.methods.tools.fila import start_adapters
 
-class ForgetOnlyMethod(ForgetRetainMethod):
-    """A method that never reads retain data."""
-
-    Config: ClassVar[type[Strict]] = ForgetConfig
-
-    def retain_term(self, task: UnlearnTask) -> Term | None:
-        """None."""
-        return None
+            start_adapters(task, self.config.fila)

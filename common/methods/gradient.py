@@ -11,6 +11,7 @@ from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.numbers import NonNegative, Positive
 from common.bounded.config import AdapterConfig
+from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
 from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
@@ -50,8 +51,9 @@ class AdaptedConfig(FitConfig):
         for name in ("weight_clip", "ball", "penalty"):
             if getattr(self, name) and self.adapter is None:
                 raise ValueError(f"{name} constrains adapters; give adapter too")
-        if self.ball and self.adapter and self.adapter.phi == "relu":
-            raise ValueError("ball is no certificate for phi: relu; use identity or a bound")
+        if self.ball and self.adapter and PHIS[self.adapter.phi].start == "random":
+            phi = self.adapter.phi
+            raise ValueError(f"ball is no certificate for phi: {phi}; use identity or a bound")
         return self
 
     def engine(self) -> FitConfig:
@@ -137,7 +139,7 @@ class AdaptedMethod(UnlearningMethod):
         targets = task.family.targets
         patterns = adapter.targets or targets.get(adapter.placement, ())
         if not patterns:
-            placements = ", ".join(targets)
+            placements = ", ".join(targets) or "none"
             raise ConfigError(
                 f"adapter: this model has no layers for placement: {adapter.placement} (known: "
                 f"{placements}); choose another or give targets"

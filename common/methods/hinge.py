@@ -1,22 +1,19 @@
-"""The inverted hinge loss, through every parametrisation, and LoKU, which starts it by FILA."""
+"""The inverted hinge loss; through adapters, and as LoKU, it is rows of the variants' table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from common.base.numbers import Positive
-from common.bounded.config import AdapterConfig, FilaConfig
-from common.bounded.presets import LORA, LORA_OMEGA, SINE, TANH
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import ADAPTER_LR, ForgetRetainMethod, RetainConfig
+from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.objectives.objectives import Term
+    from common.objectives.terms import Term
 
-PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621)"
-BOTH = frozenset({"forget", "retain"})
+LOKU = "LoKU, Cha et al. 2024 (arXiv 2408.06621)"
 PUBLISHED: Mapping[str, Any] = {
     "epochs": 5,
     "batch_size": 32,
@@ -36,6 +33,13 @@ def _published(rank: int, lr: float) -> Mapping[str, Any]:
     }
 
 
+TOFU_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "tofu_phi": {**_published(4, 2e-4), "fila": {"compat": "loku", "batch_size": 4}},
+    "tofu_llama2": {**_published(4, 1e-4), "fila": {"compat": "loku", "batch_size": 2}},
+}
+"""LoKU's."""
+
+
 class IHL(ForgetRetainMethod):
     """IHL: the inverted hinge loss on forget, cross-entropy on retain; all parameters trained.
 
@@ -44,7 +48,7 @@ class IHL(ForgetRetainMethod):
     Source: arXiv 2408.06621; its repository (TOFU/dataloader.py), which averages over tokens.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(1, LOKU, BOTH)
 
     class Config(RetainConfig):
         average: Literal["samples", "tokens"] = "tokens"
@@ -55,64 +59,3 @@ class IHL(ForgetRetainMethod):
         from common.objectives.terms import Mean
 
         return Mean(inverted_hinge, self.config.average)
-
-
-class IHLLora(IHL):
-    """IHL + LoRA: the inverted hinge through h = W0 x + (alpha/r) A B^T x + b."""
-
-    info = MethodInfo(1, PAPER, BOTH)
-
-    class Config(IHL.Config):
-        lr: Positive = ADAPTER_LR
-        adapter: AdapterConfig | None = LORA
-
-
-class IHLLoraOmega(IHL):
-    """IHL + LoRA with omega inside: the control for ``ihl_sine`` and ``ihl_tanh`` (ours)."""
-
-    info = MethodInfo(1, "control (ours)", BOTH)
-
-    class Config(IHL.Config):
-        lr: Positive = ADAPTER_LR
-        adapter: AdapterConfig | None = LORA_OMEGA
-
-
-class IHLSine(IHL):
-    """IHL + Sine: the inverted hinge through h = W0 x + (alpha/r) sin(omega A B^T) x + b."""
-
-    info = MethodInfo(1, PAPER + "; Stable Forgetting, ablation of IHL", BOTH)
-
-    class Config(IHL.Config):
-        lr: Positive = ADAPTER_LR
-        adapter: AdapterConfig | None = SINE
-
-
-class IHLTanh(IHL):
-    """IHL + Tanh: the inverted hinge through h = W0 x + (alpha/r) tanh(omega A B^T) x + b."""
-
-    info = MethodInfo(1, PAPER, BOTH)
-
-    class Config(IHL.Config):
-        lr: Positive = ADAPTER_LR
-        adapter: AdapterConfig | None = TANH
-
-
-class LoKU(IHL):
-    """LoKU: the inverted hinge and retain cross-entropy through LoRA that starts by FILA.
-
-    Formula: minimise IHL(B_f) + CE(B_r) over A, B of W - s B0 A0 + s B A, with s B0 A0 the
-    Fisher-weighted rank-r optimum of W (see :mod:`common.methods.tools.fila`).  Presets hold the
-    repository's settings for Phi-1.5 and LLaMA-2-7B on TOFU.
-    Source: arXiv 2408.06621; the repository csm9493/efficient-llm-unlearning.
-    """
-
-    info = MethodInfo(1, PAPER, BOTH)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tofu_phi": {**_published(4, 2e-4), "fila": {"compat": "loku", "batch_size": 4}},
-        "tofu_llama2": {**_published(4, 1e-4), "fila": {"compat": "loku", "batch_size": 2}},
-    }
-
-    class Config(IHL.Config):
-        lr: Positive = 1e-3
-        adapter: AdapterConfig | None = LORA
-        fila: FilaConfig | None = FilaConfig()

@@ -34,9 +34,9 @@ class NegGradPlus(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Runs both terms in one forward."""
-        from common.objectives.objectives import GradientDifference
+        from common.objectives.objectives import gradient_difference
 
-        objective = GradientDifference(self.config.a, 1 - self.config.a)
+        objective = gradient_difference(self.config.a, 1 - self.config.a)
         self._attach(task)
         self._train(task, objective, task.loaders(objective.parts, self.config.engine()))
         return task.model

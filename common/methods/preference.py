@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import (
-    ForgetConfig,
-    ForgetOnlyMethod,
-    ForgetRetainMethod,
-    RetainConfig,
-)
+from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
-    from common.objectives.objectives import Term
+    from common.objectives.terms import Term
 
-BOTH = frozenset({"forget", "retain"})
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
 
@@ -37,7 +32,7 @@ def _negative_preference(task: UnlearnTask, config: Any) -> Term:
     return NegativePreference(table, config.beta)
 
 
-class NPO(ForgetOnlyMethod):
+class NPO(ForgetRetainMethod):
     """NPO: make forget answers less likely than under Original, with a weight that fades.
 
     Formula: minimise -(2/beta) mean log sigmoid(-beta log(p_theta(y|x) / p_ref(y|x))), log p

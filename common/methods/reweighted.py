@@ -8,21 +8,15 @@ from pydantic import Field
 
 from common.base.numbers import NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import (
-    ForgetConfig,
-    ForgetOnlyMethod,
-    ForgetRetainMethod,
-    RetainConfig,
-)
+from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.objectives.objectives import Term
-
-BOTH = frozenset({"forget", "retain"})
+    from common.objectives.terms import Term
 
 
-class Undial(ForgetOnlyMethod):
+class Undial(ForgetRetainMethod):
     """UNDIAL: learn Original's distribution with the label's logit lowered.
 
     Formula: minimise mean CE(softmax(z_ref - strength e_y), p_theta) on B_f; no retain data.
@@ -85,7 +79,7 @@ class SatImp(ForgetRetainMethod):
         return WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
 
 
-class CEU(ForgetOnlyMethod):
+class CEU(ForgetRetainMethod):
     """CE-U: learn the model's own distribution without the label; no retain data.
 
     Formula: minimise mean CE(softmax(z with z_y = -inf, no gradient), p_theta) on B_f.

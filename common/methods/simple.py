@@ -71,9 +71,10 @@ class Ascent(GradientMethod):
 
     def objective(self) -> Objective:
         """Ascent on forget."""
-        from common.objectives.objectives import Forgetting
+        from common.objectives.objectives import ForgetRetain
+        from common.objectives.terms import pushed_away
 
-        return Forgetting(self.config.forget_loss)
+        return ForgetRetain(pushed_away(self.config.forget_loss), log_terms=False)
 
 
 class RandomLabel(AdaptedMethod):

@@ -73,13 +73,13 @@ class Unsir(UnlearningMethod):
             config=FitConfig(steps=config.noise_steps, lr=config.noise_lr, loss_cap=1e30),
             decay=config.noise_decay,
         )
-        kept = self._subset(task)
+        remaining = self._subset(task)
         noisy = np.tile(-1 - np.arange(len(labels)), config.noise_repeats)
         engine = FitConfig.of(config)
         source = WithExtras(task.source, inputs, labels)
-        self._fit(task, source, np.concatenate([kept, noisy]), engine, "impair")
+        self._fit(task, source, np.concatenate([remaining, noisy]), engine, "impair")
         repair = FitConfig.of(config, steps=None, epochs=config.repair_epochs)
-        self._fit(task, source, kept, repair, "repair")
+        self._fit(task, source, remaining, repair, "repair")
         return task.model
 
     def _fit(

@@ -1,4 +1,4 @@
-"""Pure losses on logits and labels, and the objectives made of them.
+"""Objectives: what is minimised over the batches of named parts.
 
 Nothing here knows a modality: logits are (N, C) or (N, T, C), labels (N,) or (N, T) with -100
 where a position does not count; a sample's loss is the mean over its positions.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from common.data.batch import Batch, Forward, concatenate
-from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
-
-ForgetLoss = Literal["cross_entropy", "unlikelihood"]
+from common.objectives.positions import cross_entropy, sample_cross_entropy
+from common.objectives.terms import ForgetLoss, Mean, Term, pushed_away
 
 
 @dataclass(frozen=True)
-class Terms:
+class ObjectiveValue:
     """What an objective returns: the scalar to minimise and its named parts (detached later)."""
 
     total: Tensor
@@ -34,7 +33,7 @@ class Objective(Protocol):
     def parts(self) -> tuple[str, ...]:
         """Names of the batches that it reads."""
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Minimise ``total``; log every entry of ``parts``."""
 
 
@@ -64,69 +63,11 @@ class CrossEntropy:
         """The one part."""
         return (self.part,)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Descends on cross-entropy."""
         batch = batches[self.part]
         loss = sample_cross_entropy(forward(batch), batch.labels).mean()
-        return Terms(loss, {f"{self.part}_loss": loss})
-
-
-@dataclass(frozen=True)
-class Forgetting:
-    """Forgetting without retain data: ascent on cross-entropy, or the saturating loss.
-
-    Formula: minimise ``-CE(B_f)`` (gradient ascent) or ``mean -log(1 - p_y)`` on B_f.
-    """
-
-    forget_loss: ForgetLoss = "cross_entropy"
-    parts: tuple[str, ...] = ("forget",)
-
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
-        """Pushes the forget batch away from its labels."""
-        batch = batches["forget"]
-        push, loss = forget_terms(forward(batch), batch.labels, self.forget_loss)
-        return Terms(push, {"forget_loss": loss})
-
-
-def forget_terms(logits: Tensor, labels: Tensor, kind: ForgetLoss) -> tuple[Tensor, Tensor]:
-    """(term to minimise, cross-entropy to log) on forget data."""
-    if kind == "unlikelihood":
-        with torch.no_grad():
-            loss = sample_cross_entropy(logits, labels).mean()
-        return sample_unlikelihood(logits, labels).mean(), loss
-    loss = sample_cross_entropy(logits, labels).mean()
-    return -loss, loss
-
-
-@dataclass(frozen=True)
-class GradientDifference:
-    """Descend on retain, push away on forget.
-
-    Formula: minimise ``w_r CE(B_r) + w_f forget_term(B_f)``.  With w_r = 1, w_f = lambda this is
-    the weighted reading of the paper's objective; with w_r = alpha_r, w_f = alpha_f under SGD of
-    rate 1 it is its update rule literally (eq. "gradient difference").
-    """
-
-    retain_weight: float = 1.0
-    forget_weight: float = 0.1
-    forget_loss: ForgetLoss = "cross_entropy"
-    parts: tuple[str, ...] = ("retain", "forget")
-
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
-        """One forward over both batches."""
-        retain, forget = batches["retain"], batches["forget"]
-        retain_logits, forget_logits = joint_logits(forward, [retain, forget])
-        kept = sample_cross_entropy(retain_logits, retain.labels).mean()
-        push, loss = forget_terms(forget_logits, forget.labels, self.forget_loss)
-        total = self.retain_weight * kept + self.forget_weight * push
-        return Terms(total, {"retain_loss": kept, "forget_loss": loss})
-
-
-class Term(Protocol):
-    """One part's share of a loss, as a function of its logits."""
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """A scalar to minimise."""
+        return ObjectiveValue(loss, {f"{self.part}_loss": loss})
 
 
 @dataclass(frozen=True)
@@ -141,6 +82,8 @@ class ForgetRetain:
         retain: Term on retain data; None never reads any.
         views: Part -> what a batch is turned into before its forward (see
             :func:`common.data.capabilities.every_position`).
+        order: In which the batches stand in the shared forward.
+        log_terms: Log each term beside its part's cross-entropy.
     """
 
     forget: Term
@@ -148,32 +91,62 @@ class ForgetRetain:
     forget_weight: float = 1.0
     retain_weight: float = 1.0
     views: Mapping[str, Callable[[Batch], Batch]] = field(default_factory=dict)
+    order: tuple[str, ...] = ("forget", "retain")
+    log_terms: bool = True
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Retain too, where it has a term."""
-        return ("forget",) if self.retain is None else ("forget", "retain")
+        return ("forget",) if self.retain is None else self.order
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Logs each part's cross-entropy where its own labels are scored, and each term."""
         read = [self.views.get(part, _as_it_is)(batches[part]) for part in self.parts]
         logits = joint_logits(forward, read)
         logged: dict[str, Tensor] = {}
-        terms = []
-        for part, term, batch, z in zip(
-            self.parts, (self.forget, self.retain), read, logits, strict=False
-        ):
+        values: dict[str, Tensor] = {}
+        for part, batch, z in zip(self.parts, read, logits, strict=True):
+            term = self.forget if part == "forget" else self.retain
             assert term is not None
-            terms.append(term(z, batch))
-            logged[f"{part}_term"] = terms[-1]
+            values[part] = term(z, batch)
+            if self.log_terms:
+                logged[f"{part}_term"] = values[part]
             if part not in self.views:
-                with torch.no_grad():
-                    logged[f"{part}_loss"] = sample_cross_entropy(z, batch.labels).mean()
-        total = self.forget_weight * terms[0]
-        for kept in terms[1:]:
-            total = total + self.retain_weight * kept
-        return Terms(total, logged)
+                logged[f"{part}_loss"] = _loss(term, values[part], z, batch)
+        total = self.forget_weight * values["forget"]
+        if "retain" in values:
+            total = total + self.retain_weight * values["retain"]
+        return ObjectiveValue(total, logged)
+
+
+def gradient_difference(
+    retain_weight: float = 1.0,
+    forget_weight: float = 0.1,
+    forget_loss: ForgetLoss = "cross_entropy",
+) -> ForgetRetain:
+    """Descend on retain, push away on forget.
+
+    Formula: minimise ``w_r CE(B_r) + w_f forget_term(B_f)``.  With w_r = 1, w_f = lambda this is
+    the weighted reading of the paper's objective; with w_r = alpha_r, w_f = alpha_f under SGD of
+    rate 1 it is its update rule literally (eq. "gradient difference").
+    """
+    return ForgetRetain(
+        pushed_away(forget_loss),
+        Mean(cross_entropy),
+        forget_weight,
+        retain_weight,
+        order=("retain", "forget"),
+        log_terms=False,
+    )
 
 
 def _as_it_is(batch: Batch) -> Batch:
     return batch
+
+
+def _loss(term: Term, value: Tensor, logits: Tensor, batch: Batch) -> Tensor:
+    """A batch's cross-entropy without a graph; taken from the term where that is the same."""
+    if isinstance(term, Mean) and term.loss is cross_entropy and term.over == "samples":
+        return (term.sign * value).detach()
+    with torch.no_grad():
+        return sample_cross_entropy(logits, batch.labels).mean()

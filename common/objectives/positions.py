@@ -1,4 +1,4 @@
-"""Losses of single positions beyond cross-entropy, and how they are averaged.
+"""Losses of single positions, and how they are averaged.
 
 Like :mod:`common.objectives.objectives` these know logits and labels alone: logits are (N, C) or
 (N, T, C), labels (N,) or (N, T) with -100 where a position does not count. Each loss has the shape
@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from common.data.batch import IGNORE
 
 Average = Literal["samples", "tokens"]
 
@@ -118,9 +120,6 @@ def negative_preference(log_ratio: Tensor, beta: float) -> Tensor:
     return -(2 / beta) * F.logsigmoid(-beta * log_ratio)
 
 
-IGNORE = -100
-
-
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
     """z_y - logsumexp_{c != y} z_c = log p_y - log(1 - p_y), per position, in float32 or wider.
 
@@ -151,23 +150,21 @@ def _per_sample(values: Tensor, labels: Tensor) -> Tensor:
 
 def sample_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """(N,) cross-entropy -log p_y per sample."""
-    flat = F.cross_entropy(
-        wide(logits).reshape(-1, logits.shape[-1]),
-        labels.reshape(-1),
-        reduction="none",
-        ignore_index=IGNORE,
-    )
-    return _per_sample(flat.view(labels.shape), labels)
+    return _per_sample(cross_entropy(logits, labels), labels)
 
 
-def sample_unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) unlikelihood -log(1 - p_y) per sample, as softplus of the margin.
+def unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log(1 - p_y) as softplus of the margin, the labels' shape.
 
     Saturates: its gradient vanishes as p_y -> 0, unlike that of ascent on cross-entropy.
     Source: unlikelihood training, arXiv 1908.04319.
     """
-    values = F.softplus(margins(logits, labels))
-    return _per_sample(values * (labels != IGNORE), labels)
+    return F.softplus(margins(logits, labels)) * (labels != IGNORE)
+
+
+def sample_unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) unlikelihood -log(1 - p_y) per sample."""
+    return _per_sample(unlikelihood(logits, labels), labels)
 
 
 def sample_distillation(logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:

@@ -1,28 +1,32 @@
-"""Terms of the literature's objectives: what is pushed away on forget, what is kept on retain.
+"""Terms of the literature's objectives: what pushes forget away, what holds on to retain.
 
-Each is called as ``term(logits, batch)`` and returns a scalar to minimise;
-:class:`common.objectives.objectives.ForgetRetain` puts them together.
+A loss per position becomes a term per part here; each is called as ``term(logits, batch)`` and
+returns a scalar to minimise.  :class:`common.objectives.objectives.ForgetRetain` adds them up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from common.data.batch import Batch, Forward
+from common.data.batch import IGNORE, Batch, Forward
 from common.objectives import positions as losses
-from common.objectives.positions import IGNORE, Average, wide
-
-if TYPE_CHECKING:
-    pass
-
+from common.objectives.positions import Average, wide
 
 PositionLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> losses of the labels' shape."""
+ForgetLoss = Literal["cross_entropy", "unlikelihood"]
+
+
+class Term(Protocol):
+    """One part's share of a loss, as a function of its logits."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """A scalar to minimise."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,13 @@ class Mean:
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean over samples or tokens."""
         return self.sign * losses.average(self.loss(logits, batch.labels), batch.labels, self.over)
+
+
+def pushed_away(kind: ForgetLoss, over: Average = "samples") -> Mean:
+    """The forget term of gradient ascent, ``-CE``, or the saturating ``mean -log(1 - p_y)``."""
+    if kind == "unlikelihood":
+        return Mean(losses.unlikelihood, over)
+    return Mean(losses.cross_entropy, over, sign=-1.0)
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,8 @@ class LogitPreference:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over scored positions and all logits."""
-        kept = batch.labels != IGNORE
-        difference = wide(logits)[kept] - wide(self.reference(batch))[kept]
+        scored = batch.labels != IGNORE
+        difference = wide(logits)[scored] - wide(self.reference(batch))[scored]
         return losses.negative_preference(difference, self.beta).mean()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
-from common.measure.metric import GapRule, MetricSpec
+from common.measure.metric import GapRule, MapAxes, MetricSpec
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Benchmark(ModelFamily):
     version: ClassVar[int]
     metrics: ClassVar[tuple[MetricSpec, ...]]
     gap: ClassVar[GapRule]
+    map_axes: ClassVar[MapAxes | None] = None
     Config: ClassVar[type[Strict]]
     modality: ClassVar[str] = ""
     part_table: ClassVar[Mapping[str, Part]] = PARTS
@@ -187,9 +188,19 @@ class Benchmark(ModelFamily):
     ) -> dict[str, float | None]:
         """Measurements of one model: nothing here refers to another model."""
 
+    def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """The metrics of :attr:`map_axes`.  Override it where they are cheaper alone.
+
+        Raises:
+            Diverged: A score is not finite.
+        """
+        assert self.map_axes is not None, "a benchmark without map_axes has no map"
+        metrics = self.evaluate(scores, trial=False, seed=seed)
+        return {name: metrics.get(name) for name in self.map_axes.metrics}
+
     @classmethod
     def compare(
-        cls, config: Any, scores: Mapping[str, Scores], reference: Mapping[str, Scores]
+        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """Metrics that need the retrained model's scores too, such as a test of equality.
 

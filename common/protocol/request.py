@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from common.base.errors import ConfigError
-
-Modality = Literal["images", "text"]
-
-TEXT_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-IMAGE_OPTIONS = ("arch", "num_classes")
-TEXT_OPTIONS = ("template", "max_length")
+from typing import Any
 
 
 @dataclass(frozen=True)
-class ApplyRequest:
+class Application:
     """What to unlearn from what, and how.
 
+    What ``model`` and the folders or files of samples may be is up to the kinds of
+    :class:`common.protocol.subject.Subject`.
+
     Attributes:
-        model: Images: folder with ``model.safetensors`` and ``config.json`` as timm writes them
-            for the hub, or a ``.safetensors`` file together with ``arch`` and ``num_classes``.
-            Text: folder of a Hugging Face causal language model (``config.json``, safetensors,
-            tokenizer), or a hub id.
-        forget: What to forget: images in class subfolders; or a JSON-lines file of rows with
-            ``question`` and ``answer``, or with ``text``.
+        model: The trained model.
+        forget: What to forget.
         method: Registered method.
         out: Folder to make; must not exist or be empty.
         retain: What to keep, in the form of ``forget``; needed by methods that read it.
-        test: What the model never saw, in the form of ``forget``; for the audit only.
+        test: What the model never saw, in the form of ``forget``; for the statement only.
         preset: Named overrides of the method.
         params: ``key.sub=value`` overrides of the method's config.
         seed: Of the run.
-        arch: Images: timm's name, for a bare file.
-        num_classes: Images: number of classes, for a bare file.
-        template: Text: how a question becomes a prompt; question_answer when absent.
-        max_length: Text: longest row in tokens; the model's context, at most 1024, when absent.
+        options: Settings of one kind of subject, named in its ``options``.
         device: Torch device name; ``auto`` takes the first accelerator.
         threads: Torch threads.
     """
@@ -51,31 +39,9 @@ class ApplyRequest:
     preset: str | None = None
     params: tuple[str, ...] = ()
     seed: int = 0
-    arch: str | None = None
-    num_classes: int | None = None
-    template: str | None = None
-    max_length: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     threads: int = 1
-
-    @property
-    def modality(self) -> Modality:
-        """``text`` where ``forget`` is a JSON-lines file, ``images`` where it is a folder.
-
-        Raises:
-            ConfigError: It is neither, or an option of the other one is given.
-        """
-        text = not self.forget.is_dir() and self.forget.name.lower().endswith(TEXT_SUFFIXES)
-        if not text and self.forget.is_file():
-            raise ConfigError(
-                f"forget: {self.forget}: give a folder of images (CLASS/x.png) or a .jsonl file "
-                "of texts"
-            )
-        for option in IMAGE_OPTIONS if text else TEXT_OPTIONS:
-            if getattr(self, option) is not None:
-                kind, other = ("texts", "images") if text else ("images", "texts")
-                raise ConfigError(f"{option} is for {other}, and forget holds {kind}; leave it out")
-        return "text" if text else "images"
 
     @property
     def given(self) -> dict[str, Path]:
@@ -86,16 +52,16 @@ class ApplyRequest:
 
 @dataclass(frozen=True)
 class AppliedResult:
-    """What became of a request.
+    """What became of an application.
 
     Attributes:
-        status: ``ok``; or ``diverged``: then ``out`` holds the audit and no model.
+        status: ``ok``; or ``diverged``: then ``out`` holds the statement and no model.
         out: The folder that was written.
-        audit: The content of ``audit.json``.
+        statement: The content of ``statement.json``.
         message: One line for people.
     """
 
     status: str
     out: Path
-    audit: Mapping[str, Any]
+    statement: Mapping[str, Any]
     message: str

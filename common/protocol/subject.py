@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.protocol.benchmark import ModelFamily
+from common.protocol.request import Application
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,10 @@ class Subject(ModelFamily):
 
     Attributes:
         modality: Of the benchmarks that run the same methods.
+        kind: The name under which it is registered in ``SUBJECTS``.
         unit: What one sample is called, in the plural.
+        form: What the samples lie in, for messages.
+        options: Settings of an application that are for this kind alone.
         yardstick: The number that people read as "it has forgotten".
         original: The given model, in eval mode; after :meth:`load`.
         source: The samples; after :meth:`load`.
@@ -34,11 +38,22 @@ class Subject(ModelFamily):
     """
 
     modality: ClassVar[str]
+    kind: ClassVar[str]
     unit: ClassVar[str]
+    form: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
     yardstick: ClassVar[str]
     original: nn.Module
     source: Source
     parts: Mapping[str, np.ndarray]
+
+    def __init__(self, application: Application):
+        self.application = application
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, forget: Path) -> bool:
+        """Whether what is to be forgotten has this kind's form."""
 
     @property
     @abstractmethod
@@ -69,12 +84,16 @@ class Subject(ModelFamily):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """The audit's ``input``, ``data``, and what else tells this application from others."""
+        """The statement's ``input``, ``data``, and what else tells this application from others."""
 
     @abstractmethod
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """Writes the model as it was given, with new weights; returns the audit's ``output``."""
+        """Writes the model as it was given, with new weights.
+
+        Returns:
+            The statement's ``output``.
+        """
 
     @abstractmethod
-    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+    def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """What the measurements say, in plain words."""

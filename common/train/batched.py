@@ -4,7 +4,7 @@ The runs of a stability map differ only in the learning rate and in the weight o
 Their frozen backbones are one, so K copies of a batch go through it together, and an adapted layer
 is a batched product.  No modality: any model that treats its samples independently will do, as its
 adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.fit` on
-``GradientDifference``, run by run, up to rounding.
+``gradient_difference``, run by run, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
 from common.bounded.find import adapted_layers
 from common.bounded.layer import BoundedLinear
-from common.bounded.phi import apply_phi
 from common.data.batch import Batch
 from common.data.loader import Loader
-from common.objectives.objectives import ForgetLoss, joint_logits
+from common.objectives.objectives import joint_logits
 from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
+from common.objectives.terms import ForgetLoss
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.optimizer import AdamW
@@ -50,21 +50,21 @@ class BatchedLinear(nn.Module):
         assert type(layer) is BoundedLinear, "copies share a dense weight"
         assert layer.start is None and not layer.config.dropout, "no start and no dropout"
         self.weight, self.bias = layer.weight, layer.bias
-        self.phi, self.clip = layer.config.phi, layer.config.clip
-        self.outer, self.inner = layer.outer, layer.inner
+        self.bound = layer.bound
         self.A = nn.Parameter(layer.A.detach().repeat(copies, 1, 1))
         self.Bt = nn.Parameter(layer.Bt.detach().repeat(copies, 1, 1))
 
     def delta(self) -> Tensor:
         """Dense dW of every copy, (K, k, d)."""
-        return self.outer * apply_phi(self.phi, self.inner * (self.A @ self.Bt), self.clip)
+        return self.bound.outer * self.bound.value(self.bound.inner * (self.A @ self.Bt))
 
     def forward(self, x: Tensor) -> Tensor:
         """(K * N, ..., d) in K blocks -> (K * N, ..., k)."""
         rows = x.reshape(len(self.A), -1, x.shape[-1])
-        if self.phi == "identity":
+        if self.bound.record.linear:
             base = F.linear(rows, self.weight, self.bias)
-            y = torch.baddbmm(base, rows @ self.Bt.mT, self.A.mT, alpha=self.outer * self.inner)
+            scale = self.bound.outer * self.bound.inner
+            y = torch.baddbmm(base, rows @ self.Bt.mT, self.A.mT, alpha=scale)
         else:
             y = rows @ (self.weight + self.delta()).mT
             y = y if self.bias is None else y + self.bias
@@ -151,7 +151,7 @@ class BatchedTraining:
         active, entries = torch.zeros(self.copies), 0
         with torch.no_grad():
             for layer in self.layers.values():
-                z = (layer.inner * (layer.A @ layer.Bt)).abs()
+                z = (layer.bound.inner * (layer.A @ layer.Bt)).abs()
                 active += (z > 0.5).sum((-2, -1)).cpu()
                 entries += z[0].numel()
         return (active / entries).tolist()
@@ -171,8 +171,8 @@ class BatchedTraining:
     def write_(self, plain: nn.Module, run: int) -> None:
         """Writes run ``run``'s merged weights W0 + dW into a model without adapters."""
         for name, layer in self.layers.items():
-            A, Bt = layer.A[run], layer.Bt[run]
-            delta = layer.outer * apply_phi(layer.phi, layer.inner * (A @ Bt), layer.clip)
+            A, Bt, bound = layer.A[run], layer.Bt[run], layer.bound
+            delta = bound.outer * bound.value(bound.inner * (A @ Bt))
             plain.get_submodule(name).get_parameter("weight").copy_(layer.weight + delta)
 
     def _step(self) -> None:

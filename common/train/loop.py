@@ -16,7 +16,7 @@ from common.base.errors import ConfigError, Diverged
 from common.bounded.reuse import reuse_weights
 from common.data.batch import Batch
 from common.data.loader import Loader
-from common.objectives.objectives import Objective, Terms
+from common.objectives.objectives import Objective, ObjectiveValue
 from common.train.checkpoint import TrainingState
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
@@ -213,7 +213,7 @@ class TrainingRun:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def _backward(self) -> tuple[Terms, dict[str, Batch]]:
+    def _backward(self) -> tuple[ObjectiveValue, dict[str, Batch]]:
         batches = {part: self.loaders[part].next() for part in self.objective.parts}
         terms = self.objective(self.forward, batches)
         total, penalty = terms.total, self.hooks.penalty
@@ -227,7 +227,7 @@ class TrainingRun:
         else:
             extra = penalty(self.model)
             self.accelerator.backward(total + extra)
-        return Terms(total + extra, {**terms.parts, "penalty": extra}), batches
+        return ObjectiveValue(total + extra, {**terms.parts, "penalty": extra}), batches
 
     def _measured_gradients(self, step: int, batches: Mapping[str, Batch]) -> dict[str, float]:
         """Norms before clipping, and at probes those of all effective weights."""

@@ -73,12 +73,12 @@ class CausalCheckpoint:
         Raises:
             CheckpointError: It is neither float32 nor bfloat16 nor float16.
         """
-        found = self.config.get("dtype") or self.config.get("torch_dtype") or self._stored_dtype()
-        if found not in _DTYPES.values():
+        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or self._stored_dtype()
+        if dtype not in _DTYPES.values():
             raise CheckpointError(
-                f"{self.folder}: its weights are {found}; give them as float32, bfloat16 or float16"
+                f"{self.folder}: its weights are {dtype}; give them as float32, bfloat16 or float16"
             )
-        return found
+        return dtype
 
     def _stored_dtype(self) -> str:
         from safetensors import SafetensorError, safe_open
@@ -165,14 +165,14 @@ def _weights(folder: Path) -> tuple[Path, ...]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: holds no {path.name}; add it") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must be a mapping; fetch it again")
-    return found
+    return content
 
 
 def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:

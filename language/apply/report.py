@@ -49,19 +49,19 @@ def measured(
     from language.metrics.memorization import membership_auc
 
     scores = score_parts(model, source, parts, EVALUATION, trial=True)
-    asked = {name: _asked(source, rows) for name, rows in parts.items()}
-    asked = {name: rows for name, rows in asked.items() if len(rows)}
-    said = score_parts(model, source, asked, EVALUATION, trial=False) if asked else {}
-    found: dict[str, Any] = {name: _summary(scores[name], said.get(name)) for name in parts}
+    questions = {name: _questions(source, rows) for name, rows in parts.items()}
+    questions = {name: rows for name, rows in questions.items() if len(rows)}
+    answers = score_parts(model, source, questions, EVALUATION, trial=False) if questions else {}
+    results: dict[str, Any] = {name: _summary(scores[name], answers.get(name)) for name in parts}
     for key, column in (("loss_auc", "answer_loss"), ("min_k_auc", "min_k")):
-        found[key] = None
+        results[key] = None
         if "test" in scores:
             members, others = (scores[name].extra[column] for name in ("forget", "test"))
-            found[key] = 100 * membership_auc(members, others)
-    return found
+            results[key] = 100 * membership_auc(members, others)
+    return results
 
 
-def _asked(source: TextSource, rows: np.ndarray) -> np.ndarray:
+def _questions(source: TextSource, rows: np.ndarray) -> np.ndarray:
     """The questions of a part that are answered: the same ones before and after."""
     import numpy as np
 
@@ -71,7 +71,7 @@ def _asked(source: TextSource, rows: np.ndarray) -> np.ndarray:
     return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))
 
 
-def _summary(scores: Scores, said: Scores | None) -> dict[str, Any]:
+def _summary(scores: Scores, answers: Scores | None) -> dict[str, Any]:
     import numpy as np
 
     loss, extra = scores.extra["answer_loss"], scores.extra
@@ -81,25 +81,25 @@ def _summary(scores: Scores, said: Scores | None) -> dict[str, Any]:
         "probability": 100 * float(np.exp(-loss).mean()),
         "exact_memorization": 100 * float(extra["exact_memorization"].mean()),
         "extraction_strength": 100 * float(extra["extraction_strength"].mean()),
-        "answered": 0 if said is None else len(said),
+        "answered": 0 if answers is None else len(answers),
         "rouge_l_recall": None
-        if said is None
-        else 100 * float(said.extra["rouge_l_recall"].mean()),
+        if answers is None
+        else 100 * float(answers.extra["rouge_l_recall"].mean()),
     }
 
 
-def outcome(audit: Mapping[str, Any]) -> list[str]:
+def outcome(statement: Mapping[str, Any]) -> list[str]:
     """What these measurements say, in plain words."""
-    before, after = audit["before"], audit["after"]
+    before, after = statement["before"], statement["after"]
     lines = []
-    known = before["forget"]["exact_memorization"]
-    if known < 50:
+    share = before["forget"]["exact_memorization"]
+    if share < 50:
         lines.append(
-            f"The given model predicted only {known:.1f} % of the forget tokens before: it may not "
+            f"The given model predicted only {share:.1f} % of the forget tokens before: it may not "
             "know these texts, or know them in another prompt (--template)."
         )
-    lines += [_change(part, before[part], after[part]) for part in audit["data"]]
-    guessing = math.log(audit["input"]["vocabulary"])
+    lines += [_change(part, before[part], after[part]) for part in statement["data"]]
+    guessing = math.log(statement["input"]["vocabulary"])
     if after["forget"]["loss"] > guessing:
         lines.append(
             f"The forget loss is above that of guessing among all tokens ({guessing:.2f} nats): "

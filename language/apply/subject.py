@@ -1,6 +1,6 @@
 """A user's causal language model and JSON-lines files: what differs from images in an application.
 
-The audit holds counts, digests and measurements, never a text: it outlives what was forgotten.
+The statement holds counts, digests and measurements, never a text: it outlives what was forgotten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, DataError
-from common.protocol.request import ApplyRequest
+from common.protocol.request import Application
 from common.protocol.subject import Subject
 from common.store.weights import file_digest
 from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch, Source
     from language.data.source import TextSource
 
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
 """Tokens of the longest row, unless more are asked for."""
 
@@ -44,18 +45,26 @@ class TextSubject(Subject):
     """
 
     modality: ClassVar[str] = "language"
+    kind: ClassVar[str] = "text"
     unit: ClassVar[str] = "rows"
+    form: ClassVar[str] = "a .jsonl file of texts"
+    options: ClassVar[tuple[str, ...]] = ("template", "max_length")
     yardstick: ClassVar[str] = "probability"
 
-    def __init__(self, request: ApplyRequest):
-        self.request = request
-        self.template = request.template or DEFAULT_TEMPLATE
+    def __init__(self, application: Application):
+        super().__init__(application)
+        self.template = application.options.get("template", DEFAULT_TEMPLATE)
         if self.template not in get_args(Family):
             hint = did_you_mean(self.template, list(get_args(Family)))
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
-        self.checkpoint = read_causal(request.model)
-        self.items = {role: _read(path, role) for role, path in request.given.items()}
-        check_apart(self.items, request.given)
+        self.checkpoint = read_causal(application.model)
+        self.items = {role: _read(path, role) for role, path in application.given.items()}
+        check_apart(self.items, application.given)
+
+    @classmethod
+    def takes(cls, forget: Path) -> bool:
+        """A JSON-lines file, there or not."""
+        return not forget.is_dir() and forget.name.lower().endswith(SUFFIXES)
 
     @property
     def scenario(self) -> str | None:
@@ -73,7 +82,9 @@ class TextSubject(Subject):
         tokenizer = load_tokenizer(named)
         model = load_causal(self.checkpoint, len(tokenizer))
         self.model_type: str = model.config.model_type
-        self.max_length = _max_length(self.request.max_length, model, self.checkpoint)
+        self.max_length = _max_length(
+            self.application.options.get("max_length"), model, self.checkpoint
+        )
         self.text = _source(self.items, tokenizer, self.template, device)
         self.source: Source = self.text
         self._check_lengths()
@@ -90,7 +101,7 @@ class TextSubject(Subject):
     def _check_lengths(self) -> None:
         for role, items in self.items.items():
             for number, item in enumerate(items, 1):
-                where = f"{self.request.given[role]} row {number}"
+                where = f"{self.application.given[role]} row {number}"
                 try:
                     length = len(self.text.encode(item.question, item.answer).ids)
                 except DataError:
@@ -161,7 +172,7 @@ class TextSubject(Subject):
         }
 
     def _about(self, role: str) -> dict[str, Any]:
-        items, path = self.items[role], self.request.given[role]
+        items, path = self.items[role], self.application.given[role]
         pairs = [self.text.encode(item.question, item.answer) for item in items]
         return {
             "file": path.name,
@@ -177,9 +188,9 @@ class TextSubject(Subject):
         files = write_causal(self.checkpoint, model, folder)
         return {"weights_sha256": {name: file_digest(folder / name) for name in files}}
 
-    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+    def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """See :func:`language.apply.report.outcome`."""
-        return outcome(audit)
+        return outcome(statement)
 
 
 def _read(path: Path, role: str) -> list[Item]:
@@ -193,11 +204,11 @@ def check_apart(items: Mapping[str, Sequence[Item]], paths: Mapping[str, Path]) 
     Raises:
         DataError: Naming one pair.
     """
-    seen: dict[tuple[str, str], tuple[str, int]] = {}
+    owners: dict[tuple[str, str], tuple[str, int]] = {}
     for role, rows in items.items():
         for number, item in enumerate(rows, 1):
             key = (item.question.strip(), item.answer.strip())
-            other, first = seen.setdefault(key, (role, number))
+            other, first = owners.setdefault(key, (role, number))
             if other != role:
                 raise DataError(
                     f"{paths[other]} row {first} ({other}) and {paths[role]} row {number} ({role}) "
@@ -227,11 +238,11 @@ def _source(
     from language.data.source import TextSource
     from language.data.templates import make_template
 
-    asked = all(item.question for item in items["forget"])
+    questions = all(item.question for item in items["forget"])
     corpus = Corpus(
         tuple(item for rows in items.values() for item in rows),
         "JSON-lines files of the user",
-        REFUSAL_LINES if asked else (),  # a plain text is nothing that could be refused
+        REFUSAL_LINES if questions else (),  # a plain text is nothing that could be refused
     )
     template = make_template(family, "clean")
     return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)

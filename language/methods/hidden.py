@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
-from common.data.batch import Batch, Forward, ordered_batches
+from common.data.batch import IGNORE, Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import evaluating
-from common.objectives.objectives import Terms
-from common.objectives.positions import IGNORE, average, sample_cross_entropy
+from common.objectives.objectives import ObjectiveValue
+from common.objectives.positions import average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
 
 Positions = Literal["scored", "all"]
@@ -24,14 +24,14 @@ Positions = Literal["scored", "all"]
 @contextmanager
 def captured(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collects what ``module`` returns (the first of a tuple) while the context is open."""
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        outputs.append(output[0] if isinstance(output, tuple) else output)
 
     handle = module.register_forward_hook(keep)
     try:
-        yield found
+        yield outputs
     finally:
         handle.remove()
 
@@ -90,26 +90,26 @@ class Steering:
     retain_weight: float
     parts: tuple[str, ...] = ("retain", "forget")
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Both distances, per entry of the hidden state."""
-        kept, kept_loss = self._distance(forward, batches["retain"], None)
+        hold, hold_loss = self._distance(forward, batches["retain"], None)
         push, push_loss = self._distance(forward, batches["forget"], self.target)
-        total = self.forget_weight * push + self.retain_weight * kept
-        logged = {"retain_term": kept, "retain_loss": kept_loss}
-        return Terms(total, {**logged, "forget_term": push, "forget_loss": push_loss})
+        total = self.forget_weight * push + self.retain_weight * hold
+        logged = {"retain_term": hold, "retain_loss": hold_loss}
+        return ObjectiveValue(total, {**logged, "forget_term": push, "forget_loss": push_loss})
 
     def _distance(
         self, forward: Forward, batch: Batch, target: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        with captured(self.model.get_submodule(self.layer)) as found:
+        with captured(self.model.get_submodule(self.layer)) as outputs:
             logits = forward(batch)
         with torch.no_grad():
             loss = sample_cross_entropy(logits, batch.labels).mean()
             if target is None:
                 with captured(self.frozen.get_submodule(self.layer)) as fixed:
                     self.run(self.frozen, batch)
-                target = counted_positions(batch, fixed[0].float(), self.positions)[0]
-        states, mask = counted_positions(batch, found[0].float(), self.positions)
+                target = counted_positions(batch, wide(fixed[0]), self.positions)[0]
+        states, mask = counted_positions(batch, wide(outputs[0]), self.positions)
         distance = (states - target.to(states.device)).square().mean(-1)
         return average(distance, mask, "samples"), loss
 
@@ -129,10 +129,10 @@ def hidden_size(
     module = task.model.get_submodule(layer)
     with evaluating(task.model):
         for batch in ordered_batches(task.source, task.indices("forget"), batch_size):
-            with captured(module) as found:
+            with captured(module) as outputs:
                 task.forward(task.model, batch)
-            states, mask = counted_positions(batch, found[0].float(), positions)
-            kept = states[mask != IGNORE]
-            norms += float(torch.linalg.vector_norm(kept.double(), dim=-1).sum())
-            count, width = count + len(kept), kept.shape[-1]
+            states, mask = counted_positions(batch, wide(outputs[0]), positions)
+            scored = states[mask != IGNORE]
+            norms += float(torch.linalg.vector_norm(scored.double(), dim=-1).sum())
+            count, width = count + len(scored), scored.shape[-1]
     return width, norms / count

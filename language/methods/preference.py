@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.data.batch import Batch, Forward, Source
-from common.objectives.objectives import Term, Terms, joint_logits
+from common.objectives.objectives import ObjectiveValue, joint_logits
 from common.objectives.positions import (
     Average,
     average,
@@ -18,7 +18,7 @@ from common.objectives.positions import (
     log_likelihood,
     sample_cross_entropy,
 )
-from common.objectives.terms import LogLikelihoods
+from common.objectives.terms import LogLikelihoods, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class RefusalPreference(_Weights):
         """Retain too, where it has a term."""
         return ("forget",) if self.retain is None else ("forget", "retain")
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward over answers and refusals where their shapes allow it."""
         answers = batches["forget"]
         refusals = self.refusals.fetch(answers.indices)
@@ -64,10 +64,10 @@ class RefusalPreference(_Weights):
         if self.retain is not None:
             batch = batches["retain"]
             z = forward(batch)
-            kept = self.retain(z, batch)
-            total = total + self.retain_weight * kept
-            logged |= {"retain_term": kept, "retain_loss": kept}
-        return Terms(total, logged)
+            retain_term = self.retain(z, batch)
+            total = total + self.retain_weight * retain_term
+            logged |= {"retain_term": retain_term, "retain_loss": retain_term}
+        return ObjectiveValue(total, logged)
 
     def _term(
         self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor

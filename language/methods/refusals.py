@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from common.base.errors import ConfigError
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import (
-    ForgetConfig,
-    ForgetRetainMethod,
-    RetainConfig,
-    RetainTermMethod,
-)
+from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from common.data.access import GuardedSource
     from common.data.batch import Source
-    from common.objectives.objectives import Objective, Term
-
-BOTH = frozenset({"forget", "retain"})
+    from common.objectives.objectives import Objective
+    from common.objectives.terms import Term
 
 
 def refusing(task: UnlearnTask) -> GuardedSource:
@@ -70,7 +65,7 @@ class IDK(ForgetRetainMethod):
         return streams
 
 
-class DPO(RetainTermMethod):
+class DPO(ForgetRetainMethod):
     """DPO: prefer a refusal to the true answer, relative to Original; no retain data.
 
     Formula: minimise -(2/beta) mean log sigmoid(beta [log r(y_idk) - log r(y)]), log r =
@@ -90,10 +85,6 @@ class DPO(RetainTermMethod):
     class Config(ForgetConfig):
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
-
-    def retain_term(self, task: UnlearnTask) -> Term | None:
-        """None."""
-        return None
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The preference loss over pairs, and the retain term where there is one."""
@@ -140,7 +131,3 @@ class DPOGdr(DPO):
     class Config(RetainConfig):
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
-
-    def retain_term(self, task: UnlearnTask) -> Term | None:
-        """Cross-entropy."""
-        return RetainTermMethod.retain_term(self, task)

@@ -76,13 +76,13 @@ class RMU(GradientMethod):
 
 
 def _only(model: nn.Module, pattern: str) -> str:
-    found = fnmatch.filter([name for name, _ in model.named_modules() if name], pattern)
-    if len(found) != 1:
+    modules = fnmatch.filter([name for name, _ in model.named_modules() if name], pattern)
+    if len(modules) != 1:
         raise ConfigError(
-            f"layer: '{pattern}' matches {len(found)} modules, not one; give a name such as "
-            f"'{found[0] if found else 'transformer.h.3'}'"
+            f"layer: '{pattern}' matches {len(modules)} modules, not one; give a name such as "
+            f"'{modules[0] if modules else 'transformer.h.3'}'"
         )
-    return found[0]
+    return modules[0]
 
 
 def _train_only(model: nn.Module, patterns: tuple[str, ...]) -> None:

@@ -83,7 +83,7 @@ def _specs() -> tuple[MetricSpec, ...]:
         kind = "forget" if prefix == "forget" else "other"
         what = {"forget": "mean min(r, 1/r)", "other": "mean max(0, 1 - r)"}[kind]
         options = ", among the wrong answers" if prefix in ("ra", "wf") else ""
-        goal: Any = "reference" if prefix in ("forget", "retain") else "higher"
+        goal: Any = "target" if prefix in ("forget", "retain") else "higher"
         rows += [
             MetricSpec(
                 f"{prefix}_prob", goal, f"{prefix} P", doc=f"mean answer probability on {where}"
@@ -111,26 +111,26 @@ def _specs() -> tuple[MetricSpec, ...]:
         ),
         MetricSpec(
             "extraction_strength",
-            "reference",
+            "target",
             "ES",
             doc="share of a forget answer that follows by itself from its beginning",
         ),
         MetricSpec(
             "exact_memorization",
-            "reference",
+            "target",
             "EM",
             doc="share of forget answers' tokens that the argmax gets right, teacher forced",
         ),
         MetricSpec(
             "min_k_auc",
-            "reference",
+            "target",
             "Min-k AUC",
             doc="chance that a forget answer is likelier than a held-out one by its least likely "
             "tokens; 50 is no signal",
         ),
         MetricSpec(
             "privleak",
-            "reference",
+            "target",
             "PrivLeak",
             doc="relative change of 100 - Min-k AUC against Retrain: below 0 still known",
         ),

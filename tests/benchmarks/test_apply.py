@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 import benchmarks  # noqa: F401 - registers every method
-from benchmarks.apply import ApplyRequest, apply
+from benchmarks.apply import Application, apply
 from common.base.errors import CheckpointError, ConfigError, DataError, UserError
 from common.bounded.attach import detach
 from common.bounded.files import load_adapter
@@ -98,7 +98,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def request_(world, tmp_path):
     """A request for gd_sine that is short and complete."""
-    return ApplyRequest(
+    return Application(
         model=world / "model",
         forget=world / "forget",
         retain=world / "retain",
@@ -130,9 +130,9 @@ def test_gd_sine_end_to_end(world, request_):
     assert result.status == "ok"
     assert sorted(path.name for path in out.iterdir()) == [
         "adapter",
-        "audit.json",
         "config.json",
         "model.safetensors",
+        "statement.json",
     ]
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert (out / "config.json").read_bytes() == (world / "model/config.json").read_bytes()
@@ -150,35 +150,37 @@ def test_gd_sine_end_to_end(world, request_):
     assert moved and all(".mlp.fc" in name and name.endswith("weight") for name in moved)
 
 
-def test_the_audit_says_what_was_done(world, request_):
+def test_the_statement_says_what_was_done(world, request_):
     result = apply(request_)
-    audit = json.loads((request_.out / "audit.json").read_text())
-    assert audit == json.loads(json.dumps(result.audit))
-    assert audit["status"] == "ok" and audit["seed"] == 1 and audit["scenario"] == "random"
-    assert audit["input"]["weights_sha256"] == sha256(world / "model" / "model.safetensors")
-    assert audit["output"]["weights_sha256"] == sha256(request_.out / "model.safetensors")
+    statement = json.loads((request_.out / "statement.json").read_text())
+    assert statement == json.loads(json.dumps(result.statement))
+    assert (
+        statement["status"] == "ok" and statement["seed"] == 1 and statement["scenario"] == "random"
+    )
+    assert statement["input"]["weights_sha256"] == sha256(world / "model" / "model.safetensors")
+    assert statement["output"]["weights_sha256"] == sha256(request_.out / "model.safetensors")
     state = hashlib.sha256()
     for file in sorted((world / "forget").glob("*/*.png")):
         state.update(f"{file.parent.name}/{file.name}\0{sha256(file)}\n".encode())
-    about = audit["data"]["forget"]
+    about = statement["data"]["forget"]
     assert about["digest"] == state.hexdigest() and about["images"] == 12
     assert about["classes"] == {"blue": 8, "red": 4}
-    assert audit["method"]["name"] == "gd_sine" and audit["method"]["version"] >= 1
-    params = audit["method"]["params"]
+    assert statement["method"]["name"] == "gd_sine" and statement["method"]["version"] >= 1
+    params = statement["method"]["params"]
     assert params["steps"] == 8 and params["adapter"]["rank"] == 4
     assert params["adapter"]["omega"] == 100.0 and params["lam"] == 0.1
-    assert audit["labels"]["ids"] == {name: label for label, name in enumerate(NAMES)}
-    assert audit["cost"]["steps"] == 8
-    assert 0 < audit["cost"]["trainable_parameters"] < audit["cost"]["base_parameters"]
-    assert {"packages", "git", "python"} <= audit["environment"].keys()
+    assert statement["labels"]["ids"] == {name: label for label, name in enumerate(NAMES)}
+    assert statement["cost"]["steps"] == 8
+    assert 0 < statement["cost"]["trainable_parameters"] < statement["cost"]["base_parameters"]
+    assert {"packages", "git", "python"} <= statement["environment"].keys()
     for words in ("retrained", "not erasure", "AUC", "Accuracy on forget"):
-        assert words in audit["reading"]
+        assert words in statement["reading"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_numbers_are_those_that_timm_would_measure(world, request_, when):
     apply(request_)
-    audit = json.loads((request_.out / "audit.json").read_text())
+    statement = json.loads((request_.out / "statement.json").read_text())
     model = fresh(world / "model" if when == "before" else request_.out)
     losses = {}
     for part in ("forget", "retain", "test"):
@@ -186,35 +188,34 @@ def test_the_numbers_are_those_that_timm_would_measure(world, request_, when):
         with torch.no_grad():
             logits = model(images)
         losses[part] = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-        found = audit[when][part]
+        found = statement[when][part]
         assert found["images"] == len(labels)
         assert found["accuracy"] == 100 * np.mean((logits.argmax(1) == labels).numpy())
         assert found["loss"] == pytest.approx(losses[part].mean().item(), abs=1e-4)
     auc = loss_threshold_attack(losses["forget"].numpy(), losses["test"].numpy()).auc
-    assert audit[when]["membership_auc"] == pytest.approx(auc, abs=1.0)
+    assert statement[when]["membership_auc"] == pytest.approx(auc, abs=1.0)
     _, labels = normalised(world / "test")
     same = losses["test"].numpy()[np.isin(labels, [1, 3])]
     auc = loss_threshold_attack(losses["forget"].numpy(), same).auc
-    assert audit[when]["membership_auc_same_classes"] == pytest.approx(auc, abs=1.0)
-    assert audit[when]["test_forgotten_classes"]["images"] == 12
+    assert statement[when]["membership_auc_same_classes"] == pytest.approx(auc, abs=1.0)
+    assert statement[when]["test_forgotten_classes"]["images"] == 12
 
 
 def test_the_weight_change_is_that_of_the_files(world, request_):
-    audit = apply(request_).audit
+    statement = apply(request_).statement
     before = load_file(world / "model" / "model.safetensors")
     after = load_file(request_.out / "model.safetensors")
     moved = sum(float((after[k].double() - v.double()).square().sum()) for k, v in before.items())
     base = sum(float(v.double().square().sum()) for v in before.values())
-    assert audit["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
-    assert audit["weight_change"]["adapters"]["delta_ratio"] > 0
+    assert statement["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
+    assert statement["weight_change"]["adapters"]["delta_ratio"] > 0
 
 
 def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
     request = dataclasses.replace(
         request_,
         model=world / "model" / "model.safetensors",
-        arch="test_vit",
-        num_classes=4,
+        options={"arch": "test_vit", "num_classes": 4},
         method="ascent",
         retain=None,
         test=None,
@@ -235,11 +236,11 @@ def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
         dataclasses.replace(request, model=folder / "weights.safetensors", forget=numbered)
     )
     assert result.status == "ok" and not (request.out / "adapter").exists()
-    audit = json.loads((request.out / "audit.json").read_text())
-    assert audit["scenario"] is None and audit["after"]["membership_auc"] is None
-    assert audit["after"]["forget"]["loss"] > audit["before"]["forget"]["loss"]
-    assert set(audit["data"]) == {"forget"} and audit["preprocessing"]["size"] == 160
-    assert "right on only" in audit["reading"] and "No retain images" in audit["reading"]
+    statement = json.loads((request.out / "statement.json").read_text())
+    assert statement["scenario"] is None and statement["after"]["membership_auc"] is None
+    assert statement["after"]["forget"]["loss"] > statement["before"]["forget"]["loss"]
+    assert set(statement["data"]) == {"forget"} and statement["preprocessing"]["size"] == 160
+    assert "right on only" in statement["reading"] and "No retain images" in statement["reading"]
     written = json.loads((request.out / "config.json").read_text())
     assert written == {"architecture": "test_vit", "num_classes": 4}
     changed = timm.create_model("test_vit", num_classes=4)
@@ -252,19 +253,19 @@ def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
     shutil.rmtree(retain / "blue")
     forget = tmp_path / "forget"
     shutil.copytree(world / "retain" / "blue", forget / "blue")
-    audit = apply(dataclasses.replace(request_, forget=forget, retain=retain)).audit
-    assert audit["scenario"] == "class"
-    assert audit["after"]["test_forgotten_classes"]["images"] == 6
-    assert audit["after"]["test_other_classes"]["images"] == 18
-    assert "test image of the same classes" in audit["reading"]
+    statement = apply(dataclasses.replace(request_, forget=forget, retain=retain)).statement
+    assert statement["scenario"] == "class"
+    assert statement["after"]["test_forgotten_classes"]["images"] == 6
+    assert statement["after"]["test_other_classes"]["images"] == 18
+    assert "test image of the same classes" in statement["reading"]
     test = tmp_path / "test"
     shutil.copytree(world / "test", test)
     shutil.rmtree(test / "blue")
     out = request_.out.with_name("without")
     bare = dataclasses.replace(request_, forget=forget, retain=retain, test=test, out=out)
-    audit = apply(bare).audit
-    assert audit["after"]["membership_auc_same_classes"] is None
-    assert "compares different classes" in audit["reading"]
+    statement = apply(bare).statement
+    assert statement["after"]["membership_auc_same_classes"] is None
+    assert "compares different classes" in statement["reading"]
 
 
 def test_the_seed_decides_every_bit(request_):
@@ -272,20 +273,22 @@ def test_the_seed_decides_every_bit(request_):
     again = apply(dataclasses.replace(request_, out=request_.out.with_name("again")))
     other = apply(dataclasses.replace(request_, out=request_.out.with_name("other"), seed=2))
     same = ("input", "output", "data", "before", "after", "weight_change", "dynamics", "reading")
-    assert {key: first.audit[key] for key in same} == {key: again.audit[key] for key in same}
-    assert first.audit["output"] != other.audit["output"]
-    assert first.audit["before"] == other.audit["before"]
+    assert {key: first.statement[key] for key in same} == {
+        key: again.statement[key] for key in same
+    }
+    assert first.statement["output"] != other.statement["output"]
+    assert first.statement["before"] == other.statement["before"]
 
 
-def test_divergence_leaves_an_audit_and_no_model(request_):
+def test_divergence_leaves_an_statement_and_no_model(request_):
     request = dataclasses.replace(request_, method="ascent", params=("steps=20", "lr=1e6"))
     result = apply(request)
-    assert result.status == "diverged" and str(request.out / "audit.json") in result.message
-    assert [path.name for path in request.out.iterdir()] == ["audit.json"]
-    audit = json.loads((request.out / "audit.json").read_text())
-    assert audit["status"] == "diverged" and "diverged at step" in audit["status_detail"]
-    assert audit["after"] is None and "no unlearned model" in audit["reading"]
-    assert audit["before"]["forget"]["accuracy"] > 50
+    assert result.status == "diverged" and str(request.out / "statement.json") in result.message
+    assert [path.name for path in request.out.iterdir()] == ["statement.json"]
+    statement = json.loads((request.out / "statement.json").read_text())
+    assert statement["status"] == "diverged" and "diverged at step" in statement["status_detail"]
+    assert statement["after"] is None and "no unlearned model" in statement["reading"]
+    assert statement["before"]["forget"]["accuracy"] > 50
 
 
 def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
@@ -317,12 +320,14 @@ def test_grey_models_get_grey_images(world, tmp_path, request_):
         model_args={"img_size": SIDE, "in_chans": 1},
         safe_serialization=True,
     )
-    audit = apply(dataclasses.replace(request_, model=tmp_path / "grey")).audit
-    assert audit["preprocessing"]["channels"] == 1 and audit["preprocessing"]["mean"] == (0.5,)
+    statement = apply(dataclasses.replace(request_, model=tmp_path / "grey")).statement
+    assert statement["preprocessing"]["channels"] == 1 and statement["preprocessing"]["mean"] == (
+        0.5,
+    )
     images, labels = normalised(world / "retain", chans=1)
     with torch.no_grad():
         accuracy = 100 * np.mean((model(images).argmax(1) == labels).numpy())
-    assert audit["before"]["retain"]["accuracy"] == accuracy
+    assert statement["before"]["retain"]["accuracy"] == accuracy
 
 
 # What cannot be done is said in one line ---------------------------------------------------------
@@ -351,7 +356,7 @@ def says(request, error, *words):
         ({"params": ("adapter.targets=[layers.*]",)}, ["layers.*", "matches no layer"]),
         ({"device": "cuda:99"}, ["device cuda:99"]),
         ({"device": "abacus"}, ["device abacus"]),
-        ({"arch": "test_vit"}, ["leave out arch"]),
+        ({"options": {"arch": "test_vit"}}, ["leave out arch"]),
     ],
 )
 def test_bad_requests(request_, changes, words):

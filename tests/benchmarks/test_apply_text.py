@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import benchmarks  # noqa: F401 - registers every method
-from benchmarks.apply import ApplyRequest, apply
+from benchmarks.apply import Application, apply
 from common.base.errors import CheckpointError, ConfigError, DataError, UserError
 from common.bounded.attach import detach
 from common.bounded.files import load_adapter
@@ -120,7 +120,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def request_(world, tmp_path):
     """A request for gd_sine that is short and complete."""
-    return ApplyRequest(
+    return Application(
         model=world / "gpt_neo",
         forget=world / "forget.jsonl",
         retain=world / "retain.jsonl",
@@ -168,7 +168,7 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     )
     result = apply(dataclasses.replace(request_, model=given))
     assert result.status == "ok"
-    assert names_in(out) == sorted([*before, "adapter", "audit.json"])
+    assert names_in(out) == sorted([*before, "adapter", "statement.json"])
     assert {path.name: sha256(path) for path in given.iterdir()} == before
     for name in before:
         same = (out / name).read_bytes() == (given / name).read_bytes()
@@ -190,13 +190,17 @@ def test_end_to_end(world, request_, kind, monkeypatch):
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
-def test_the_audit_says_what_was_done_and_holds_no_text(world, request_):
+def test_the_statement_says_what_was_done_and_holds_no_text(world, request_):
     result = apply(request_)
-    text = (request_.out / "audit.json").read_text()
-    audit = json.loads(text)
-    assert audit == json.loads(json.dumps(result.audit))
-    assert audit["modality"] == "text" and audit["status"] == "ok" and audit["warnings"] == []
-    about = audit["input"]
+    text = (request_.out / "statement.json").read_text()
+    statement = json.loads(text)
+    assert statement == json.loads(json.dumps(result.statement))
+    assert (
+        statement["modality"] == "text"
+        and statement["status"] == "ok"
+        and statement["warnings"] == []
+    )
+    about = statement["input"]
     assert about["weights_sha256"] == {
         "model.safetensors": sha256(world / "gpt_neo" / "model.safetensors")
     }
@@ -206,17 +210,17 @@ def test_the_audit_says_what_was_done_and_holds_no_text(world, request_):
         VOCAB,
     )
     written = {"model.safetensors": sha256(request_.out / "model.safetensors")}
-    assert audit["output"]["weights_sha256"] == written
-    forget = audit["data"]["forget"]
+    assert statement["output"]["weights_sha256"] == written
+    forget = statement["data"]["forget"]
     assert (forget["rows"], forget["questions"]) == (4, 3)
     assert forget["sha256"] == sha256(world / "forget.jsonl")
-    assert audit["template"] == "question_answer" and audit["max_length"] == 96
-    assert audit["method"]["params"]["adapter"]["rank"] == 4
-    assert audit["cost"]["steps"] == 6
-    assert audit["weight_change"]["adapters"]["delta_ratio"] > 0
+    assert statement["template"] == "question_answer" and statement["max_length"] == 96
+    assert statement["method"]["params"]["adapter"]["rank"] == 4
+    assert statement["cost"]["steps"] == 6
+    assert statement["weight_change"]["adapters"]["delta_ratio"] > 0
     assert not any(word in text for word in ("Oslo", "Lima", "born", "evening"))
     for words in ("retrained", "not erasure", "min-k", "certificate", "wordings", "ROUGE-L"):
-        assert words in audit["reading"]
+        assert words in statement["reading"]
 
 
 def expected(model, words, rows):
@@ -243,12 +247,12 @@ def expected(model, words, rows):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_numbers_are_those_of_the_files(world, request_, when):
-    audit = apply(request_).audit
+    statement = apply(request_).statement
     model, words = reloaded(world / "gpt_neo" if when == "before" else request_.out)
     tables = {}
     for role, rows in (("forget", FORGET), ("retain", RETAIN), ("test", TEST)):
         tables[role] = expected(model, words, rows)
-        found, wanted = audit[when][role], tables[role].mean(0)
+        found, wanted = statement[when][role], tables[role].mean(0)
         assert found["rows"] == len(rows) and found["answered"] == sum(
             "text" not in r for r in rows
         )
@@ -259,29 +263,29 @@ def test_the_numbers_are_those_of_the_files(world, request_, when):
     for key, column in (("loss_auc", 0), ("min_k_auc", 4)):
         members, others = tables["forget"][:, column], tables["test"][:, column]
         wins = (members[:, None] < others).mean() + (members[:, None] == others).mean() / 2
-        assert audit[when][key] == pytest.approx(100 * wins)
+        assert statement[when][key] == pytest.approx(100 * wins)
     if when == "before":
-        assert audit["before"]["forget"]["rouge_l_recall"] > 90
-        assert audit["before"]["forget"]["exact_memorization"] > 90
+        assert statement["before"]["forget"]["rouge_l_recall"] > 90
+        assert statement["before"]["forget"]["exact_memorization"] > 90
 
 
 def test_what_is_forgotten_is_less_likely_after(request_):
     request = dataclasses.replace(
         request_, params=("steps=25", "batch_size=4", "adapter.rank=4", "lam=1", "lr=3e-2")
     )
-    audit = apply(request).audit
-    before, after = audit["before"], audit["after"]
+    statement = apply(request).statement
+    before, after = statement["before"], statement["after"]
     assert after["forget"]["probability"] < before["forget"]["probability"] / 2
     assert after["forget"]["probability"] < after["retain"]["probability"]
 
 
 def test_the_weight_change_is_that_of_the_files(world, request_):
-    audit = apply(request_).audit
+    statement = apply(request_).statement
     old = load_file(world / "gpt_neo" / "model.safetensors")
     new = load_file(request_.out / "model.safetensors")
     moved = sum(float((new[k].double() - v.double()).square().sum()) for k, v in old.items())
     base = sum(float(v.double().square().sum()) for v in old.values())
-    assert audit["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
+    assert statement["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
 
 
 def test_progress_is_told(request_):
@@ -295,11 +299,11 @@ def test_ascent_needs_neither_retain_nor_test(world, request_):
         request_, method="ascent", retain=None, test=None, params=("steps=3", "batch_size=4")
     )
     result = apply(request)
-    audit = result.audit
-    assert not (request.out / "adapter").exists() and set(audit["data"]) == {"forget"}
-    assert audit["after"]["forget"]["loss"] > audit["before"]["forget"]["loss"]
-    assert audit["after"]["min_k_auc"] is None
-    assert "No retain rows" in audit["reading"] and "never saw" in audit["reading"]
+    statement = result.statement
+    assert not (request.out / "adapter").exists() and set(statement["data"]) == {"forget"}
+    assert statement["after"]["forget"]["loss"] > statement["before"]["forget"]["loss"]
+    assert statement["after"]["min_k_auc"] is None
+    assert "No retain rows" in statement["reading"] and "never saw" in statement["reading"]
     reloaded(request.out)
 
 
@@ -308,7 +312,7 @@ def test_methods_of_the_literature(world, request_, method, tmp_path):
     questions = write_rows(tmp_path / "questions.jsonl", FORGET[:3])
     changes = {"method": method, "forget": questions, "params": ("steps=2", "batch_size=4")}
     result = apply(dataclasses.replace(request_, **changes))
-    assert result.status == "ok" and result.audit["weight_change"]["tensors_changed"] > 0
+    assert result.status == "ok" and result.statement["weight_change"]["tensors_changed"] > 0
 
 
 def test_sharded_weights_are_read_and_written(world, request_, tmp_path, monkeypatch):
@@ -320,13 +324,13 @@ def test_sharded_weights_are_read_and_written(world, request_, tmp_path, monkeyp
     monkeypatch.setattr("language.apply.checkpoint.SHARD", "40KB")
     whole = apply(request_)
     out = request_.out.with_name("other")
-    audit = apply(dataclasses.replace(request_, model=sharded, out=out)).audit
+    statement = apply(dataclasses.replace(request_, model=sharded, out=out)).statement
     assert (
-        len(audit["input"]["weights_sha256"]) > 2
+        len(statement["input"]["weights_sha256"]) > 2
         and (out / "model.safetensors.index.json").is_file()
     )
-    assert set(audit["output"]["weights_sha256"]) == {p.name for p in out.glob("*.safetensors")}
-    assert audit["after"] == whole.audit["after"]
+    assert set(statement["output"]["weights_sha256"]) == {p.name for p in out.glob("*.safetensors")}
+    assert statement["after"] == whole.statement["after"]
     assert torch.equal(logits_of(*reloaded(out)), logits_of(*reloaded(request_.out)))
     next(iter(sharded.glob("model-00002*"))).unlink()
     says(dataclasses.replace(request_, model=sharded, out=tmp_path / "x"), CheckpointError, "00002")
@@ -339,9 +343,9 @@ def test_half_precision_is_kept_and_rounding_is_told(world, request_, tmp_path):
     words.save_pretrained(half)
     small = ("steps=1", "batch_size=4", "lr=1e-4", "adapter.mode=split")
     result = apply(dataclasses.replace(request_, model=half, params=small))
-    assert result.audit["input"]["dtype"] == "bfloat16"
-    assert "merging rounds off" in result.audit["warnings"][0]
-    assert "merging rounds off" in result.audit["reading"]
+    assert result.statement["input"]["dtype"] == "bfloat16"
+    assert "merging rounds off" in result.statement["warnings"][0]
+    assert "merging rounds off" in result.statement["reading"]
     stored = load_file(request_.out / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     assert reloaded(request_.out, dtype="auto")[0].dtype == torch.bfloat16
@@ -352,17 +356,19 @@ def test_the_seed_decides_every_bit(request_):
     again = apply(dataclasses.replace(request_, out=request_.out.with_name("again")))
     other = apply(dataclasses.replace(request_, out=request_.out.with_name("other"), seed=2))
     same = ("input", "output", "data", "before", "after", "weight_change", "dynamics", "reading")
-    assert {key: first.audit[key] for key in same} == {key: again.audit[key] for key in same}
-    assert first.audit["output"] != other.audit["output"]
+    assert {key: first.statement[key] for key in same} == {
+        key: again.statement[key] for key in same
+    }
+    assert first.statement["output"] != other.statement["output"]
 
 
-def test_divergence_leaves_an_audit_and_no_model(request_):
+def test_divergence_leaves_an_statement_and_no_model(request_):
     request = dataclasses.replace(request_, method="ascent", params=("steps=9", "lr=1e6"))
     result = apply(request)
-    assert result.status == "diverged" and names_in(request.out) == ["audit.json"]
-    audit = json.loads((request.out / "audit.json").read_text())
-    assert audit["after"] is None and "no unlearned model" in audit["reading"]
-    assert audit["before"]["forget"]["exact_memorization"] > 90 and "output" not in audit
+    assert result.status == "diverged" and names_in(request.out) == ["statement.json"]
+    statement = json.loads((request.out / "statement.json").read_text())
+    assert statement["after"] is None and "no unlearned model" in statement["reading"]
+    assert statement["before"]["forget"]["exact_memorization"] > 90 and "output" not in statement
 
 
 def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
@@ -377,16 +383,16 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
 
 def test_a_collapse_and_an_unknown_text_are_told():
     row = {"loss": 9.0, "probability": 0.1, "exact_memorization": 3.0, "rouge_l_recall": None}
-    audit = {
+    statement = {
         "before": {"forget": row, "min_k_auc": None},
         "after": {"forget": row, "min_k_auc": None},
         "data": {"forget": {}},
         "input": {"vocabulary": 1000},
     }
-    text = " ".join(outcome(audit))
+    text = " ".join(outcome(statement))
     assert "only 3.0 %" in text and "guessing among all tokens (6.91 nats)" in text
-    audit["after"] = {"forget": row | {"loss": 6.8}, "min_k_auc": None}
-    assert "guessing" not in " ".join(outcome(audit))
+    statement["after"] = {"forget": row | {"loss": 6.8}, "min_k_auc": None}
+    assert "guessing" not in " ".join(outcome(statement))
 
 
 # What cannot be done is said in one line ---------------------------------------------------------
@@ -417,10 +423,10 @@ def says(request, error, *words):
         ({"method": "idk", "params": ()}, ["no refusals", "plain texts"]),
         ({"params": ("adapter.targets=['*c_fd']",)}, ["c_fd", "matches no layer"]),
         ({"params": ("adapter.targets=['lm_*']",)}, ["lm_head", "input embeddings"]),
-        ({"template": "question_anser"}, ["did you mean 'question_answer'"]),
-        ({"template": "llama3_chat"}, ["<|begin_of_text|>"]),
-        ({"arch": "vit"}, ["arch is for images", "leave it out"]),
-        ({"max_length": 97}, ["97", "96 tokens"]),
+        ({"options": {"template": "question_anser"}}, ["did you mean 'question_answer'"]),
+        ({"options": {"template": "llama3_chat"}}, ["<|begin_of_text|>"]),
+        ({"options": {"arch": "vit"}}, ["arch is for images", "leave it out"]),
+        ({"options": {"max_length": 97}}, ["97", "96 tokens"]),
         ({"device": "abacus"}, ["device abacus"]),
     ],
 )
@@ -442,7 +448,9 @@ def test_methods_that_a_text_does_not_fit(world, request_):
 
 def test_text_options_are_not_for_images(request_, tmp_path):
     says(
-        dataclasses.replace(request_, forget=tmp_path, template="llama2_chat"), ConfigError, "texts"
+        dataclasses.replace(request_, forget=tmp_path, options={"template": "llama2_chat"}),
+        ConfigError,
+        "text",
     )
     (tmp_path / "f.txt").write_text("x")
     says(dataclasses.replace(request_, forget=tmp_path / "f.txt"), ConfigError, ".jsonl")
@@ -567,9 +575,12 @@ def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):
         return str(world / "gpt_neo")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    audit = apply(dataclasses.replace(request_, model=Path("someone/a-model"))).audit
+    statement = apply(dataclasses.replace(request_, model=Path("someone/a-model"))).statement
     assert asked == [("someone/a-model", True, False)]
-    assert (audit["input"]["model"], audit["input"]["revision"]) == ("someone/a-model", "gpt_neo")
+    assert (statement["input"]["model"], statement["input"]["revision"]) == (
+        "someone/a-model",
+        "gpt_neo",
+    )
 
 
 def test_the_command(world, tmp_path, cli):
@@ -584,7 +595,11 @@ def test_the_command(world, tmp_path, cli):
     retain = ("--retain", str(world / "retain.jsonl"))
     good = run("good", "gd_sine", *retain, "--set", "steps=1", "--template", "llama2_chat")
     assert good.code == 0 and good.err == "" and "certificate" in good.out
-    assert json.loads((tmp_path / "good" / "audit.json").read_text())["template"] == "llama2_chat"
+    assert (
+        json.loads((tmp_path / "good" / "statement.json").read_text())["template"] == "llama2_chat"
+    )
     lost = run("lost", "ascent", "--set", "steps=9", "--set", "lr=1e30", "--device", "cpu")
     assert lost.code == 1 and "no model was written" in " ".join(lost.out.split())
-    assert names_in(tmp_path) == ["good", "lost"] and names_in(tmp_path / "lost") == ["audit.json"]
+    assert names_in(tmp_path) == ["good", "lost"] and names_in(tmp_path / "lost") == [
+        "statement.json"
+    ]

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.audits.cost import costs
 from benchmarks.audits.derive import AuditReport, AuditTable
-from benchmarks.audits.plan import Shadows, suite_of_record
+from benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
 from benchmarks.audits.report import number, pieces, shown
-from benchmarks.audits.streams import RequestPlanner
+from benchmarks.audits.streams import stream
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import load_suite
@@ -170,7 +170,7 @@ def test_shadows_say_what_they_cost_and_wait_for_yes(run):
 
 def test_fixed_shadows_are_the_suites_own_and_more(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = RequestPlanner(suite, store)
+    planner = AuditPlanner(suite, store)
     own = {stage.key for stage in make_plan(suite, store).stages()}
     plan = planner.shadow_plan(Shadows(3))
     kinds: dict[str, list] = {}
@@ -192,7 +192,7 @@ def test_fixed_shadows_are_the_suites_own_and_more(run):
 
 def test_the_cost_is_that_of_what_was_recorded(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = RequestPlanner(suite, store)
+    planner = AuditPlanner(suite, store)
     recorded = list(planner.base.stages())
     found = {c.kind: c for c in costs(planner.shadow_plan(Shadows(9)), store, recorded)}
     cost = found["retrain"]
@@ -254,8 +254,8 @@ def test_halves_never_train_on_what_is_left_out(run):
     rows = results(run)["ulira"]["rows"]
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    plan = RequestPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from benchmarks.pipeline.runner import _ids_digest
+    plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
+    from benchmarks.pipeline.worksite import ids_digest
 
     for stage in plan.stages():
         if stage.kind == "unlearn":
@@ -263,7 +263,7 @@ def test_halves_never_train_on_what_is_left_out(run):
             path = store.folder("split", split.key) / "split.safetensors"
             parts = ForgetSplit.load(path).parts
             trained = np.union1d(parts["forget"], parts["retain"])
-            assert store.done("original", original.key)["trained_on"] == _ids_digest(trained)
+            assert store.done("original", original.key)["trained_on"] == ids_digest(trained)
             assert not np.isin(parts["forget_out"], trained).any()
             assert len(parts["forget_out"]) > 0
 
@@ -288,12 +288,12 @@ def test_requests_in_turn_add_up_and_wait_for_yes(run):
 
 def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = RequestPlanner(suite, store)
-    first, second = planner.stream(suite.row("gd_sine"), 1, 2)
+    planner = AuditPlanner(suite, store)
+    first, second = stream(planner, suite.row("gd_sine"), 1, 2)
     assert second.parents["model"].parents["original"].key == first.parents["model"].key
     assert first.parents["model"].parents["original"].kind == "original"
     own = {stage.key for stage in make_plan(suite, store).stages()}
-    one, two = (stage.parents["model"] for stage in planner.stream(suite.row("retrain"), 1, 2))
+    one, two = (stage.parents["model"] for stage in stream(planner, suite.row("retrain"), 1, 2))
     assert two.key in own and one.key not in own
     assert one.parents["split"].key == first.parents["split"].key
 
@@ -316,7 +316,7 @@ def test_a_record_is_audited_with_the_suites_own_stages(run):
 
 def test_a_suite_after_another_gets_no_shadows(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    planner = RequestPlanner(suite, store)
+    planner = AuditPlanner(suite, store)
     planner.check_trainable()
     planner.suite = replace(suite, after=suite)
     with pytest.raises(ConfigError, match="leave out --shadows"):
@@ -419,5 +419,5 @@ def test_every_registered_audit_states_itself():
 def test_a_report_needs_no_model_audit_to_have_run(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     audit = AUDITS["relearn"](AUDITS["relearn"].Config(max_steps=77))
-    (table,) = AuditReport(RequestPlanner(suite, store), {"relearn": audit}).tables()
+    (table,) = AuditReport(AuditPlanner(suite, store), {"relearn": audit}).tables()
     assert {cell for row in table.rows.values() for cell in row.values()} == {"not run"}

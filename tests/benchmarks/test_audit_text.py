@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.audits.derive import AuditReport
-from benchmarks.audits.streams import RequestPlanner
+from benchmarks.audits.plan import AuditPlanner
 from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import load_suite
 from common.audits import AUDITS
@@ -51,7 +51,7 @@ def test_what_compares_outputs_is_there_for_every_part(run):
 
 def test_the_compared_distributions_are_those_of_probability_with_options(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    report = AuditReport(RequestPlanner(suite, store), {"js": AUDITS["js"]()})
+    report = AuditReport(AuditPlanner(suite, store), {"js": AUDITS["js"]()})
     (result,) = (r for r in report.finals if r.label == "gd_sine")
     for part in PARTS:
         scores = report.scores(result.stage)[part]

@@ -126,12 +126,12 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
 
 
 def test_interrupt_inside_a_stage_is_no_failure(cli, monkeypatch, tiny_suite, tmp_path):
-    from benchmarks.pipeline import runner as run_module
+    from benchmarks.pipeline.training import Original
 
-    def interrupted(self):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module._Work, "original", interrupted)
+    monkeypatch.setattr(Original, "work", interrupted)
     store = tmp_path / "store"
     done = cli("run", tiny_suite(tmp_path), "--store", store, "--executor", "inline")
     assert done.code == 130 and len(done.err.splitlines()) == 1

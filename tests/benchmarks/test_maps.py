@@ -11,8 +11,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from benchmarks.maps.cells import Cell, Edge, Target, judge
-from benchmarks.maps.config import Rule
+from benchmarks.maps.cells import Cell, Edge, judge
 from benchmarks.maps.derive import (
     band,
     compare_lines,
@@ -32,26 +31,35 @@ from benchmarks.maps.report import (
     to_markdown,
     where_rows,
 )
-from benchmarks.maps.resolve import load_map, map_names
-from benchmarks.pipeline.planner import Planner
+from benchmarks.maps.resolve import load_map, make_rule, map_names
+from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.planner import make_plan
 from benchmarks.report.table import FLOOR
+from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.methods.base import resolve_config
 from common.store.stages import StageStore
+from vision.benchmark import VisionBenchmark
+from vision.metrics import MAP_AXES
 
-TARGET = Target(fa=0.0, ra=100.0, ta=98.0, forget_loss=6.0)
+TARGET = {"fa": 0.0, "ra": 100.0, "ta": 98.0, "forget_loss": 6.0}
+RULE = make_rule(MAP_AXES, {}, "test")
 EDGES = {"low": Edge(1e-3, True), "high": Edge(1e-1, False)}
 
 
 def cell(lr=1e-2, lam=1.0, fa=0.0, ra=100.0, ta=98.0, seed=1, step=100, **over):
-    fields = {"forget_loss": 6.0, "delta_ratio": 0.1, "bound_share": None, "nonfinite": False}
+    fields = {"delta_ratio": 0.1, "bound_share": None, "nonfinite": False}
     fields |= {"extension": False, **over}
-    return Cell("m", seed=seed, lr=lr, lam=lam, step=step, fa=fa, ra=ra, ta=ta, **fields)
+    metrics = {"fa": fa, "ra": ra, "ta": ta, "forget_loss": 6.0}
+    return Cell("m", seed=seed, lr=lr, lam=lam, step=step, metrics=metrics, **fields)
 
 
 def dead(**over):
-    nothing = dict.fromkeys(("fa", "ra", "ta", "forget_loss", "delta_ratio"))
-    return dataclasses.replace(cell(**over), **nothing, nonfinite=True)
+    return replaced(cell(**over), dict.fromkeys(TARGET), delta_ratio=None, nonfinite=True)
+
+
+def replaced(old, metrics, **over):
+    return dataclasses.replace(old, metrics={**old.metrics, **metrics}, **over)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +74,20 @@ def dead(**over):
     ],
 )
 def test_the_rule_at_its_edges(values, mark):
-    assert judge(cell(**values), TARGET, Rule()) == mark
+    assert judge(cell(**values), TARGET, RULE) == mark
 
 
 @pytest.mark.parametrize(("fa", "mark"), [(85.0, ""), (75.0, ""), (85.1, "U"), (74.9, "D")])
 def test_the_two_sided_rule(fa, mark):
-    target = dataclasses.replace(TARGET, fa=80.0)
-    assert judge(cell(fa=fa), target, Rule(two_sided=True)) == mark
+    rule = make_rule(MAP_AXES, {"two_sided": True}, "test")
+    assert judge(cell(fa=fa), {**TARGET, "fa": 80.0}, rule) == mark
 
 
 def test_strict_and_loose_halve_and_double():
     nearly = cell(fa=4.0, ra=99.4, ta=97.0)
-    assert [bool(judge(nearly, TARGET, Rule().scaled(f))) for f in (0.5, 1, 2)] == [1, 0, 0]
-    assert judge(cell(ra=98.0), TARGET, Rule()) and not judge(
-        cell(ra=98.0), TARGET, Rule().scaled(2)
-    )
+    assert [bool(judge(nearly, TARGET, RULE.scaled(f))) for f in (0.5, 1, 2)] == [1, 0, 0]
+    assert judge(cell(ra=98.0), TARGET, RULE)
+    assert not judge(cell(ra=98.0), TARGET, RULE.scaled(2))
 
 
 def grid():
@@ -97,7 +104,7 @@ def grid():
 
 def line(cells=None, label="m", edges=EDGES):
     cells = grid() if cells is None else cells
-    return derive_line(label, cells, {c.seed: TARGET for c in cells}, Rule(), edges)
+    return derive_line(label, cells, {c.seed: TARGET for c in cells}, RULE, edges)
 
 
 def test_a_line_worked_by_hand():
@@ -106,8 +113,10 @@ def test_a_line_worked_by_hand():
     assert got.strict == (pytest.approx(100 / 3),)  # 4 % FA is beyond half of 5
     assert got.band == (pytest.approx(0.5),)  # (1 decade + 0) / 2 lambdas
     assert got.widest == pytest.approx(2.0)
-    assert got.worst_ra == (40.0,) and got.median_ra == (100.0,)  # the diverged cell has none
-    assert (got.best.lr, got.best.lam, got.best.ta.mean) == (1e-1, 1.0, 98.0)
+    assert got.worst_retained == (40.0,) and got.median_retained == (
+        100.0,
+    )  # the diverged cell has none
+    assert (got.best.lr, got.best.lam, got.best.utility.mean) == (1e-1, 1.0, 98.0)
     assert got.by_lr == {1e-3: 50.0, 1e-2: 50.0, 1e-1: 50.0}
     assert got.by_lam[1.0] == pytest.approx(200 / 3)
     assert [(s.lr, s.lam, s.share, s.letters) for s in got.squares] == [
@@ -118,14 +127,15 @@ def test_a_line_worked_by_hand():
         (1e-1, 1.0, 100.0, ""),
         (1e-1, 10.0, 0.0, "D"),
     ]
-    assert [s.ra_drop for s in got.squares] == [0.0, 0.0, 0.0, 60.0, 0.0, None]
+    assert [s.retained_drop for s in got.squares] == [0.0, 0.0, 0.0, 60.0, 0.0, None]
 
 
 def test_extensions_widen_the_band_and_nothing_else():
     wide = line([*grid(), cell(1.0, 1.0, extension=True), cell(1.0, 10.0, extension=True, ra=0.0)])
     plain = line()
     assert wide.band == (pytest.approx(1.0),) and wide.widest == pytest.approx(3.0)
-    assert (wide.accepted, wide.worst_ra, wide.best) == (plain.accepted, plain.worst_ra, plain.best)
+    assert (wide.accepted, wide.worst_retained) == (plain.accepted, plain.worst_retained)
+    assert wide.best == plain.best
 
 
 def test_a_gap_ends_a_band():
@@ -142,15 +152,15 @@ def test_letters_are_the_commonest_failure():
 
 
 def test_the_ceiling_uses_the_same_rule():
-    second = {1: dataclasses.replace(TARGET, ta=96.5), 2: dataclasses.replace(TARGET, ta=95.0)}
-    got = derive_ceiling({1: TARGET, 2: TARGET, 3: TARGET}, second, Rule())
+    second = {1: {**TARGET, "ta": 96.5}, 2: {**TARGET, "ta": 95.0}}
+    got = derive_ceiling({1: TARGET, 2: TARGET, 3: TARGET}, second, RULE)
     assert got.seeds == (1, 2)
     assert (got.accepted, got.strict, got.loose) == ((True, False), (False, False), (True, True))
 
 
 def test_comparisons_pair_seeds():
     cells = [dataclasses.replace(c, seed=s) for s in (1, 2, 3) for c in grid()]
-    worse = [dataclasses.replace(c, fa=50.0) if not c.nonfinite else c for c in cells]
+    worse = [replaced(c, {"fa": 50.0}) if not c.nonfinite else c for c in cells]
     got = compare_lines(line(cells), line(worse, "n"))
     assert got.differences == (50.0, 50.0, 50.0) and got.p_value == 0.25
     assert got.summary.mean == 50.0
@@ -169,7 +179,12 @@ def test_tables_and_picture_of_hand_made_cells():
     assert where["b"][2:] == ["none", "–", "–"]
     assert "b - a: -50.0±0.0 points of accepted cells (-50, -50; sign" in to_markdown(board)
     assert "2 of them cannot give a p below 0.5" in to_markdown(board)
-    json.dumps(to_json(board), allow_nan=False)
+    packed = to_json(board)
+    json.dumps(packed, allow_nan=False)
+    assert packed["grid"]["rule"] == {"fa": 5, "ra": 1, "ta": 2, "two_sided": False}
+    assert packed["lines"][0]["worst_ra"] == (40.0, 40.0)
+    assert packed["lines"][0]["best"]["ta"]["mean"] == 98.0
+    assert packed["lines"][0]["squares"][3]["ra_drop"] == 60.0
     words = [node.text for node in ET.fromstring(to_svg(board)).iter() if node.text]
     assert {"U", "D", "∅", "60", "a: 50 % accepted", "b: 0 % accepted"} <= set(words)
     assert words.count("1e-2") == 2  # one axis per method
@@ -177,11 +192,11 @@ def test_tables_and_picture_of_hand_made_cells():
 
 def hand_made_board():
     cells = [dataclasses.replace(c, seed=s) for s in (1, 2) for c in grid()]
-    worse = [c if c.nonfinite else dataclasses.replace(c, fa=50.0) for c in cells]
+    worse = [c if c.nonfinite else replaced(c, {"fa": 50.0}) for c in cells]
     lines = [line(cells, "a"), line(worse, "b")]
-    second = {1: dataclasses.replace(TARGET, ta=96.5), 2: dataclasses.replace(TARGET, ta=95.0)}
+    second = {1: {**TARGET, "ta": 96.5}, 2: {**TARGET, "ta": 95.0}}
     targets = {1: TARGET, 2: TARGET}
-    ceiling = derive_ceiling(targets, second, Rule())
+    ceiling = derive_ceiling(targets, second, RULE)
     comparisons = [compare_lines(lines[1], lines[0])]
     resolved = load_map("digits-class")
     return MapBoard(resolved, lines, ceiling, comparisons, cells, targets, 0)
@@ -283,7 +298,7 @@ def tiny_map(tiny_suite, tmp_path_factory):
         ({}, {"compare": [["gd_ball", "x"]]}, "compare names 'x'"),
         ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
-        ({"suite": "tofu-small"}, {}, "measures no"),
+        ({"suite": "tofu-small"}, {}, "known: forget_prob, mu_likelihood, retain_prob"),
         (
             {"protocol": {"scenario": {"kind": "random", "fraction": 0.2}}},
             {"methods": {"unsir": {"axis": None}}},
@@ -383,11 +398,11 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path):
     assert "AIN" in rows["gd_ball"]["1"] and "## Probe" in page
 
     kept = StageStore(store)
-    planner = Planner(probe_suite(make_board(load_map(str(path)), kept)), kept)
+    plan = make_plan(probe_suite(make_board(load_map(str(path)), kept)), kept)
     for line in board["lines"]:
         best, label = line["best"], line["label"]
-        stage = next(r.stage for r in planner.plan().results if r.label == label)
-        record, cells = planner.record(stage), (store / "maps" / "tiny-map" / "cells.jsonl")
+        stage = next(r.stage for r in plan.results if r.label == label)
+        record, cells = read_record(kept, stage), (store / "maps" / "tiny-map" / "cells.jsonl")
         cell = next(
             row
             for row in map(json.loads, cells.read_text().splitlines())
@@ -419,15 +434,17 @@ def assert_alone_agrees(planner, store, tmp_path):
 
     block = next(b for b in planner.plan().blocks if not b.extension)
     together = planner.cells(block)
-    assert block.stage.spec["together"]
+    assert block.stage.spec.together
     other = tmp_path / "alone"
     shutil.copytree(store, other)
     shutil.rmtree(StageStore(other).folder("map", block.stage.key))
-    stage = dataclasses.replace(block.stage, spec={**block.stage.spec, "together": False})
+    stage = dataclasses.replace(
+        block.stage, spec=block.stage.spec.model_copy(update={"together": False})
+    )
     run_stage(stage, Runtime(store=other, device="cpu"))
     alone = MapPlanner(planner.map, StageStore(other)).cells(block)
     for first, second in zip(together, alone, strict=True):
-        mine, theirs = dataclasses.asdict(first), dataclasses.asdict(second)
+        mine, theirs = first.line(), second.line()
         for name in ("fa", "ra", "ta", "forget_loss", "delta_ratio"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
         assert (first.lr, first.lam, first.step) == (second.lr, second.lam, second.step)
@@ -460,7 +477,7 @@ def test_columns_are_added_until_one_fails(tiny_map, put_record, tmp_path):
     path = tiny_map(**grid, steps=[2], rule=rule, extend={"low": 2, "high": 1})
     planner = MapPlanner(load_map(str(path)), StageStore(tmp_path))
     record = next(r for r in planner.plan().results if r.label == "retrain" and not r.replicate)
-    put_record(planner.store, record.stage, dataclasses.asdict(TARGET))
+    put_record(planner.store, record.stage, TARGET)
     done, plan = set(), planner.plan()
     assert plan.waiting == ["gd_lora"]
     while plan.waiting:
@@ -480,7 +497,7 @@ def fill(store, block, accepted):
     with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
         rows = []
         for lr, lam in block.points:
-            row = dataclasses.asdict(cell(lr, lam, ra=100.0 if accepted(lr) else 0.0, step=2))
+            row = cell(lr, lam, ra=100.0 if accepted(lr) else 0.0, step=2).line()
             rows.append({k: v for k, v in row.items() if k not in ("label", "seed", "extension")})
         (folder / "cells.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -493,3 +510,34 @@ def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
     with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
         (folder / "cells.jsonl").write_text("{\n")
     assert "damaged" in one_line_error(cli("map", path, "--store", tmp_path, "--report"))
+
+
+def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_path):
+    tiny_text_suite(tmp_path)
+    grid = {
+        "methods": {"gd_sine": None},
+        "lrs": [1e-3, 1e-2],
+        "lambdas": [1.0],
+        "steps": [2],
+        "extend": {"low": 0, "high": 0},
+        "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
+        "defaults": {"batch_size": 4},
+    }
+    data = {"name": "text-map", "suite": "tiny-text.yaml", "seeds": [1], "map": grid}
+    path, store = tmp_path / "m.yaml", tmp_path / "store"
+    path.write_text(yaml.safe_dump(data))
+    done = cli("map", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    folder = store / "maps" / "text-map"
+    rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(0 < row["forget_prob"] < 100 for row in rows)
+    board = json.loads((folder / "map.json").read_text())
+    assert set(board["targets"]["1"]) == {"forget_prob", "retain_prob", "mu_likelihood"}
+    assert board["lines"][0]["accepted"] == [100.0] and "worst_retain_prob" in board["lines"][0]
+    assert "retain P >= Retrain - 100" in (folder / "MAP.md").read_text()
+
+
+def test_a_benchmark_without_axes_has_no_map(tiny_map, monkeypatch):
+    monkeypatch.setattr(VisionBenchmark, "map_axes", None)
+    with pytest.raises(ConfigError, match="declares no map_axes"):
+        load_map(str(tiny_map(compare=[])))

@@ -192,7 +192,7 @@ def test_tuned_rows_wait_for_all_their_trials(plan_of, store, put_record):
     plan = plan_of(methods=TUNED, tune=TUNE)
     assert plan.waiting == ["gd_sine"] and plan.chosen == {"gd": 1}
     final = next(r.stage for r in plan.results if r.label == "gd" and r.trial is None)
-    assert final.spec["params"]["lr"] == 0.002 and final.spec["seed"] == 1
+    assert final.spec.params["lr"] == 0.002 and final.spec.seed == 1
 
 
 def test_a_trials_evaluation_is_never_taken_for_a_result(plan_of):

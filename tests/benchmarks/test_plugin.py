@@ -1,4 +1,4 @@
-"""A peer's method as a plugin file: the one of CONTRIBUTING, taken from its text and run.
+"""A peer's method as a plugin file: those of README and CONTRIBUTING, taken from their texts.
 
 Nothing of ours is edited: a file of at most 60 lines registers, passes the contract, is shown and
 is a row of a suite beside our own.
@@ -6,6 +6,7 @@ is a row of a suite beside our own.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -15,17 +16,24 @@ import pytest
 import yaml
 
 import benchmarks
-from common.base.registry import METHODS
+from common import METHODS, PHIS
+from common.base.public import PACKAGES
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 LONGEST = 60
+
+
+def blocks(name: str) -> list[str]:
+    """Python of a Markdown file."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def walk_through():
     """(plugin, commands, suite) as CONTRIBUTING prints them."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (plugin,) = re.findall(r"```python\n(# mine\.py\n.*?)```", text, re.DOTALL)
+    plugin, *_ = blocks("CONTRIBUTING.md")
     (commands,) = re.findall(r"```bash\n(unlearn check .*?)```", text, re.DOTALL)
     (suite,) = re.findall(r"<<'Y'\n(.*?)^Y$", commands, re.DOTALL | re.MULTILINE)
     return plugin, commands, yaml.safe_load(suite)
@@ -67,7 +75,90 @@ def test_the_walk_through_is_a_row_beside_ours(walk_through, plugin, copied, tin
     done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
     assert done.code == 0 and done.err == ""
     board = json.loads((copied.store / "suites/mine/leaderboard.json").read_text())
-    found = {found["row"]: found for found in board["rows"]}
-    assert board["complete"] and found["negate"]["seeds"] == [1]
-    assert found["negate"]["metrics"]["ra"] != found["original"]["metrics"]["ra"]
+    rows = {row["row"]: row for row in board["rows"]}
+    assert board["complete"] and rows["negate"]["seeds"] == [1]
+    assert rows["negate"]["metrics"]["ra"] != rows["original"]["metrics"]["ra"]
     assert "of negate − finetune:" in " ".join(done.out.split())
+
+
+def test_the_readmes_plugin_passes_the_contract_and_crosses(cli, tmp_path):
+    (text,) = blocks("README.md")
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    for name in ("my_neg_grad", "my_neg_grad_sine"):
+        done = cli("check", name, "--plugin", path)
+        assert done.code == 0 and f"ok  {name}: 16 of 16 checks pass" in done.out
+
+
+def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monkeypatch):
+    _, text = blocks("CONTRIBUTING.md")
+    monkeypatch.setattr(PHIS, "register", lambda phi: monkeypatch.setitem(PHIS, phi.name, phi))
+    path = tmp_path / "phi.py"
+    path.write_text(text)
+    suite = tmp_path / "mine.yaml"
+    suite.write_text(
+        f"extends: {ROOT / 'benchmarks/suites/digits-class.yaml'}\nsuite: mine\ncompare: []\n"
+        "methods: {mine: {method: gd_sine, params: {adapter: {phi: softsign}}}}\n"
+    )
+    done = cli("plan", suite, "--store", tmp_path, "--plugin", path)
+    assert done.code == 0 and "mine" in done.out
+    assert "softsign" in PHIS
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_documents_import_from_common_alone(name):
+    for text in blocks(name):
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+        ours = {node.module for node in nodes if node.module.split(".")[0] in PACKAGES}
+        assert ours == {"common"}
+
+
+OLD_README = '''
+from common.methods import GradientConfig, GradientMethod, MethodInfo
+from common.registry import METHODS
+
+
+@METHODS.register("my_neg_grad")
+class MyNegGrad(GradientMethod):
+    """NegGrad+: a weighted sum of descent on retain and ascent on forget."""
+
+    info = MethodInfo(1, "Kurmanji et al. 2023 (arXiv 2302.09880)", frozenset({"forget", "retain"}))
+
+    class Config(GradientConfig):
+        a: float = 0.95
+
+    def objective(self):
+        from common.objectives import GradientDifference
+
+        return GradientDifference(self.config.a, 1 - self.config.a)
+'''
+NEW_TOP = "from common import METHODS, GradientConfig, GradientMethod, MethodInfo"
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        (OLD_README, "common.methods.GradientConfig"),
+        (
+            OLD_README.replace(
+                "from common.methods import GradientConfig, GradientMethod, MethodInfo", NEW_TOP
+            ).replace("from common.registry import METHODS", ""),
+            "common.objectives.GradientDifference",
+        ),
+        ("from common.baselines import Finetune", "common.baselines.Finetune"),
+        ("from common.engine import FitConfig, fit", "common.engine.FitConfig"),
+        ("from common.unlearners.salun import SalUn", "common.unlearners.salun.SalUn"),
+        ("import common.adapters", "common.adapters"),
+    ],
+    ids=["old README", "late import", "baselines", "engine", "unlearners", "module"],
+)
+def test_an_old_plugin_is_told_the_new_import(cli, tmp_path, text, gone):
+    path = tmp_path / "old.py"
+    path.write_text(text)
+    done = cli("check", "my_neg_grad", "--plugin", path)
+    line = " ".join(done.err.split())
+    assert done.code == 2 and done.out == "" and len(done.err.strip().splitlines()) <= 4
+    assert f"{gone} has moved; write: from common import" in line
+    if text.startswith("\n"):
+        assert "METHODS" in line and "gradient_difference for GradientDifference" in line
+    assert not [m for m in sys.modules if m.endswith("plugin_old")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.runner import _rewind
+from benchmarks.pipeline.worksite import rewind
 from benchmarks.spec.resolve import load_suite
 from common.data.splits import ForgetSplit
 from common.store.records import RunRecord
@@ -131,13 +131,13 @@ def test_the_log_is_rewound_to_the_checkpoint(tmp_path):
     from safetensors.numpy import save_file
 
     log, checkpoint = tmp_path / "scalars.jsonl", tmp_path / "checkpoint.safetensors"
-    _rewind(log, checkpoint)
+    rewind(log, checkpoint)
     assert not log.exists()
     rows = [json.dumps({"step": step, "loss/x": step / 7}) for step in (1, 10, 20, 30)]
     save_file({"x": np.zeros(1)}, checkpoint, metadata={"step": "20"})
     log.write_text("\n".join(rows) + '\n{"step": 40, "lo')
-    _rewind(log, checkpoint)
+    rewind(log, checkpoint)
     assert log.read_text().splitlines() == rows[:3]
     checkpoint.unlink()
-    _rewind(log, checkpoint)
+    rewind(log, checkpoint)
     assert log.read_text() == "", "without a checkpoint training starts again"

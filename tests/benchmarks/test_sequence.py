@@ -44,9 +44,9 @@ def test_every_row_goes_on_from_its_own_model(sequence, tmp_path):
     models = {label: stage.parents["model"] for label, stage in evaluated.items()}
     for label in ("gd_lora", "gd"):
         start = models[label].parents["original"]
-        assert start.kind == "unlearn" and start.spec["method"] == label
+        assert start.kind == "unlearn" and start.spec.method == label
         assert start.parents["original"].key == models["original"].key, "one Original for all"
-        assert start.spec["protocol"]["scenario"]["classes"] == [3]
+        assert start.spec.protocol["scenario"]["classes"] == [3]
     assert models["retrain"].parents.keys() == {"split"}
     first = stages_of(sequence.with_name("first.yaml"), store)
     assert first["gd"].parents["model"].key == models["gd"].parents["original"].key
@@ -129,7 +129,7 @@ def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli,
     store = StageStore(tmp_path / "store")
     stages = stages_of(path, store)
     model = stages["gd_sine"].parents["model"]
-    assert model.parents["original"].spec["protocol"]["scenario"]["request"] == 1
+    assert model.parents["original"].spec.protocol["scenario"]["request"] == 1
     folder = store.folder("split", model.parents["split"].key)
     parts = ForgetSplit.load(folder / "split.safetensors").parts
     sizes = {part: len(parts[part]) for part in ("forget", "unused", "earlier")}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.pipeline.runner import _Work
+from benchmarks.pipeline.worksite import Worksite
 from common.bounded.attach import adapted_layers, attach, merges_exactly
 from common.bounded.config import AdapterConfig
 from common.bounded.files import save_adapter
@@ -29,16 +29,16 @@ def test_an_evaluation_keeps_adapters_that_merging_would_round(tiny, tmp_path, m
     save_adapter(model, folders["unlearn"])
     folders["original"].mkdir()
     save_weights(original, folders["original"])
-    work = object.__new__(_Work)
-    work.store = SimpleNamespace(folder=lambda kind, key: folders[kind])
-    work.benchmark = SimpleNamespace(blank=lambda: tiny.net(seed=5).to(dtype))
-    start = SimpleNamespace(kind="original", key="", parents={})
-    stage = SimpleNamespace(kind="unlearn", key="", parents={"original": start})
-    exact, x = work._stored(stage, exact=True), torch.linspace(-1, 1, 18, dtype=dtype).reshape(3, 6)
+    blank = SimpleNamespace(blank=lambda: tiny.net(seed=5).to(dtype))
+    site = object.__new__(type("Site", (Worksite,), {"benchmark": blank}))
+    site._store = SimpleNamespace(folder=lambda kind, key: folders[kind])
+    start = SimpleNamespace(kind="original", key="", start=None)
+    stage = SimpleNamespace(kind="unlearn", key="", start=start)
+    exact, x = site._model(stage, exact=True), torch.linspace(-1, 1, 18, dtype=dtype).reshape(3, 6)
     kept = mode == "split" and dtype == torch.bfloat16
     assert merges_exactly(model) is not kept
     assert len(list(adapted_layers(exact))) == (4 if kept else 0)
-    assert not list(adapted_layers(work._stored(stage)))
+    assert not list(adapted_layers(site._model(stage)))
     loose = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(exact(x), model(x), rtol=loose, atol=loose)
     assert torch.equal(exact(x), model(x)) or not kept

@@ -19,10 +19,12 @@ from benchmarks.theory import __main__ as cli
 from benchmarks.theory import ascent, report
 from benchmarks.theory.ascent import Setting, Variant
 from common.base.errors import UserError
-from common.bounded.product import BOUNDED, bounded_delta, phi_bound
+from common.bounded.phi import PHIS, Bound
+from common.bounded.product import bounded_delta
 
 LORA, SINE = Variant("LoRA", "identity"), Variant("sine-w100", "sine", 100.0)
 FULL = Variant("full", None)
+BOUNDED = sorted(name for name, phi in PHIS.items() if phi.bounded)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,7 +80,7 @@ def test_bounds_do_not_overflow() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(sorted(BOUNDED)),
+    st.sampled_from(BOUNDED),
     st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4)),
     st.floats(-6, 12),
     st.floats(1e-2, 1e3),
@@ -91,13 +93,13 @@ def test_certificate_for_any_factors(
     draw = torch.Generator().manual_seed(seed)
     A = 10**power * torch.randn(k, r, generator=draw)
     Bt = 10**power * torch.randn(r, d, generator=draw)
-    delta = bounded_delta(A, Bt, phi=phi, outer=2.0, inner=omega)
-    cap = 2.0 * phi_bound(phi) * math.sqrt(d * k)
+    delta = bounded_delta(A, Bt, Bound(phi, 2.0, omega))
+    cap = 2.0 * Bound(phi, 1.0, 1.0).limit * math.sqrt(d * k)
     assert float(delta.double().norm()) <= cap * (1 + 1e-6)
 
 
 def test_unbounded_factors_break_the_same_value() -> None:
-    delta = bounded_delta(torch.ones(3, 1), torch.ones(1, 3), phi="identity", outer=2.0, inner=9.0)
+    delta = bounded_delta(torch.ones(3, 1), torch.ones(1, 3), Bound("identity", 2.0, 9.0))
     assert float(delta.norm()) > 2.0 * 3
 
 

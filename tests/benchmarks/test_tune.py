@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import benchmarks
-from benchmarks.audits.streams import RequestPlanner
+from benchmarks.audits.plan import AuditPlanner
 from benchmarks.leaderboard import picture as page
 from benchmarks.leaderboard import report as render
 from benchmarks.leaderboard.derive import make_leaderboard
@@ -179,7 +179,7 @@ def metrics(fa, **more):
 
 def distance(stage):
     """A gap with its minimum at lr 3e-4, lam 0.3."""
-    params = stage.spec["params"]
+    params = stage.spec.params
     return 10 * abs(math.log10(params["lr"] / 3e-4)) + 5 * abs(params["lam"] - 0.3)
 
 
@@ -243,8 +243,8 @@ def test_tpe_draws_a_round_once_the_one_before_is_there(sweep):
     assert plan.chosen == {"gd": gaps.index(min(gaps))}
     final = next(r.stage for r in plan.results if r.label == "gd" and r.trial is None)
     chosen = plan.draws["gd"][plan.chosen["gd"]].config
-    assert final.spec["params"] == canonical(chosen)
-    assert RequestPlanner(work.suite, work.store).config_of(work.suite.row("gd")) == chosen
+    assert final.spec.params == canonical(chosen)
+    assert AuditPlanner(work.suite, work.store).config_of(work.suite.row("gd")) == chosen
     with_qmc = sweep(tune={**TPE, "sampler": "qmc"})
     assert plan.draws["gd"][:3] == list(with_qmc.suite.row("gd").draws)[:3]
 
@@ -286,13 +286,16 @@ def test_tpe_gets_nearer():
 
 def test_diverged_trials_are_the_worst_of_a_tpe_sweep(sweep):
     def gap(stage):
-        return None if stage.spec["params"]["lr"] > 1e-3 else distance(stage)
+        return None if stage.spec.params["lr"] > 1e-3 else distance(stage)
 
     plan = sweep(gap=gap).finish()
     rates = [draw.config.lr for draw in plan.draws["gd"]]
     assert max(rates) > 1e-3 >= rates[plan.chosen["gd"]]
-    plan = sweep("lost", gap=lambda _: None).finish()
-    assert plan.chosen == {"gd": 0} and len(plan.draws["gd"]) == 7
+
+
+def test_a_sweep_without_a_finite_gap_is_an_error(sweep):
+    with pytest.raises(ConfigError, match="row 'gd': none of its 7 trials has a finite gap"):
+        sweep(gap=lambda _: None).finish()
 
 
 @pytest.mark.parametrize("sampler", ["qmc", "tpe"])
@@ -325,8 +328,8 @@ def test_the_whole_sweep_is_shown(sweep):
     rows = {**SMALL, "finetune": None}
 
     def gap(stage):
-        lr = stage.spec["params"]["lr"]
-        return 1e4 * lr if stage.spec["method"] == "finetune" else distance(stage)
+        lr = stage.spec.params["lr"]
+        return 1e4 * lr if stage.spec.method == "finetune" else distance(stage)
 
     work = sweep(rows=rows, tune={**TPE, "grids": grid}, gap=gap)
     plan = work.finish()

@@ -29,11 +29,11 @@ from common.bounded.config import AdapterConfig
 from common.bounded.constraints import clip_factors_, project_ball_
 from common.bounded.files import save_adapter
 from common.data.batch import Batch
-from common.objectives.objectives import CrossEntropy, GradientDifference
+from common.objectives.objectives import CrossEntropy, gradient_difference
 from common.train.config import FitConfig
 from common.train.fit import fit
 
-OBJECTIVE = GradientDifference(1.0, 0.3)
+OBJECTIVE = gradient_difference(1.0, 0.3)
 
 
 class Sink:

@@ -19,7 +19,7 @@ from common.bounded.config import AdapterConfig
 from common.bounded.constraints import project_ball_
 from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
 from common.methods.base import resolve_config
-from common.objectives.objectives import GradientDifference
+from common.objectives.objectives import gradient_difference
 from common.protocol.benchmark import Benchmark
 from common.train.config import FitConfig
 from common.train.fit import fit
@@ -179,7 +179,7 @@ def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
         loaders = {part: tiny.loader(source, ids, 4, part) for part, ids in parts.items()}
         options |= {"forward": tiny.forward, "seed": 3, "checkpoint": path}
         try:
-            fit(model, GradientDifference(), loaders, config, **tiny.wired(**options))
+            fit(model, gradient_difference(), loaders, config, **tiny.wired(**options))
         except Killed:
             assert path.is_file()
         return model
@@ -209,7 +209,7 @@ def test_micro_batches_share_the_effective_weights(tiny, builds, accumulation, b
     source, model = tiny.Source(), adapted(tiny, phi="sine")
     loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
     config = FitConfig(steps=3, batch_size=8, accumulation=accumulation, probe_every=1, lr=1e-2)
-    result = fit(model, GradientDifference(), loaders, config, forward=tiny.forward, seed=1)
+    result = fit(model, gradient_difference(), loaders, config, forward=tiny.forward, seed=1)
     assert len(builds) == built and result.last["probe_grad_norm/all"] > 0
 
 
@@ -226,7 +226,7 @@ def test_evaluations_while_training_share_them_too(tiny, builds):
     loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
     config = FitConfig(steps=3, batch_size=2, evaluate_every=2)
     options = {"forward": tiny.forward, "seed": 1, "telemetry": Telemetry(evaluate_during=watch)}
-    fit(model, GradientDifference(), loaders, config, **options)
+    fit(model, gradient_difference(), loaders, config, **options)
     assert len(builds) == 8
 
 

@@ -16,9 +16,10 @@ from torch import nn
 from common.base.errors import CheckpointError, ConfigError
 from common.bounded.attach import BoundedLinear, adapted_layers, attach, detach, trainable_share
 from common.bounded.config import AdapterConfig
-from common.bounded.constraints import check_ball, clip_factors_, factor_penalty, project_ball_
+from common.bounded.constraints import clip_factors_, factor_penalty, project_ball_
 from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
 from common.bounded.statistics import adapter_statistics
+from common.methods.gradient import AdaptedConfig
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 CONFIGS = {
@@ -522,10 +523,16 @@ def test_ball_reports_the_share_and_skips_zero_and_nan_layers():
 
 
 def test_a_ball_certifies_no_relu():
-    with pytest.raises(ConfigError, match="relu"):
-        check_ball(AdapterConfig(phi="relu"))
-    for phi in set(PHIS) - {"relu"}:
-        check_ball(AdapterConfig(phi=phi))
+    for phi in PHIS:
+        layer = BoundedLinear(nn.Linear(3, 3), AdapterConfig(rank=2, phi=phi), stream())
+        if phi == "relu":
+            with pytest.raises(ConfigError, match="no certificate for an adapter with a start"):
+                project_ball_(layer, 0.5)
+            with pytest.raises(ValueError, match="relu"):
+                AdaptedConfig(ball=0.5, adapter=AdapterConfig(phi=phi))
+        else:
+            assert project_ball_(layer, 0.5) == 0.0
+            AdaptedConfig(ball=0.5, adapter=AdapterConfig(phi=phi))
 
 
 def test_weight_clipping(tiny):

@@ -10,16 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from common.bounded.product import (
-    BOUNDED,
-    apply_phi,
-    bounded_delta,
-    bounded_linear,
-    gram_norm,
-    phi_bound,
-)
+from common.bounded import phi as activations
+from common.bounded.phi import Bound
+from common.bounded.product import bounded_delta, bounded_linear, gram_norm
 
-PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
+PHIS = tuple(activations.PHIS)
+BOUNDED = sorted(name for name, phi in activations.PHIS.items() if phi.bounded)
 KINKS = {"relu": (0.0,), "clip": (-1.5, 1.5)}
 K, D, R = 3, 4, 2
 
@@ -56,7 +52,7 @@ def test_gradients_match_finite_differences(phi, outer, inner, bias, shape):
     start = away_from_kinks(phi, inner) if phi == "relu" else None
 
     def layer(x, A, Bt):
-        return bounded_linear(x, weight, b, A, Bt, phi=phi, outer=outer, inner=inner, start=start)
+        return bounded_linear(x, weight, b, A, Bt, Bound(phi, outer, inner), start=start)
 
     assert layer(x, A, Bt).shape == (*shape[:-1], K)
     assert torch.autograd.gradcheck(layer, (x, A, Bt))
@@ -67,9 +63,9 @@ def test_the_product_is_the_merged_one(phi):
     A, Bt = factors(1)
     x = torch.randn(7, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     weight, bias = torch.ones(K, D, dtype=torch.float64), torch.arange(3.0, dtype=torch.float64)
-    options = {"phi": phi, "outer": 0.7, "inner": 2.0}
-    expected = x @ (weight + bounded_delta(A, Bt, **options)).T + bias
-    torch.testing.assert_close(bounded_linear(x, weight, bias, A, Bt, **options), expected)
+    bound = Bound(phi, 0.7, 2.0)
+    expected = x @ (weight + bounded_delta(A, Bt, bound)).T + bias
+    torch.testing.assert_close(bounded_linear(x, weight, bias, A, Bt, bound), expected)
 
 
 @pytest.mark.parametrize("phi", PHIS)
@@ -83,21 +79,23 @@ def test_phi_against_its_definition(phi):
         "clip": z.clamp(-1.5, 1.5),
         "identity": z,
     }
-    torch.testing.assert_close(apply_phi(phi, z), definitions[phi])
-    assert (apply_phi(phi, z).abs() <= phi_bound(phi)).all()
-    assert math.isfinite(phi_bound(phi)) == (phi in BOUNDED)
+    bound = Bound(phi, 1.0, 1.0)
+    torch.testing.assert_close(bound.value(z), definitions[phi])
+    assert (bound.value(z).abs() <= bound.limit).all()
+    assert math.isfinite(bound.limit) == (phi in BOUNDED)
+    assert BOUNDED == ["clip", "sigmoid", "sine", "tanh"]
 
 
 def test_sigmoid_does_not_cancel_near_zero():
     z = torch.tensor([1e-12, -3e-10, 1e-7])
-    torch.testing.assert_close(apply_phi("sigmoid", z), z / 4, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(Bound("sigmoid", 1.0, 1.0).value(z), z / 4, rtol=1e-6, atol=0.0)
     naive = z.sigmoid() - 0.5
     assert (naive[:2] == 0).all(), "the naive form would have lost these"
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    phi=st.sampled_from(sorted(BOUNDED)),
+    phi=st.sampled_from(BOUNDED),
     scale=st.floats(-4, 6),
     outer=st.floats(1e-3, 1e2),
     inner=st.floats(1e-2, 1e3),
@@ -106,16 +104,17 @@ def test_sigmoid_does_not_cancel_near_zero():
 )
 def test_entries_never_leave_the_bound(phi, scale, outer, inner, clip, seed):
     A, Bt = factors(seed, 9, 7, 3, torch.float32)
-    delta = bounded_delta(A * 10**scale, Bt, phi=phi, outer=outer, inner=inner, clip=clip)
-    assert delta.abs().max() <= outer * phi_bound(phi, clip) * (1 + 1e-6)
+    bound = Bound(phi, outer, inner, clip)
+    delta = bounded_delta(A * 10**scale, Bt, bound)
+    assert delta.abs().max() <= outer * bound.limit * (1 + 1e-6)
 
 
 def test_delta_keeps_its_precision_under_autocast():
     A, Bt = factors(3, 16, 16, 4, torch.float32)
-    options = {"phi": "sine", "outer": 2.0, "inner": 100.0}
-    plain = bounded_delta(A, Bt, **options)
+    bound = Bound("sine", 2.0, 100.0)
+    plain = bounded_delta(A, Bt, bound)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(bounded_delta(A, Bt, **options), plain)
+        assert torch.equal(bounded_delta(A, Bt, bound), plain)
 
 
 @pytest.mark.parametrize("phi", PHIS)
@@ -123,10 +122,10 @@ def test_low_precision_weights_take_float32_factors(phi):
     A, Bt = factors(4, dtype=torch.float32)
     weight = torch.randn(K, D, generator=torch.Generator().manual_seed(1))
     x = torch.randn(5, D, generator=torch.Generator().manual_seed(2))
-    options = {"phi": phi, "outer": 0.5, "inner": 1.0}
-    low = bounded_linear(x.bfloat16(), weight.bfloat16(), None, A, Bt, **options)
+    bound = Bound(phi, 0.5, 1.0)
+    low = bounded_linear(x.bfloat16(), weight.bfloat16(), None, A, Bt, bound)
     assert low.dtype == torch.bfloat16
-    high = bounded_linear(x, weight, None, A, Bt, **options)
+    high = bounded_linear(x, weight, None, A, Bt, bound)
     torch.testing.assert_close(low.float(), high, rtol=0.05, atol=0.1)
 
 
@@ -161,5 +160,5 @@ def test_identity_equals_two_skinny_products():
     A, Bt = factors(5)
     x = torch.randn(6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     weight = torch.zeros(K, D, dtype=torch.float64)
-    out = bounded_linear(x, weight, None, A, Bt, phi="identity", outer=2.0, inner=3.0)
+    out = bounded_linear(x, weight, None, A, Bt, Bound("identity", 2.0, 3.0))
     torch.testing.assert_close(out, 6.0 * F.linear(F.linear(x, Bt), A))

@@ -17,7 +17,7 @@ from common.bounded.attach import BoundedLinear, adapted_layers, attach
 from common.bounded.config import AdapterConfig
 from common.bounded.function import build_weight, gemm_dtype
 from common.bounded.phi import Bound
-from common.bounded.product import apply_phi, bounded_linear
+from common.bounded.product import bounded_linear
 from common.bounded.reuse import reuse_weights
 from common.bounded.shared import shared_weight
 
@@ -26,7 +26,6 @@ PHIS = (*BENT, "identity")
 KINKS = {"relu": (0.0,), "clip": (-1.5, 1.5)}
 K, D, R = 20, 6, 2
 OUTER, INNER = 0.7, 1.3
-FORM = {"outer": OUTER, "inner": INNER}
 
 
 def draw(seed, *shape, dtype=torch.float64):
@@ -43,12 +42,20 @@ def fair_factors(phi):
     raise AssertionError("no such factors")
 
 
-def naive(x, weight, bias, A, Bt, *, phi, outer, inner, start=None):
+def built_weight(layer):
+    """What a scope around ``layer`` shares in float32."""
+    return shared_weight(layer, (layer.A, layer.Bt), torch.float32, layer.effective_weight)
+
+
+def form(phi):
+    return Bound(phi, OUTER, INNER)
+
+
+def naive(x, weight, bias, A, Bt, bound, *, start=None):
     """The formula read literally, with autograd."""
-    z = inner * (A @ Bt)
-    delta = outer * apply_phi(phi, z)
+    delta = bound.outer * bound.value(bound.inner * (A @ Bt))
     if start is not None:
-        delta = delta - outer * apply_phi(phi, inner * (start[0] @ start[1]))
+        delta = delta - bound.outer * bound.value(bound.inner * (start[0] @ start[1]))
     return F.linear(x, weight + delta, bias)
 
 
@@ -86,7 +93,7 @@ def test_float64_gradcheck(phi, mode, small_blocks):
     assert len(bounded_eager.row_blocks(K, D, 8)) == 2
 
     def layer(*arguments):
-        return bounded_linear(*arguments, phi=phi, **FORM, **MODES[mode])
+        return bounded_linear(*arguments, form(phi), **MODES[mode])
 
     assert torch.autograd.gradcheck(layer, inputs, fast_mode=mode != "full")
 
@@ -99,11 +106,11 @@ def test_float64_gradcheck_with_dropout(phi, small_blocks):
     def layer(*arguments):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(4)
-            return bounded_linear(*arguments, phi=phi, **FORM, split=True, dropout=0.4)
+            return bounded_linear(*arguments, form(phi), split=True, dropout=0.4)
 
     assert torch.autograd.gradcheck(layer, inputs, fast_mode=True)
     x = inputs[0].detach()
-    plain = bounded_linear(x, *inputs[1:], phi=phi, **FORM, split=True)
+    plain = bounded_linear(x, *inputs[1:], form(phi), split=True)
     assert not torch.allclose(layer(x, *inputs[1:]), plain), "the mask acts"
 
 
@@ -113,7 +120,7 @@ def test_gradcheck_of_x_and_bias_with_a_shared_weight(phi, small_blocks):
     built = build_weight(weight, A, Bt, Bound(phi, OUTER, INNER), start=None, dtype=x.dtype)
 
     def layer(x, bias):
-        return bounded_linear(x, weight, bias, A, Bt, phi=phi, **FORM, built=built)
+        return bounded_linear(x, weight, bias, A, Bt, form(phi), built=built)
 
     assert torch.autograd.gradcheck(layer, (x.requires_grad_(), bias.requires_grad_()))
 
@@ -141,8 +148,8 @@ def test_float64_equals_naive(phi, mode, small_blocks):
         _, weight, _, A, Bt = inputs
         bound = Bound(phi, OUTER, INNER)
         options["built"] = build_weight(weight, A, Bt, bound, start=None, dtype=A.dtype)
-    found = gradients(lambda *a: bounded_linear(*a, phi=phi, **FORM, **options), inputs)
-    exact = gradients(lambda *a: naive(*a, phi=phi, **FORM, start=start), inputs)
+    found = gradients(lambda *a: bounded_linear(*a, form(phi), **options), inputs)
+    exact = gradients(lambda *a: naive(*a, form(phi), start=start), inputs)
     for mine, theirs in zip(found, exact, strict=True):
         assert distance(mine, theirs) < 1e-13
 
@@ -156,9 +163,9 @@ def test_float32_within_1e5_of_naive(phi, tokens, small_blocks):
     inputs = [t.float().requires_grad_() for t in inputs]
     assert len(bounded_eager.row_blocks(k, d, 4, tokens)) == 44
     upstream = draw(9, tokens, k)
-    found = gradients(lambda *a: bounded_linear(*a, phi=phi, **FORM), inputs, upstream)
+    found = gradients(lambda *a: bounded_linear(*a, form(phi)), inputs, upstream)
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    exact = gradients(lambda *a: naive(*a, phi=phi, **FORM), wide, upstream)
+    exact = gradients(lambda *a: naive(*a, form(phi)), wide, upstream)
     for mine, theirs in zip(found, exact, strict=True):
         assert mine.dtype == torch.float32 and distance(mine, theirs) < 1e-5
 
@@ -174,8 +181,8 @@ def test_each_gradient_alone(mode, needed, small_blocks):
         bound = Bound("sine", OUTER, INNER)
         options["built"] = build_weight(weight, A, Bt, bound, start=None, dtype=A.dtype)
     inputs[needed].requires_grad_()
-    found = gradients(lambda *a: bounded_linear(*a, phi="sine", **FORM, **options), inputs)
-    exact = gradients(lambda *a: naive(*a, phi="sine", **FORM), inputs)
+    found = gradients(lambda *a: bounded_linear(*a, form("sine"), **options), inputs)
+    exact = gradients(lambda *a: naive(*a, form("sine")), inputs)
     assert len(found) == 2
     assert distance(found[1], exact[1]) < 1e-13
 
@@ -187,8 +194,8 @@ def test_shapes_layouts_and_empty_batches():
     for x in (draw(3, D), draw(3, 2, 3, D), transposed, expanded, draw(3, 0, D), draw(3, 2, 0, D)):
         rest = [x.requires_grad_(), weight, bias, A, Bt]
         for upstream in (torch.ones(()).double().expand(*x.shape[:-1], K), None):
-            mine = gradients(lambda *a: bounded_linear(*a, phi="tanh", **FORM), rest, upstream)
-            theirs = gradients(lambda *a: naive(*a, phi="tanh", **FORM), rest, upstream)
+            mine = gradients(lambda *a: bounded_linear(*a, form("tanh")), rest, upstream)
+            theirs = gradients(lambda *a: naive(*a, form("tanh")), rest, upstream)
             for one, two in zip(mine, theirs, strict=True):
                 torch.testing.assert_close(one, two)
 
@@ -199,7 +206,7 @@ def test_non_contiguous_gradients():
     for view in (lambda y: y.permute(2, 1, 0), lambda y: y[..., ::2], lambda y: y[:, 1]):
         found, exact = (
             torch.autograd.grad(
-                view(layer(x, *inputs[1:], phi="sine", **FORM)).square().sum(), [x, *inputs[1:]]
+                view(layer(x, *inputs[1:], form("sine"))).square().sum(), [x, *inputs[1:]]
             )
             for layer in (bounded_linear, naive)
         )
@@ -209,7 +216,7 @@ def test_non_contiguous_gradients():
 
 def test_there_is_no_second_derivative():
     x, *rest = tensors("sine", "full")
-    out = bounded_linear(x.requires_grad_(), *rest, phi="sine", **FORM)
+    out = bounded_linear(x.requires_grad_(), *rest, form("sine"))
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
@@ -222,7 +229,7 @@ def test_there_are_no_function_transforms(transform):
     x, *rest = tensors("sine", "full")
 
     def loss(x):
-        return bounded_linear(x, *rest, phi="sine", **FORM).sum()
+        return bounded_linear(x, *rest, form("sine")).sum()
 
     run = {
         "vmap": lambda: torch.func.vmap(loss)(x),
@@ -244,8 +251,8 @@ def test_autocast_multiplies_as_a_linear_layer_does(phi, mode, dtype):
     plain = nn.Linear(D, K)
     with torch.autocast("cpu", dtype=dtype):
         assert plain(inputs[0]).dtype == dtype == gemm_dtype(inputs[0], inputs[1])
-        found = gradients(lambda *a: bounded_linear(*a, phi=phi, **FORM, **MODES[mode]), inputs)
-    exact = gradients(lambda *a: naive(*a, phi=phi, **FORM), inputs)
+        found = gradients(lambda *a: bounded_linear(*a, form(phi), **MODES[mode]), inputs)
+    exact = gradients(lambda *a: naive(*a, form(phi)), inputs)
     assert found[0].dtype == dtype
     for mine, theirs in zip(found, exact, strict=True):
         assert distance(mine, theirs) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
@@ -258,11 +265,11 @@ def test_phi_is_float32_under_autocast_and_float64_stays():
     A, Bt, weight = (t.float() for t in (draw(1, K, R), draw(2, R, D), draw(3, K, D)))
     x = torch.eye(D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = bounded_linear(x, weight * 0, None, A, Bt, phi="sine", outer=1.0, inner=500.0)
+        out = bounded_linear(x, weight * 0, None, A, Bt, Bound("sine", 1.0, 500.0))
     exact = torch.sin(500.0 * (A.double() @ Bt.double())).T
     assert (out.double() - exact).abs().max() < 5e-3
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wide = bounded_linear(x.double(), weight.double(), None, A, Bt, phi="sine", **FORM)
+        wide = bounded_linear(x.double(), weight.double(), None, A, Bt, form("sine"))
         assert wide.dtype == nn.Linear(D, K).double()(x.double()).dtype == torch.float64
 
 
@@ -273,9 +280,9 @@ def test_low_precision_weights(phi, dtype, small_blocks):
         x, weight, bias, A, Bt = tensors(phi, mode)
         low = [t.to(dtype) for t in (x, weight, bias)]
         inputs = [t.requires_grad_() for t in (*low, A.float(), Bt.float())]
-        found = gradients(lambda *a: bounded_linear(*a, phi=phi, **FORM, **MODES[mode]), inputs)  # noqa: B023
+        found = gradients(lambda *a: bounded_linear(*a, form(phi), **MODES[mode]), inputs)  # noqa: B023
         wide = [t.detach().double().requires_grad_() for t in inputs]
-        exact = gradients(lambda *a: naive(*a, phi=phi, **FORM), wide)
+        exact = gradients(lambda *a: naive(*a, form(phi)), wide)
         for mine, theirs in zip(found, exact, strict=True):
             assert distance(mine, theirs) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
         assert [g.dtype for g in found[1:]] == [t.dtype for t in inputs]
@@ -285,7 +292,7 @@ def test_a_wrong_dtype_raises_as_in_a_linear_layer():
     for mode in ("full", "chunked"):
         x, *rest = tensors("sine", mode)
         with pytest.raises(RuntimeError):
-            bounded_linear(x.float(), *rest, phi="sine", **FORM)
+            bounded_linear(x.float(), *rest, form("sine"))
 
 
 def test_the_bfloat16_weight_gradient_is_near_and_touches_nothing_else():
@@ -293,7 +300,7 @@ def test_the_bfloat16_weight_gradient_is_near_and_touches_nothing_else():
     inputs = [draw(5, n, d), draw(6, k, d), draw(7, k), draw(1, k, R), draw(2, R, d)]
     inputs = [t.float().requires_grad_() for t in inputs]
     run = [
-        gradients(lambda *a: bounded_linear(*a, phi="sine", **FORM, grad_gemm_dtype=t), inputs)  # noqa: B023
+        gradients(lambda *a: bounded_linear(*a, form("sine"), grad_gemm_dtype=t), inputs)  # noqa: B023
         for t in (None, torch.bfloat16)
     ]
     for index in (0, 1, 2, 3):  # output, x, W0, bias
@@ -500,14 +507,14 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(bounded_function, "_triton", lambda: Kernels)
     inputs = [t.float().requires_grad_() for t in tensors("sine", "chunked")]
-    found = gradients(lambda *a: bounded_linear(*a, phi="sine", **FORM), inputs)
+    found = gradients(lambda *a: bounded_linear(*a, form("sine")), inputs)
     assert calls == ["build", "build", "contract"]
-    exact = gradients(lambda *a: naive(*a, phi="sine", **FORM), inputs)
+    exact = gradients(lambda *a: naive(*a, form("sine")), inputs)
     for mine, theirs in zip(found, exact, strict=True):
         assert distance(mine, theirs) < 1e-5
     calls.clear()
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    gradients(lambda *a: bounded_linear(*a, phi="sine", **FORM), wide)
+    gradients(lambda *a: bounded_linear(*a, form("sine")), wide)
     assert not calls, "float64 is not theirs"
 
 
@@ -558,12 +565,12 @@ def test_a_scope_ends_also_on_an_exception_and_nests(tiny):
     with reuse_weights(model):
         with reuse_weights(model):
             model(x)
-            built = shared_weight(layer, torch.float32)
-        assert shared_weight(layer, torch.float32) is built, "the outer scope goes on"
-    assert shared_weight(layer, torch.float32) is None
+            built = built_weight(layer)
+        assert built_weight(layer) is built, "the outer scope goes on"
+    assert built_weight(layer) is None
     with pytest.raises(KeyError), reuse_weights(model):
         raise KeyError
-    assert shared_weight(layer, torch.float32) is None
+    assert built_weight(layer) is None
     before = model(x)
     layer.A.data.mul_(2.0)
     with reuse_weights(model):
@@ -575,7 +582,7 @@ def test_a_shared_weight_that_was_overwritten_raises_in_backward(tiny):
     layer = next(adapted_layers(model))[1]
     with reuse_weights(model):
         out = model(x)
-        shared_weight(layer, torch.float32).mul_(2.0)
+        built_weight(layer).mul_(2.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 

@@ -97,12 +97,14 @@ def test_a_processor_that_is_not_there_is_not_available():
 
 def test_compiled_bodies_are_phi_and_its_slope():
     from common.bounded.compiled import _gradient_body, _phi_body
+    from common.bounded.phi import Bound
 
     z = torch.linspace(-3, 3, 41, dtype=torch.float64).requires_grad_()
     for phi in PHI:
-        out = _phi_body(z, 0.5, 0.6, phi)
+        arguments = Bound(phi, 1.0, 1.0, clip=0.6).arguments
+        out = _phi_body(z, 0.5, phi, *arguments)
         (slope,) = torch.autograd.grad(out, z, torch.ones_like(z))
-        found = _gradient_body(torch.ones_like(z), z.detach(), 0.5, 0.6, phi)
+        found = _gradient_body(torch.ones_like(z), z.detach(), 0.5, phi, *arguments)
         assert torch.allclose(found, slope, rtol=1e-12, atol=1e-12), phi
 
 

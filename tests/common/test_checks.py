@@ -21,7 +21,6 @@ from common.checks.tiny_task import original, tensors_digest
 from common.data.loader import Loader
 from common.measure.metric import MetricSpec
 from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.difference import GDSine
 from common.methods.gradient import GradientMethod
 from common.objectives.objectives import CrossEntropy
 from common.protocol.benchmark import Runtime
@@ -315,7 +314,7 @@ def test_the_base_under_adapters_must_stay(judged, cls):
     assert [*judged(cls)] == ["frozen weights"]
 
 
-class _StartsElsewhere(GDSine):
+class _StartsElsewhere(METHODS["gd_sine"]):
     """Moves the adapter before training, so that the model is another one from the start."""
 
     def _attach(self, task):
@@ -510,7 +509,7 @@ def _extra_metric(self, scores, *, trial, seed):
     [
         ({"version": 0}, "version", "0"),
         ({"metrics": ()}, "metrics", "MetricSpec"),
-        ({"metrics": (MetricSpec("fa", "reference", "FA"),)}, "metrics", "doc"),
+        ({"metrics": (MetricSpec("fa", "target", "FA"),)}, "metrics", "doc"),
         ({"identity": classmethod(lambda cls, config, kind: {"x": object()})}, "identity", "hash"),
         ({"split": lambda self, seed: _other_split(self)}, "split", "other index sets"),
         ({"parts": _scores_test}, "parts", "trial scores test"),

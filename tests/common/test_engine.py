@@ -15,7 +15,7 @@ from common.base.errors import CheckpointError, ConfigError, Diverged
 from common.bounded.attach import adapted_layers, attach, detach
 from common.bounded.config import AdapterConfig
 from common.data.loader import ChainedLoader, RelabelledLoader
-from common.objectives.objectives import CrossEntropy, GradientDifference, Terms
+from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_difference
 from common.train.config import FitConfig
 from common.train.fit import fit
 from common.train.rates import learning_rate, total_steps, warmup_steps
@@ -186,7 +186,7 @@ def test_two_rates_is_the_papers_update_rule(tiny, source, run):
     model, reference = tiny.net().double(), tiny.net().double()
     source.x = source.x.double()
     config = small(steps=3, optimizer="sgd", lr=1.0)
-    run(model, config, objective=GradientDifference(alpha_r, alpha_f))
+    run(model, config, objective=gradient_difference(alpha_r, alpha_f))
     loaders = {"retain": tiny.loader(source, RETAIN), "forget": tiny.loader(source, FORGET)}
     for _ in range(3):
         gradients = []
@@ -228,7 +228,7 @@ def test_penalty_counts_once_under_accumulation(tiny, source, run):
 
         def __call__(self, forward, batches):
             zero = forward(batches["retain"]).sum() * 0
-            return Terms(zero, {"nothing": zero})
+            return ObjectiveValue(zero, {"nothing": zero})
 
     for accumulation in (1, 4):
         model, sink = tiny.net(), Sink()
@@ -246,7 +246,7 @@ def test_weight_decay_pulls_matrices_only(tiny, run):
     class Flat(CrossEntropy):
         def __call__(self, forward, batches):
             terms = super().__call__(forward, batches)
-            return Terms(terms.total * 0, terms.parts)
+            return ObjectiveValue(terms.total * 0, terms.parts)
 
     model = tiny.net()
     before = tiny.snapshot(model)
@@ -305,8 +305,10 @@ class Bad(CrossEntropy):
         if self.calls < at:
             return terms
         if part_only:
-            return Terms(terms.total, {**terms.parts, "extra": terms.total.detach() * 0 + value})
-        return Terms(terms.total * value, terms.parts)
+            return ObjectiveValue(
+                terms.total, {**terms.parts, "extra": terms.total.detach() * 0 + value}
+            )
+        return ObjectiveValue(terms.total * value, terms.parts)
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
@@ -396,7 +398,7 @@ def test_the_base_of_an_adapter_keeps_every_bit(tiny, run):
     model = tiny.net()
     attach(model, MLP, AdapterConfig(rank=2, phi="sine", omega=20.0), torch.Generator())
     before = tiny.snapshot(model)
-    run(model, small(weight_decay=0.1, probe_every=1), objective=GradientDifference())
+    run(model, small(weight_decay=0.1, probe_every=1), objective=gradient_difference())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) != name.endswith((".A", ".Bt")), name
 
@@ -437,7 +439,7 @@ def test_a_killed_run_resumes_bit_for_bit(tiny, source, run, tmp_path, kind, loa
         optimizer="adamw" if kind in ("adamw", "adapter") else "sgd",
         momentum=0.9 if kind == "momentum" else 0.0,
     )
-    objective = CrossEntropy() if loaders is not pair_loaders else GradientDifference()
+    objective = CrossEntropy() if loaders is not pair_loaders else gradient_difference()
 
     def go(path, **options):
         model, sink = tiny.net(dropout=0.3, batch_norm=True), Sink()
@@ -568,7 +570,7 @@ def test_documented_names_are_logged(tiny, run):
     result = run(
         model,
         config,
-        objective=GradientDifference(),
+        objective=gradient_difference(),
         tracker=sink,
         component_of=tiny.component_of,
         penalty=lambda net: net.head.weight.sum() * 0,
@@ -623,7 +625,7 @@ def test_probe_norms_are_the_gradients_of_the_merged_model(tiny, source, run, ph
         for _, layer in adapted_layers(model):
             layer.A.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
     merged = detach(copy.deepcopy(model)).train().requires_grad_(True)
-    objective = GradientDifference(1.0, 0.3)
+    objective = gradient_difference(1.0, 0.3)
     run(
         model,
         small(steps=1, probe_every=1),

@@ -195,7 +195,9 @@ def test_every_alpha_omega_and_bound_starts_on_the_same_part_of_the_weight():
     parts = {}
     for name, adapter in ADAPTERS.items():
         model, _, _ = started(FilaConfig(), adapter)
-        parts[name] = [la.outer * la.inner * la.A @ la.Bt for _, la in adapted_layers(model)]
+        parts[name] = [
+            la.bound.outer * la.bound.inner * la.A @ la.Bt for _, la in adapted_layers(model)
+        ]
     for name, products in parts.items():
         for found, expected in zip(products, parts["lora"], strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=name)

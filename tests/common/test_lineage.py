@@ -145,7 +145,7 @@ def test_fault_members_are_the_first_of_the_retain_set():
     """Harmless on a shuffled set; on a sorted one members come from one or two classes."""
     parts = {name: scored(part) for name, part in ARRAYS.sorted_retain().items()}
     first, even = PEER["sorted_retain"]["first"], PEER["sorted_retain"]["even"]
-    ours = membership_metrics(parts, seed=0)
+    ours = membership_metrics(parts["forget"], parts["retain"], parts["test"], seed=0)
     assert abs(first["confidence"] - even["confidence"]) > 30
     assert ours["mia"] == pytest.approx(even["confidence"], abs=2)
     assert ours["mia_correctness"] == pytest.approx(even["correctness"], abs=2)

@@ -15,8 +15,9 @@ from common.methods.gradient import GradientConfig
 from common.objectives.objectives import CrossEntropy
 from common.train.config import FitConfig
 
-SIMPLE = ("common.methods.references", "common.methods.simple", "common.methods.difference")
-OWN = [entry.name for entry in METHODS if str(entry.target).split(":")[0] in SIMPLE]
+OTHERS = ("gd_fila",)
+OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
+OWN += [name for name in METHODS.names() if name.split("_")[0] == "gd" and name not in OTHERS]
 SHORT = {"steps": 3, "batch_size": 8}
 
 

@@ -21,6 +21,7 @@ from common.membership.attacks import (
     membership_metrics,
     svc_attack,
 )
+from vision.metrics import vision_metrics
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mia.json").read_text())
 
@@ -213,14 +214,14 @@ def parts_of(rng, sizes=(40, 300, 120), means=(4, 6, 3), classes=4) -> dict[str,
 
 def test_membership_metrics_keys_and_seeds():
     parts = parts_of(np.random.default_rng(0))
-    metrics = membership_metrics(parts, seed=1)
+    metrics = membership_metrics(*parts.values(), seed=1)
     assert set(metrics) == {
         "mia", "mia_bacc", "mia_correctness", "mia_entropy", "mia_modified_entropy", "mia_probs",
         "mia_logistic", "mia_auc", "mia_tpr_1", "mia_tpr_01", "mia_threshold_bacc",
     }  # fmt: skip
     assert metrics["mia_tpr_01"] is None and metrics["mia_tpr_1"] is not None
-    assert membership_metrics(parts, seed=1) == metrics
-    few = membership_metrics(parts, seed=1, features=("confidence",))
+    assert membership_metrics(*parts.values(), seed=1) == metrics
+    few = membership_metrics(*parts.values(), seed=1, features=("confidence",))
     assert few == {key: metrics[key] for key in few} and "mia_entropy" not in few
 
 
@@ -229,7 +230,7 @@ def test_membership_metrics_without_probs():
 
     parts = parts_of(np.random.default_rng(1))
     plain = {name: replace(part, probs=None, labels=None) for name, part in parts.items()}
-    metrics = membership_metrics(plain, seed=1, features=("confidence", "probs"))
+    metrics = membership_metrics(*plain.values(), seed=1, features=("confidence", "probs"))
     assert metrics["mia_probs"] is None and metrics["mia"] is not None
 
 
@@ -245,7 +246,7 @@ def test_members_are_balanced_over_classes_not_the_first_in_order(monkeypatch):
     monkeypatch.setattr("common.membership.attacks.svc_attack", spy)
     parts = parts_of(np.random.default_rng(2), sizes=(20, 400, 100))
     for seed in (1, 2):
-        membership_metrics(parts, seed=seed, features=("confidence",))
+        membership_metrics(*parts.values(), seed=seed, features=("confidence",))
     members, nonmembers = seen[0]
     assert np.bincount(members.labels).tolist() == [25] * 4
     assert len(nonmembers) == 100
@@ -259,11 +260,12 @@ def test_sides_are_equal_when_retain_is_small(monkeypatch):
         lambda a, b, c: sizes.append((len(a), len(b), len(c))) or logistic_attack(a, b, c),
     )
     parts = parts_of(np.random.default_rng(3), sizes=(20, 50, 200))
-    membership_metrics(parts, seed=1, features=())
+    membership_metrics(*parts.values(), seed=1, features=())
     assert sizes == [(50, 50, 20)]
 
 
-def test_membership_metrics_names_a_missing_part():
+def test_vision_metrics_name_a_missing_part():
     parts = parts_of(np.random.default_rng(4))
-    with pytest.raises(ConfigError, match="part 'validation'"):
-        membership_metrics(parts, seed=1, holdout="validation")
+    del parts["test"]
+    with pytest.raises(ConfigError, match="part 'test'"):
+        vision_metrics(parts, trial=False, seed=1, features=())

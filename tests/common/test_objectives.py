@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from common.data.batch import Batch
 from common.objectives.objectives import (
     CrossEntropy,
-    Forgetting,
-    GradientDifference,
-    forget_terms,
+    ForgetRetain,
+    gradient_difference,
     joint_logits,
 )
 from common.objectives.positions import margins, sample_cross_entropy, sample_unlikelihood
+from common.objectives.terms import pushed_away
 
 
 def stream(seed=0):
@@ -85,7 +85,7 @@ def test_unlikelihood_saturates_and_ascent_does_not():
     for margin in (0.0, -5.0, -15.0, -40.0):
         for kind, values in norms.items():
             logits = torch.tensor([[margin, 0.0]], requires_grad=True)
-            term, _ = forget_terms(logits, labels, kind)
+            term = pushed_away(kind)(logits, Batch({}, labels, labels))
             values.append(float(torch.autograd.grad(term, logits)[0].norm()))
     falling, rising = norms["unlikelihood"], norms["cross_entropy"]
     assert falling == sorted(falling, reverse=True) and falling[-1] < 1e-15
@@ -93,14 +93,17 @@ def test_unlikelihood_saturates_and_ascent_does_not():
 
 
 def test_both_forget_losses_log_the_cross_entropy():
-    logits, labels = random_logits(6, 4), torch.arange(6) % 4
-    expected = F.cross_entropy(logits, labels)
-    ascent, logged = forget_terms(logits, labels, "cross_entropy")
-    torch.testing.assert_close(ascent, -expected)
-    torch.testing.assert_close(logged, expected)
-    push, logged = forget_terms(logits.requires_grad_(), labels, "unlikelihood")
-    torch.testing.assert_close(logged, expected)
-    assert not logged.requires_grad and push.requires_grad and push >= 0
+    logits, labels = random_logits(6, 4).requires_grad_(), torch.arange(6) % 4
+    expected = F.cross_entropy(logits.detach(), labels)
+    pushes = {}
+    for kind in ("cross_entropy", "unlikelihood"):
+        objective = ForgetRetain(pushed_away(kind))
+        value = objective(lambda _: logits, {"forget": Batch({"x": logits}, labels, labels)})
+        torch.testing.assert_close(value.parts["forget_loss"], expected)
+        assert not value.parts["forget_loss"].requires_grad and value.total.requires_grad
+        pushes[kind] = value.total.detach()
+    torch.testing.assert_close(pushes["cross_entropy"], -expected)
+    assert pushes["unlikelihood"] >= 0
 
 
 def test_low_precision_logits_are_widened():
@@ -187,7 +190,7 @@ def test_one_forward_where_shapes_allow_two_where_not():
 @pytest.mark.parametrize(("w_r", "w_f"), [(1.0, 0.1), (1e-5, 1e-4), (1.0, 0.0)])
 def test_gradient_difference_is_its_formula(w_r, w_f, forget_loss):
     model, retain, forget = Counting(), batch(6), batch(4, seed=1)
-    terms = GradientDifference(w_r, w_f, forget_loss)(model, {"retain": retain, "forget": forget})
+    terms = gradient_difference(w_r, w_f, forget_loss)(model, {"retain": retain, "forget": forget})
     assert model.calls == [10], "one forward over both"
     z_r, z_f = Counting()(retain), Counting()(forget)
     kept, loss = F.cross_entropy(z_r, retain.labels), F.cross_entropy(z_f, forget.labels)
@@ -205,7 +208,7 @@ def test_gradient_difference_with_different_shapes():
         return Batch({"x": x}, torch.arange(n), torch.arange(n))
 
     model = Counting()
-    terms = GradientDifference(1.0, 2.0)(
+    terms = gradient_difference(1.0, 2.0)(
         model, {"retain": sequence(3, 4, 0), "forget": sequence(2, 6, 1)}
     )
     assert model.calls == [3, 2]
@@ -214,11 +217,13 @@ def test_gradient_difference_with_different_shapes():
 
 
 def test_forgetting_reads_forget_only_and_pushes_away():
-    assert Forgetting().parts == ("forget",)
+    ascent = ForgetRetain(pushed_away("cross_entropy"), log_terms=False)
+    assert ascent.parts == ("forget",)
     data = batch(5)
-    terms = Forgetting()(Counting(), {"forget": data})
+    terms = ascent(Counting(), {"forget": data})
     torch.testing.assert_close(terms.total, -F.cross_entropy(Counting()(data), data.labels))
-    terms = Forgetting("unlikelihood")(Counting(), {"forget": data})
+    saturating = ForgetRetain(pushed_away("unlikelihood"), log_terms=False)
+    terms = saturating(Counting(), {"forget": data})
     assert terms.total > 0 and set(terms.parts) == {"forget_loss"}
 
 

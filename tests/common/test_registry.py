@@ -178,7 +178,7 @@ def test_a_plugin_cannot_take_a_shipped_name(tmp_path):
     path.write_text(PLUGIN.format(name="gd_sine"))
     message = complaint(load_plugins, [str(path)], installed=False)
     assert "'gd_sine' is registered twice" in message
-    assert str(path) in message and "__init__.py" in message
+    assert str(path) in message and "catalogue.py" in message
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.bounded import compiled
 from common.bounded import triton as ours
-from common.bounded.phi import Bound, apply_phi
+from common.bounded.phi import Bound
 from common.bounded.product import bounded_linear
 
 SMALL = ours.Tiles(32, 16, 16)
@@ -50,7 +50,7 @@ def problem(k: int, d: int, tokens: int, rank: int, dtype: torch.dtype) -> dict[
 
 
 def reference_delta(A: Tensor, Bt: Tensor, form: Bound) -> Tensor:
-    return form.outer * apply_phi(form.phi, form.inner * (A @ Bt), form.clip)
+    return form.outer * form.value(form.inner * (A @ Bt))
 
 
 def reference(p: dict[str, Tensor], form: Bound) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ def through_the_layer() -> dict[str, float]:
     A, Bt = p["A"].requires_grad_(), p["Bt"].requires_grad_()
     x = p["x"].view(3, 4, 24).requires_grad_()
     with mock.patch.object(ours, "contract", wraps=ours.contract) as called:
-        y = bounded_linear(x, p["weight"], None, A, Bt, **form._asdict())
+        y = bounded_linear(x, p["weight"], None, A, Bt, form)
         found = torch.autograd.grad(y, (x, A, Bt), p["g"].view(3, 4, 40))
     assert called.call_count == 1, "the eager path ran"
     dx = p["g"].double() @ wanted["W"]
@@ -146,7 +146,7 @@ def near_zero() -> float:
         found = ours.build_weight(
             None, A, Bt, Bound(phi, 1.0, 1.0), start=None, dtype=torch.float32, tiles=SMALL
         )
-        wanted = apply_phi(phi, z.double())
+        wanted = Bound(phi, 1.0, 1.0).value(z.double())
         worst = max(worst, float(((found[:, 0].double() - wanted) / wanted).abs().max()))
     return worst
 

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from common.base.config import validate
 from common.base.errors import CheckpointError, ConfigError, DataError
+from common.bounded.attach import attach
+from common.bounded.config import AdapterConfig
+from vision.benchmark import VisionBenchmark
 from vision.config import ModelConfig
 from vision.models import build as models
-from vision.models.build import adapter_parameters, build_model, input_spec, parameter_share
+from vision.models.build import build_model, input_spec
 from vision.models.checkpoint import load_checkpoint
-from vision.models.family import TARGETS, component_of
+from vision.models.counting import count_adapters
+from vision.models.family import VIT, family_of
 
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 
@@ -98,35 +105,104 @@ def test_input_spec():
     ],
 )
 def test_shares_of_rank_8_on_the_mlp(name, trainable, percent):
-    for classes in (10, 100):
-        share = parameter_share(ModelConfig(name=name), 8, num_classes=classes)
-        assert share.trainable == trainable
-        assert round(share.percent, 2) == percent
+    for data in ("cifar10", "cifar100"):
+        protocol = {"data": {"name": data}, "model": {"name": name}, "train": {"epochs": 1}}
+        config = validate(VisionBenchmark.Config, protocol, "suite.yaml")
+        trained, base = VisionBenchmark.adapter_share(config, AdapterConfig(rank=8))
+        assert trained == trainable
+        assert round(100 * trained / base, 2) == percent
+
+
+def test_the_classes_of_a_folder_are_not_known_before_it_is_read():
+    data = {"name": "folder", "folder": "x", "native_size": 32}
+    config = validate(VisionBenchmark.Config, {"data": data, "train": {"epochs": 1}}, "suite.yaml")
+    assert VisionBenchmark.adapter_share(config, AdapterConfig()) is None
 
 
 def test_share_of_all_linear_layers_and_base_count():
     config = ModelConfig(name="vit_small_patch16_224.augreg_in21k", pretrained=True)
-    share = parameter_share(config, 8, num_classes=10, placement="all")
-    assert round(share.percent, 2) == 2.72
-    assert share.base == 21_669_514
+    everywhere = AdapterConfig(rank=8, placement="all")
+    trained, base = count_adapters(config, everywhere, num_classes=10)
+    assert round(100 * trained / base, 2) == 2.72
+    assert base == 21_669_514
 
 
 def test_counts_agree_with_a_built_model():
-    model = build()
-    share = parameter_share(ModelConfig(**TINY), 3, num_classes=5)
-    assert share.base == sum(parameter.numel() for parameter in model.parameters())
-    assert share.trainable == 2 * 2 * 3 * (16 + 64)
-    assert adapter_parameters(model, 3, TARGETS["attention"]) == 2 * 3 * (16 + 48 + 16 + 16)
+    model, config = build(), ModelConfig(**TINY)
+    trained, base = count_adapters(config, AdapterConfig(rank=3), num_classes=5)
+    assert base == sum(parameter.numel() for parameter in model.parameters())
+    assert trained == 2 * 2 * 3 * (16 + 64)
+    attention = AdapterConfig(rank=3, placement="attention")
+    assert count_adapters(config, attention, num_classes=5)[0] == 2 * 3 * (16 + 48 + 16 + 16)
 
 
 def test_components():
     names = [name for name, _ in build(stem="conv").named_parameters()]
-    found = {name: component_of(name) for name in names}
+    found = {name: VIT.component_of(name) for name in names}
     assert found["blocks.1.mlp.fc2.weight"] == "mlp"
     assert found["blocks.0.attn.qkv.bias"] == "attention"
     assert found["head.weight"] == "head"
     assert found["patch_embed.proj.weight"] == found["blocks.0.norm1.weight"] == "other"
-    assert component_of("blocks.3.mlp.fc1.Bt") == "mlp"
+    assert VIT.component_of("blocks.3.mlp.fc1.Bt") == "mlp"
+
+
+# -- families -------------------------------------------------------------------------------------
+
+SWIN = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, "patch_size": 2}
+FAMILY_CASES = [
+    ("swin_tiny_patch4_window7_224", {"img_size": 16, **SWIN}, {"mlp": 4, "attention": 4}, 1),
+    (
+        "deit_tiny_distilled_patch16_224",
+        {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2},
+        {"mlp": 4, "attention": 4},
+        2,
+    ),
+    ("resnet18", {"channels": (8, 8, 8, 8), "layers": (1, 1, 1, 1), "stem_width": 8}, {}, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "layers", "heads"), FAMILY_CASES)
+def test_a_family_names_its_layers(name, sizes, layers, heads):
+    """Adapters find every layer of a placement, and the head is all of the classifier."""
+    family = family_of(name)
+    everything = layers | ({"all": sum(layers.values())} if layers else {})
+    assert set(family.targets) == set(everything)
+    for placement, count in everything.items():
+        model = timm.create_model(name, num_classes=3, **sizes).eval()
+        inputs = torch.randn(2, 3, 16, 16)
+        before = model(inputs)
+        stream = torch.Generator().manual_seed(0)
+        names = attach(model, family.targets[placement], AdapterConfig(rank=2), stream)
+        assert len(names) == count and torch.allclose(model(inputs), before, atol=1e-5)
+        found = {family.component_of(f"{layer}.A") for layer in names}
+        assert found == ({placement} if placement != "all" else {"mlp", "attention"})
+    model = timm.create_model(name, num_classes=3, **sizes)
+    head = {key for key, _ in model.named_parameters() if family.component_of(key) == "head"}
+    matched = {
+        key for key, _ in model.named_parameters() if any(fnmatch(key, p) for p in family.head)
+    }
+    assert head == matched and len(head) == 2 * heads
+    assert {dict(model.named_parameters())[key].shape[0] for key in head} == {3}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224.ms_in1k"])
+def test_a_family_is_built_at_another_size(name):
+    config = ModelConfig(name=name, image_size=64)
+    model = build_model(config, num_classes=5, in_chans=1, generator_seed=0)
+    assert model(torch.randn(2, 1, 64, 64)).shape == (2, 5)
+
+
+def test_no_linear_layer_is_one_line():
+    with pytest.raises(ConfigError, match="resnet18: no linear layer for placement mlp"):
+        count_adapters(ModelConfig(name="resnet18"), AdapterConfig(), num_classes=5)
+    by_name = AdapterConfig(rank=2, targets=("fc",))
+    trained, _ = count_adapters(ModelConfig(name="resnet18"), by_name, num_classes=5)
+    assert trained == 2 * (512 + 5)
+
+
+def test_other_models_are_taken_for_transformers():
+    assert family_of("deit_small_patch16_224.fb_in1k") is family_of("scratch") is VIT
+    assert family_of("beit_base_patch16_224").targets == VIT.targets
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

@@ -92,19 +92,19 @@ def _read_folder(folder: Path) -> Checkpoint:
             refuse_pickles(other)
         raise CheckpointError(f"{folder}: holds no {WEIGHTS}")
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: holds no {CONFIG}; add it, or give the file with arch and num_classes"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{config}: not readable as JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{config}: must be a mapping")
-    nested = found.get("pretrained_cfg")
-    if "num_classes" not in found and isinstance(nested, dict) and "num_classes" in nested:
-        found["num_classes"] = nested["num_classes"]
-    return _checked(weights, found, str(config))
+    nested = content.get("pretrained_cfg")
+    if "num_classes" not in content and isinstance(nested, dict) and "num_classes" in nested:
+        content["num_classes"] = nested["num_classes"]
+    return _checked(weights, content, str(config))
 
 
 def _checked(weights: Path, config: Mapping[str, Any], origin: str) -> Checkpoint:
@@ -124,19 +124,19 @@ def _checked(weights: Path, config: Mapping[str, Any], origin: str) -> Checkpoin
     return Checkpoint(weights, config, names)
 
 
-def _label_names(found: Any, num_classes: int, origin: str) -> tuple[str, ...] | None:
-    if found is None:
+def _label_names(names: Any, num_classes: int, origin: str) -> tuple[str, ...] | None:
+    if names is None:
         return None
-    if isinstance(found, dict):
-        ordered = [found.get(str(label)) for label in range(num_classes)]
-        found = ordered if len(found) == num_classes else list(found.values())
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    if isinstance(names, dict):
+        ordered = [names.get(str(label)) for label in range(num_classes)]
+        names = ordered if len(names) == num_classes else list(names.values())
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{origin}: label_names must be a list of names, or id: name")
-    if len(found) != num_classes or len(set(found)) != num_classes:
+    if len(names) != num_classes or len(set(names)) != num_classes:
         raise CheckpointError(
-            f"{origin}: label_names holds {len(set(found))} names for {num_classes} classes"
+            f"{origin}: label_names holds {len(set(names))} names for {num_classes} classes"
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def build(checkpoint: Checkpoint) -> nn.Module:

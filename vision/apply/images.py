@@ -1,7 +1,7 @@
 """A user's folders of images: listed, hashed, labelled, decoded as the model expects them.
 
-Every file that is found is used or named in an error: an image of the forget set that was skipped
-in silence would be an image that is not forgotten.
+Every file is used or named in an error: an image of the forget set that was skipped in silence
+would not be forgotten.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def list_folder(root: Path, role: str) -> Folder:
         raise DataError(f"{role}: {root / loose[0]}: images must lie in class subfolders")
     files: list[str] = []
     for name in classes:
-        found = _files_below(root / name, role)
-        if not found:
+        inside = _files_below(root / name, role)
+        if not inside:
             raise DataError(f"{role}: {root / name} holds no images; fill it or remove it")
-        files += [f"{name}/{file}" for file in found]
+        files += [f"{name}/{file}" for file in inside]
     if not files:
         raise DataError(f"{role}: {root} holds no class subfolders with images")
     files.sort()
@@ -85,7 +85,7 @@ def list_folder(root: Path, role: str) -> Folder:
 
 
 def _files_below(folder: Path, role: str) -> list[str]:
-    found = []
+    files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
@@ -97,8 +97,8 @@ def _files_below(folder: Path, role: str) -> list[str]:
                     f"{role}: {file}: not an image file; move it away, so that nothing "
                     "is left out unseen"
                 )
-            found.append(file.relative_to(folder).as_posix())
-    return found
+            files.append(file.relative_to(folder).as_posix())
+    return files
 
 
 def check_disjoint(folders: Sequence[Folder]) -> None:
@@ -107,10 +107,10 @@ def check_disjoint(folders: Sequence[Folder]) -> None:
     Raises:
         DataError: Naming one pair.
     """
-    seen: dict[str, tuple[Folder, str]] = {}
+    owners: dict[str, tuple[Folder, str]] = {}
     for folder in folders:
         for file, content in zip(folder.files, folder.hashes, strict=True):
-            other, path = seen.setdefault(content, (folder, file))
+            other, path = owners.setdefault(content, (folder, file))
             if other.role != folder.role:
                 raise DataError(
                     f"{other.root / path} ({other.role}) and {folder.root / file} ({folder.role}) "
@@ -144,7 +144,7 @@ def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
     count = checkpoint.num_classes
     names = sorted({name for folder in folders for name in folder.classes})
     retained = next((folder.classes for folder in folders if folder.role == "retain"), ())
-    by_order = next((known for known in (retained, names) if len(known) == count), None)
+    by_order = next((full for full in (retained, names) if len(full) == count), None)
     by_value = {name: int(name) for name in names if name.isascii() and name.isdigit()}
     numeric = len(by_value) == len(names) and max(by_value.values()) < count
     if by_order is not None:
@@ -168,8 +168,7 @@ def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
 def _check_known(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
     for name in folder.classes:
         if name not in ids:
-            known = sorted(ids) if len(ids) <= 20 else []
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, sorted(ids) if len(ids) <= 20 else [])
             raise DataError(
                 f"{folder.role}: {folder.root / name}: '{name}' is no class in {origin}{hint}"
             )
@@ -209,8 +208,8 @@ class Preprocessing:
         """
         from timm.data import resolve_model_data_config
 
-        found = resolve_model_data_config(model)
-        height, width = found["input_size"][-2:]
+        expected = resolve_model_data_config(model)
+        height, width = expected["input_size"][-2:]
         height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (
             height,
             width,
@@ -221,10 +220,14 @@ class Preprocessing:
                 f"the model takes {channels} x {height} x {width}; only square RGB or grey images "
                 "can be applied"
             )
-        mean, std = (tuple(float(value) for value in found[key]) for key in ("mean", "std"))
+        mean, std = (tuple(float(value) for value in expected[key]) for key in ("mean", "std"))
         if len(mean) != channels:
             mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
-        crop = (found["interpolation"], float(found["crop_pct"]), found["crop_mode"])
+        crop = (
+            expected["interpolation"],
+            float(expected["crop_pct"]),
+            expected["crop_mode"],
+        )
         return cls(int(height), channels, mean, std, *crop)
 
     def decode(self, file: Path) -> torch.Tensor:
@@ -244,7 +247,7 @@ class Preprocessing:
         return self._transform(pixels)
 
     def describe(self) -> dict[str, Any]:
-        """For the audit."""
+        """For the statement."""
         return {**dataclasses.asdict(self), "augmentation": "none"}
 
     @cached_property

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.protocol.request import ApplyRequest
+from common.protocol.request import Application
 from common.protocol.subject import Subject
 from common.store.weights import CONFIG, WEIGHTS, file_digest, save_weights
 from vision.apply.checkpoint import build, read_checkpoint
@@ -21,7 +21,7 @@ from vision.apply.images import (
     load_images,
     map_labels,
 )
-from vision.models.family import VisionTransformers
+from vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BATCH = 64
 
 
-class ImageSubject(VisionTransformers, Subject):
+class ImageSubject(ImageClassifiers, Subject):
     """A timm classifier and images in class subfolders.
 
     Images are prepared with timm's evaluation transform for the model, without augmentation, and
@@ -43,14 +43,25 @@ class ImageSubject(VisionTransformers, Subject):
     """
 
     modality: ClassVar[str] = "vision"
+    kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
+    form: ClassVar[str] = "a folder of images (CLASS/x.png)"
+    options: ClassVar[tuple[str, ...]] = ("arch", "num_classes")
     yardstick: ClassVar[str] = "accuracy"
 
-    def __init__(self, request: ApplyRequest):
-        self.request = request
-        self.checkpoint = read_checkpoint(request.model, request.arch, request.num_classes)
-        self.folders = [list_folder(root, role) for role, root in request.given.items()]
+    def __init__(self, application: Application):
+        super().__init__(application)
+        options = application.options
+        self.checkpoint = read_checkpoint(
+            application.model, options.get("arch"), options.get("num_classes")
+        )
+        self.folders = [list_folder(root, role) for role, root in application.given.items()]
         check_disjoint(self.folders)
+
+    @classmethod
+    def takes(cls, forget: Path) -> bool:
+        """A folder; one that is not there is missed later, by name."""
+        return forget.is_dir() or not (forget.exists() or forget.suffix)
 
     @property
     def scenario(self) -> str | None:
@@ -68,6 +79,11 @@ class ImageSubject(VisionTransformers, Subject):
         self.original = original.to(device).eval()
         self.images, self.parts = load_images(self.folders, self.labels, self.prepared_for, device)
         self.source: Source = self.images
+
+    @property
+    def architecture(self) -> str:
+        """As the checkpoint says."""
+        return self.checkpoint.architecture
 
     @property
     def num_classes(self) -> int:
@@ -93,9 +109,9 @@ class ImageSubject(VisionTransformers, Subject):
         """Model, folders, labels, preprocessing."""
         return {
             "input": {
-                "model": self.request.model.name,
+                "model": self.application.model.name,
                 "weights_sha256": self.checkpoint.digest,
-                "architecture": self.checkpoint.architecture,
+                "architecture": self.architecture,
                 "num_classes": self.checkpoint.num_classes,
             },
             "data": {folder.role: _about(folder) for folder in self.folders},
@@ -106,16 +122,16 @@ class ImageSubject(VisionTransformers, Subject):
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
         """``model.safetensors`` and ``config.json``."""
         save_weights(model, folder)
-        if self.request.model.is_dir():
+        if self.application.model.is_dir():
             shutil.copyfile(self.checkpoint.weights.parent / CONFIG, folder / CONFIG)
         else:
             text = json.dumps(dict(self.checkpoint.config), indent=1)
             (folder / CONFIG).write_text(text + "\n")
         return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
-    def outcome(self, audit: Mapping[str, Any]) -> list[str]:
+    def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """See :func:`outcome`."""
-        return outcome(audit)
+        return outcome(statement)
 
 
 def _about(folder: Folder) -> dict[str, Any]:
@@ -165,18 +181,18 @@ def measured(
         )
         for name, ids in parts.items()
     }
-    found: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
-    found |= {"membership_auc": None, "membership_auc_same_classes": None}
+    results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
+    results |= {"membership_auc": None, "membership_auc_same_classes": None}
     if "test" in scores:
         test = scores["test"]
         assert test.labels is not None
         same = np.isin(test.labels, forgotten)
-        found["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
-        found["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
-        found["membership_auc"] = _auc(scores["forget"], test)
+        results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
+        results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
+        results["membership_auc"] = _auc(scores["forget"], test)
         if same.any():
-            found["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
-    return found
+            results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
+    return results
 
 
 def _summary(scores: Scores) -> dict[str, float]:
@@ -191,9 +207,9 @@ def _auc(forget: Scores, test: Scores) -> float:
     return loss_threshold_attack(forget.loss, test.loss).auc
 
 
-def outcome(audit: Mapping[str, Any]) -> list[str]:
+def outcome(statement: Mapping[str, Any]) -> list[str]:
     """What these measurements say, in plain words."""
-    before, after = audit["before"], audit["after"]
+    before, after = statement["before"], statement["after"]
     lines = []
     if before["forget"]["accuracy"] < 50:
         lines.append(
@@ -218,7 +234,7 @@ def outcome(audit: Mapping[str, Any]) -> list[str]:
         f"(before: {before[key]:.1f} %); 50 % is chance, far below 50 % betrays the forget set as "
         "much as far above, and stronger attacks exist."
     )
-    if audit["scenario"] == "class" and key == "membership_auc":
+    if statement["scenario"] == "class" and key == "membership_auc":
         lines.append(
             "Whole classes were forgotten and the test images hold none of them: this AUC compares "
             "different classes and says little about membership."

@@ -24,11 +24,10 @@ from torch import Tensor
 from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from common.data.splits import balanced_draw
-from vision.config import DataConfig
+from vision.config import CLASS_COUNTS, DataConfig
 
 logger = logging.getLogger(__name__)
 
-CLASS_COUNTS = {"cifar10": 10, "cifar100": 100}
 _LABEL_COLUMNS = ("fine_label", "label")
 _IMAGE_COLUMNS = ("img", "image")
 
@@ -315,15 +314,15 @@ def _folder_pool(folder: Path, config: DataConfig) -> tuple[Pool, tuple[str, ...
     from torchvision.datasets import ImageFolder
 
     try:
-        found = ImageFolder(str(folder))
+        images = ImageFolder(str(folder))
     except (OSError, RuntimeError) as error:
         raise DataError(
             f"{folder}: needs one folder of images per class ({one_line(error)})"
         ) from None
-    paths = [path for path, _ in found.samples]
+    paths = [path for path, _ in images.samples]
 
     def decode(rows: np.ndarray) -> Tensor:
         return _decode_all([paths[row] for row in rows], str(folder), config.native_size)
 
-    labels = np.array([label for _, label in found.samples], dtype=np.int64)
-    return Pool(labels, decode), tuple(found.classes)
+    labels = np.array([label for _, label in images.samples], dtype=np.int64)
+    return Pool(labels, decode), tuple(images.classes)

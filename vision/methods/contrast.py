@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.data.batch import Batch, Forward
-from common.objectives.objectives import Objective, Terms
+from common.objectives.objectives import Objective, ObjectiveValue
+from common.objectives.positions import wide
 
 VIEWS = "views"
 
@@ -27,7 +28,7 @@ def nt_xent(features: Tensor, temperature: float) -> Tensor:
         features: (2N, d), N >= 2 for a loss that is not 0.
         temperature: tau.
     """
-    unit = F.normalize(features.float(), dim=1)
+    unit = F.normalize(wide(features), dim=1)
     similarity = unit @ unit.T / temperature
     similarity.fill_diagonal_(float("-inf"))
     partner = torch.arange(len(unit), device=unit.device).roll(len(unit) // 2)
@@ -92,7 +93,7 @@ class Contrasted:
         """Those of the objective, and the views."""
         return (*(self.objective.parts if self.objective else ()), VIEWS)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward over both views, after that of the objective."""
         base = self.objective(forward, batches) if self.objective else None
         views = batches[VIEWS]
@@ -101,7 +102,7 @@ class Contrasted:
         contrast = nt_xent(self.features.latest, self.temperature)
         if base is None:
             count = len(views) // 2
-            loss = F.cross_entropy(logits[:count].float(), views.labels[:count])
-            base = Terms(loss, {"retain_loss": loss})
+            loss = F.cross_entropy(wide(logits[:count]), views.labels[:count])
+            base = ObjectiveValue(loss, {"retain_loss": loss})
         total = base.total + self.weight * contrast
-        return Terms(total, {**base.parts, "contrast": contrast})
+        return ObjectiveValue(total, {**base.parts, "contrast": contrast})

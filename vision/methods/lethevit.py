@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.data.batch import Batch, Forward
-    from common.objectives.objectives import Terms
+    from common.objectives.objectives import ObjectiveValue
 
 
 class LetheViT(UnlearningMethod):
@@ -89,12 +89,12 @@ class MaskedContrast:
         self.forward = task.forward
         self.black: Tensor = task.source.blank_inputs["x"]
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """softplus((s- - s+) / tau), which is the formula of :class:`LetheViT`."""
         import torch
         import torch.nn.functional as F
 
-        from common.objectives.objectives import Terms
+        from common.objectives.objectives import ObjectiveValue
 
         batch = batches["forget"]
         logits = forward(batch)
@@ -103,7 +103,7 @@ class MaskedContrast:
             far = self.forward(self.teacher, batch)
         positive, negative = (F.cosine_similarity(logits, other) for other in (near, far))
         loss = F.softplus((negative - positive) / self.config.temperature).mean()
-        return Terms(loss, {"contrast": loss})
+        return ObjectiveValue(loss, {"contrast": loss})
 
     def masked(self, batch: Batch) -> Batch:
         """The images with their chosen patches black."""

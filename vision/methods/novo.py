@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.data.batch import Batch, Forward
-    from common.objectives.objectives import Terms
+    from common.objectives.objectives import ObjectiveValue
     from vision.models.keys import KeyedViT
 
 
@@ -82,21 +82,22 @@ class ProxyForgetting:
     def __init__(self, keyed: KeyedViT, *, beta: float, hide: float):
         self.keyed, self.beta, self.hide = keyed, beta, hide
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Cross-entropy on shown classes and KL to uniform on hidden ones."""
         import math
 
         import torch
 
-        from common.objectives.objectives import Terms
+        from common.objectives.objectives import ObjectiveValue
+        from common.objectives.positions import wide
 
         batch = batches["train"]
         shown = torch.rand(self.keyed.num_classes) >= self.hide
         self.keyed.show(shown)
-        log_p = forward(batch).float().log_softmax(-1)
-        known = shown.to(batch.labels.device)[batch.labels]
+        log_p = wide(forward(batch)).log_softmax(-1)
+        visible = shown.to(batch.labels.device)[batch.labels]
         own = -log_p.gather(1, batch.labels.unsqueeze(1)).squeeze(1)
         uniform = -log_p.mean(1) - math.log(log_p.shape[1])
-        kept = torch.where(known, own, 0).sum() / known.sum().clamp_min(1)
-        hidden = torch.where(known, 0, uniform).sum() / (~known).sum().clamp_min(1)
-        return Terms(kept + self.beta * hidden, {"shown_loss": kept, "hidden_kl": hidden})
+        loss = torch.where(visible, own, 0).sum() / visible.sum().clamp_min(1)
+        hidden = torch.where(visible, 0, uniform).sum() / (~visible).sum().clamp_min(1)
+        return ObjectiveValue(loss + self.beta * hidden, {"shown_loss": loss, "hidden_kl": hidden})

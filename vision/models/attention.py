@@ -28,9 +28,9 @@ def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor
         ConfigError: The model has no such attention (Swin, a CNN).
     """
     attention = _attention(model, block)
-    seen: list[Tensor] = []
+    maps: list[Tensor] = []
     fused, attention.fused_attn = attention.fused_attn, False
-    hook = attention.attn_drop.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    hook = attention.attn_drop.register_forward_pre_hook(lambda _, args: maps.append(args[0]))
     try:
         with torch.no_grad():
             model(inputs)
@@ -38,7 +38,7 @@ def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor
         hook.remove()
         attention.fused_attn = fused
     prefix: int = getattr(model, "num_prefix_tokens", 1)
-    weights = seen[0].mean(1)[:, :, prefix:]
+    weights = maps[0].mean(1)[:, :, prefix:]
     has_class_token = getattr(model, "cls_token", None) is not None
     return weights[:, 0] if has_class_token else weights[:, prefix:].mean(1)
 

@@ -1,4 +1,4 @@
-"""Vision transformers: from scratch, from timm, or from a local checkpoint.
+"""Image classifiers: from scratch, from timm, or from a local checkpoint.
 
 Weights are drawn from a seed without touching the global random state, and read from
 safetensors only.
@@ -7,9 +7,7 @@ safetensors only.
 from __future__ import annotations
 
 import difflib
-import fnmatch
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +18,11 @@ from timm.models import create_model, get_pretrained_cfg, is_model, list_models
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError, DataError
+from common.base.errors import ConfigError, DataError, one_line
 from common.base.hub import prepare_client
 from vision.config import ModelConfig
-from vision.models.checkpoint import _line, load_checkpoint
-from vision.models.family import TARGETS
+from vision.models.checkpoint import load_checkpoint
+from vision.models.family import family_of
 
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
 _GREY = ((0.3,), (0.35,))
@@ -100,22 +98,25 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator_seed)
-        model = _construct(config, num_classes, in_chans, image_size or config.image_size)
+        model = construct(config, num_classes, in_chans, image_size or config.image_size)
     if config.checkpoint is not None:
-        load_checkpoint(model, Path(config.checkpoint), new_head=config.name != "scratch")
+        head = () if config.name == "scratch" else family_of(config.name).head
+        load_checkpoint(model, Path(config.checkpoint), new_head=head)
     size = input_spec(config, in_chans=in_chans, image_size=image_size).size
     width = _logits_width(model, (1, in_chans, size, size))
     assert width == num_classes, f"{config.name}: {width} logits for {num_classes} classes"
     return model
 
 
-def _construct(
+def construct(
     config: ModelConfig, num_classes: int, in_chans: int, image_size: int | None
 ) -> nn.Module:
+    """The architecture on torch's current device, with weights drawn from torch's own stream."""
     if config.name == "scratch":
         return _scratch(config, num_classes, in_chans, image_size)
     _check_name(config.name)
-    sizes: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    sized = image_size is not None and family_of(config.name).takes_size
+    sizes: dict[str, Any] = {"img_size": image_size} if sized else {}
     build: Callable[[], nn.Module] = partial(
         create_model,
         config.name,
@@ -129,7 +130,9 @@ def _construct(
     try:
         return build()
     except (RuntimeError, TypeError, AssertionError) as error:
-        raise ConfigError(f"model {config.name}: timm cannot build it ({_line(error)})") from None
+        raise ConfigError(
+            f"model {config.name}: timm cannot build it ({one_line(error)})"
+        ) from None
 
 
 def _scratch(
@@ -165,7 +168,7 @@ def _check_name(name: str) -> None:
         get_pretrained_cfg(name)
     except RuntimeError:
         arch, _, tag = name.partition(".")
-        tags = [known.partition(".")[2] for known in list_models(f"{arch}.*", pretrained=True)]
+        tags = [full.partition(".")[2] for full in list_models(f"{arch}.*", pretrained=True)]
         raise ConfigError(f"model {name}: {arch} has no weights '{tag}'; it has {tags}") from None
 
 
@@ -175,7 +178,7 @@ def _fetch_pretrained(name: str, build: Callable[[], nn.Module]) -> nn.Module:
         return build()
     except Exception as error:  # hub clients raise many unrelated types without a network
         raise DataError(
-            f"model {name}: pretrained weights cannot be fetched ({_line(error)}); give"
+            f"model {name}: pretrained weights cannot be fetched ({one_line(error)}); give"
             " checkpoint: FILE.safetensors, or run once on a machine with a network"
         ) from None
 
@@ -209,44 +212,3 @@ def input_spec(
     if in_chans != len(mean):
         mean, std = ((sum(values) / len(values),) * in_chans for values in (mean, std))
     return InputSpec(size or resolved["input_size"][-1], mean, std)
-
-
-@dataclass(frozen=True)
-class ParameterShare:
-    """Trainable parameters of rank-r adapters beside the parameters of the model without them."""
-
-    trainable: int
-    base: int
-
-    @property
-    def percent(self) -> float:
-        """100 * trainable / base."""
-        return 100 * self.trainable / self.base
-
-
-def parameter_share(
-    config: ModelConfig,
-    rank: int,
-    *,
-    num_classes: int,
-    in_chans: int = 3,
-    placement: str = "mlp",
-) -> ParameterShare:
-    """Counts adapters of ``rank`` on a model of ``config`` without allocating or loading weights.
-
-    The denominator is the model without adapters and with its ``num_classes``-way head.
-    """
-    bare = config.model_copy(update={"pretrained": False, "checkpoint": None})
-    with torch.device("meta"):
-        model = _construct(bare, num_classes, in_chans, config.image_size)
-    base = sum(parameter.numel() for parameter in model.parameters())
-    return ParameterShare(adapter_parameters(model, rank, TARGETS[placement]), base)
-
-
-def adapter_parameters(model: nn.Module, rank: int, patterns: Sequence[str]) -> int:
-    """sum of rank * (inputs + outputs) over the linear layers that match one of ``patterns``."""
-    return sum(
-        rank * (layer.in_features + layer.out_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and any(fnmatch.fnmatch(name, p) for p in patterns)
-    )

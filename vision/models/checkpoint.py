@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,28 +12,20 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError
-from vision.models.family import component_of
+from common.base.errors import CheckpointError, one_line
 
 logger = logging.getLogger(__name__)
 
 
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
-# -- checkpoints ----------------------------------------------------------------------------------
-
-
-def load_checkpoint(model: nn.Module, path: Path, *, new_head: bool = False) -> None:
+def load_checkpoint(model: nn.Module, path: Path, *, new_head: Sequence[str] = ()) -> None:
     """Loads a safetensors file in place.
 
     Args:
         model: Its names and shapes decide what the file must hold.
         path: ``*.safetensors``; pickled formats are refused, since loading them can run code.
-        new_head: Keep the model's own classifier where the file's has another number of classes,
-            and resample position embeddings of another image size.
+        new_head: Patterns of a classifier's parameter names: the model's own is left where the
+            file's has another number of classes, and position embeddings of another image size
+            are resampled.  Without them everything must fit.
 
     Raises:
         CheckpointError: With the first key that does not fit.
@@ -39,7 +33,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, new_head: bool = False) -> 
     state = _read_safetensors(path)
     wanted = model.state_dict()
     if new_head:
-        state = _adapted(state, wanted, model)
+        state = _adapted(state, wanted, model, new_head)
     for key in [*wanted, *state]:
         problem = _problem(key, state, wanted)
         if problem:
@@ -59,7 +53,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({_line(error)})") from None
+        raise CheckpointError(
+            f"{path}: not a readable safetensors file ({one_line(error)})"
+        ) from None
 
 
 def _problem(key: str, state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str | None:
@@ -75,16 +71,19 @@ def _problem(key: str, state: dict[str, Tensor], wanted: dict[str, Tensor]) -> s
 
 
 def _adapted(
-    state: dict[str, Tensor], wanted: dict[str, Tensor], model: nn.Module
+    state: dict[str, Tensor], wanted: dict[str, Tensor], model: nn.Module, head: Sequence[str]
 ) -> dict[str, Tensor]:
-    heads = [key for key in wanted if component_of(key) == "head"]
+    def of_head(key: str) -> bool:
+        return any(fnmatch.fnmatch(key, pattern) for pattern in head)
+
+    heads = [key for key in wanted if of_head(key)]
     fits = all(key in state and state[key].shape == wanted[key].shape for key in heads)
     adapted = dict(state)
     if not fits:
         logger.warning(
             "the checkpoint's classifier has another number of classes: a new one is used"
         )
-        adapted = {key: value for key, value in state.items() if component_of(key) != "head"}
+        adapted = {key: value for key, value in state.items() if not of_head(key)}
         adapted |= {key: wanted[key] for key in heads}
     old, new = adapted.get("pos_embed"), wanted.get("pos_embed")
     if not isinstance(model, VisionTransformer) or old is None or new is None:

@@ -1,8 +1,11 @@
-"""What methods must know of timm's vision transformers, whoever trained them."""
+"""Families of image classifiers: what methods must know of their layers, one row each."""
 
 from __future__ import annotations
 
+import fnmatch
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.protocol.benchmark import ModelFamily
@@ -12,44 +15,109 @@ if TYPE_CHECKING:
 
     from common.data.batch import Batch
 
+_PARTS = {"mlp": "mlp", "attn": "attention"}
 
-class VisionTransformers(ModelFamily):
+
+@dataclass(frozen=True)
+class Family:
+    """What timm's models of one family have in common.
+
+    Attributes:
+        architectures: Patterns of timm's names.
+        mlp: Patterns of the names of the MLPs' linear layers; empty where there are none.
+        attention: Patterns of the names of the attention's linear layers; likewise.
+        heads: Modules of the classifier.
+        takes_size: Whether timm builds it for a given image size; else it takes any.
+    """
+
+    architectures: tuple[str, ...]
+    mlp: tuple[str, ...]
+    attention: tuple[str, ...]
+    heads: tuple[str, ...]
+    takes_size: bool = True
+
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Placement of adapters -> patterns of module names, for placements that there are."""
+        placements = {
+            "mlp": self.mlp,
+            "attention": self.attention,
+            "all": self.mlp + self.attention,
+        }
+        return {name: patterns for name, patterns in placements.items() if patterns}
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Patterns of the classifier's parameter names."""
+        return tuple(f"{name}.*" for name in self.heads)
+
+    def component_of(self, name: str) -> str:
+        """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
+        parts = name.split(".")
+        if parts[0] in self.heads:
+            return "head"
+        return next((_PARTS[part] for part in parts if part in _PARTS), "other")
+
+
+def _blocks(prefix: str, *layers: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}blocks.*.{layer}" for layer in layers)
+
+
+_MLP, _ATTENTION = ("mlp.fc1", "mlp.fc2"), ("attn.qkv", "attn.proj")
+
+VIT = Family(
+    ("scratch", "vit_*", "deit*"),
+    _blocks("", *_MLP),
+    _blocks("", *_ATTENTION),
+    heads=("head", "head_dist"),
+)
+FAMILIES = (
+    VIT,
+    Family(
+        ("swin_*",), _blocks("layers.*.", *_MLP), _blocks("layers.*.", *_ATTENTION), heads=("head",)
+    ),
+    Family(("resnet*", "wide_resnet*", "resnext*"), (), (), heads=("fc",), takes_size=False),
+)
+OTHER = Family(("*",), VIT.mlp, VIT.attention, heads=("head", "head_dist", "fc", "classifier"))
+"""Any other model of timm: many are built like a ViT."""
+
+
+def family_of(architecture: str) -> Family:
+    """The family of ``scratch`` or of one of timm's names, with or without a tag."""
+    for family in FAMILIES:
+        if any(fnmatch.fnmatchcase(architecture, pattern) for pattern in family.architectures):
+            return family
+    return OTHER
+
+
+class ImageClassifiers(ModelFamily):
     """timm's names of layers, and images as ``inputs["x"]``, (N, C, H, W)."""
 
     @property
+    @abstractmethod
+    def architecture(self) -> str:
+        """``scratch`` or timm's name."""
+
+    @property
+    def family(self) -> Family:
+        """What the layers of this architecture are called."""
+        return family_of(self.architecture)
+
+    @property
     def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of a timm vision transformer."""
-        return TARGETS
+        """Linear layers by placement."""
+        return self.family.targets
 
     @property
     def head(self) -> Sequence[str]:
-        """timm's usual names of the classifier."""
-        return ("head.*", "fc.*", "classifier.*")
+        """Parameters of the classifier."""
+        return self.family.head
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        return component_of(name)
+        return self.family.component_of(name)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, C) logits."""
-        return model(batch.inputs["x"])
-
-
-MLP = ("blocks.*.mlp.fc1", "blocks.*.mlp.fc2")
-ATTENTION = ("blocks.*.attn.qkv", "blocks.*.attn.proj")
-TARGETS: dict[str, tuple[str, ...]] = {"mlp": MLP, "attention": ATTENTION, "all": MLP + ATTENTION}
-"""Placement of adapters -> patterns of module names in timm's vision transformers."""
-_HEADS = frozenset({"head", "head_dist", "heads", "fc", "classifier"})
-
-
-# -- parameters -----------------------------------------------------------------------------------
-
-
-def component_of(parameter_name: str) -> str:
-    """``mlp``, ``attention``, ``head`` or ``other``, from a parameter's dotted name."""
-    parts = parameter_name.split(".")
-    if parts[0] in _HEADS:
-        return "head"
-    if "mlp" in parts:
-        return "mlp"
-    return "attention" if "attn" in parts else "other"
+        logits: Tensor = model(batch.inputs["x"])
+        return logits

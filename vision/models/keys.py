@@ -52,7 +52,7 @@ class KeyedViT(nn.Module):
 
     def folded(self, deleted: Sequence[int]) -> dict[str, Tensor]:
         """State dict of the plain network after the keys of ``deleted`` classes are gone."""
-        kept = torch.ones(self.num_classes)
-        kept[list(deleted)] = 0
-        self.show(kept)
+        shown = torch.ones(self.num_classes)
+        shown[list(deleted)] = 0
+        self.show(shown)
         return {**self.net.state_dict(), "pos_embed": self._embedding().detach()}

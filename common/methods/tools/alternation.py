@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from common.data.batch import Batch, Forward
 from common.methods.tools.streams import Interleaved
-from common.objectives.objectives import Terms
+from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import sample_cross_entropy
 
 
@@ -27,16 +27,16 @@ class AlternatingAscent:
         self.turns, self.batches, self.alpha, self.lam = turns, batches, alpha, lam
         self.forgetting = False
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward on the batch whose turn it is."""
         batch = batches["turns"]
         self.forgetting = self.turns.last_turn == 0
         losses = sample_cross_entropy(forward(batch), batch.labels)
         if not self.forgetting:
             loss = losses.mean()
-            return Terms(loss, {"retain_loss": loss})
+            return ObjectiveValue(loss, {"retain_loss": loss})
         weights = (losses.detach() + 1e-12).pow(-self.lam)
         weighted = (weights / weights.sum() * losses).sum()
         progress = min(1.0, (self.turns.count - 1) / self.batches)
         alpha = self.alpha * 0.5 * (1 + math.cos(math.pi * progress))
-        return Terms(-alpha * weighted, {"forget_loss": losses.mean()})
+        return ObjectiveValue(-alpha * weighted, {"forget_loss": losses.mean()})

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ConfigError
-from common.data.batch import Batch, Forward, ordered_batches
+from common.data.batch import IGNORE, Batch, Forward, ordered_batches
 from common.data.capabilities import Bounds
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import EVALUATION_BATCH
-from common.objectives.objectives import Terms
-from common.objectives.positions import IGNORE, sample_cross_entropy
+from common.objectives.objectives import ObjectiveValue
+from common.objectives.positions import sample_cross_entropy
 
 
 def continuous(batch: Batch, what: str) -> None:
@@ -76,13 +76,13 @@ class ToNeighbours:
         with torch.no_grad():
             return self.frozen(Batch(moved, batch.labels, batch.indices)).argmax(-1)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One attack step on the copy, one forward."""
         batch = batches["forget"]
         labels = torch.where(batch.labels == IGNORE, IGNORE, self.neighbours(batch))
         loss = sample_cross_entropy(forward(batch), labels).mean()
         moved = (labels != batch.labels).float().mean()
-        return Terms(loss, {"neighbour_loss": loss, "relabelled_share": moved})
+        return ObjectiveValue(loss, {"neighbour_loss": loss, "relabelled_share": moved})
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class ToOneClass:
     label: int
     parts: tuple[str, ...] = ("forget",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Every counted label becomes that class."""
         batch = batches["forget"]
         labels = torch.where(batch.labels == IGNORE, IGNORE, self.label)
         loss = sample_cross_entropy(forward(batch), labels).mean()
-        return Terms(loss, {"shadow_loss": loss})
+        return ObjectiveValue(loss, {"shadow_loss": loss})

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from common.data.batch import Batch, Forward
 from common.methods.tools.streams import Members
-from common.objectives.objectives import Terms
-from common.objectives.positions import sample_cross_entropy, sample_distillation
+from common.objectives.objectives import ObjectiveValue
+from common.objectives.positions import sample_cross_entropy, sample_distillation, wide
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:
@@ -30,18 +30,18 @@ class Scrubbing:
     alpha: float
     parts: tuple[str, ...] = ("turns",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward of the student, one of the teacher."""
         batch = batches["turns"]
         forget = self.forgotten(batch)
         logits = forward(batch)
-        target = (self.teacher(batch).float() / self.temperature).softmax(-1)
-        distance = sample_distillation(logits.float() / self.temperature, target, batch.labels)
+        target = (wide(self.teacher(batch)) / self.temperature).softmax(-1)
+        distance = sample_distillation(wide(logits) / self.temperature, target, batch.labels)
         distance = self.temperature**2 * distance
         away, close = _mean(distance, forget), _mean(distance, ~forget)
         loss = _mean(sample_cross_entropy(logits, batch.labels), ~forget)
         total = self.gamma * loss + self.alpha * close - away
-        return Terms(total, {"forget_kl": away, "retain_kl": close, "retain_loss": loss})
+        return ObjectiveValue(total, {"forget_kl": away, "retain_kl": close, "retain_loss": loss})
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class TwoTeachers:
     temperature: float
     parts: tuple[str, ...] = ("mixed",)
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """One forward of the student, one of each teacher."""
         batch = batches["mixed"]
         forget = self.forgotten(batch)
         good, bad = self.competent(batch), self.incompetent(batch)
         chosen = forget.view(-1, *(1 for _ in good.shape[1:]))
-        target = (torch.where(chosen, bad, good).float() / self.temperature).softmax(-1)
-        logits = forward(batch).float() / self.temperature
+        target = (wide(torch.where(chosen, bad, good)) / self.temperature).softmax(-1)
+        logits = wide(forward(batch)) / self.temperature
         distance = sample_distillation(logits, target, batch.labels)
         parts = {"forget_kl": _mean(distance, forget), "retain_kl": _mean(distance, ~forget)}
-        return Terms(distance.mean(), parts)
+        return ObjectiveValue(distance.mean(), parts)

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
+from common.data.batch import IGNORE
 from common.methods.tools.passes import evaluating
-from common.objectives.positions import average, cross_entropy
+from common.objectives.positions import average, cross_entropy, wide
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig
@@ -43,7 +44,7 @@ class Fisher:
     """Accumulated ``sum_b c_b g_b^2`` of each weight, g_b the gradient of a batch's mean loss.
 
     Attributes:
-        sums: Parameter name -> (k, d), float32.
+        sums: Parameter name -> (k, d), float32 or wider.
         count: Labelled positions in all.
     """
 
@@ -53,7 +54,7 @@ class Fisher:
     def add(self, gradients: Mapping[str, Tensor], positions: int) -> None:
         """One batch with ``positions`` labelled positions."""
         for name, gradient in gradients.items():
-            squared = gradient.float().square() * positions
+            squared = wide(gradient).square() * positions
             self.sums[name] = self.sums[name] + squared if name in self.sums else squared
         self.count += positions
 
@@ -85,7 +86,7 @@ def fisher_information(
                 values = cross_entropy(forward(model, batch), batch.labels)
                 loss = average(values, batch.labels, "tokens")
                 gradients = torch.autograd.grad(loss, chosen)
-                counted = int((batch.labels != -100).sum())
+                counted = int((batch.labels != IGNORE).sum())
                 fisher.add(dict(zip(names, gradients, strict=True)), counted)
     finally:
         for name, parameter in parameters.items():
@@ -144,7 +145,7 @@ def published_factors(
 
     ``torch.svd_lowrank`` draws from the global stream; it is seeded here and put back.
     """
-    wide = weight.detach().float().cpu()
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
         U, S, V = torch.svd_lowrank(rows.cpu().unsqueeze(1) * wide, q=rank)
@@ -183,14 +184,14 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
             )
     names = [f"{name}.weight" for name in layers]
     pair = {part: _loader(task, part, config) for part in ("forget", "retain")}
-    found = {}
+    fishers = {}
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
-        found[part] = fisher_information(task.model, names, task.forward, batches)
+        fishers[part] = fisher_information(task.model, names, task.forward, batches)
     generator = task.generator("fila", "svd")
     for name, layer in layers.items():
         key = f"{name}.weight"
-        rows = row_weights(found["forget"][key], found["retain"][key], config.eps)
+        rows = row_weights(fishers["forget"][key], fishers["retain"][key], config.eps)
         if not bool(rows.any()):
             continue  # nothing that forget needs: the usual start
         if config.compat == "loku":
@@ -201,11 +202,11 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
             factors = weighted_factors(
                 layer.weight, rows, layer.config.rank, balanced=config.balanced
             )
-        slope = layer.outer * layer.inner
+        slope = layer.bound.outer * layer.bound.inner
         scale = layer.config.scale
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
-    facts = _quantiles(found["retain"], names, config.eps)
+    facts = _quantiles(fishers["retain"], names, config.eps)
     if task.telemetry is not None and task.telemetry.tracker is not None:
         task.telemetry.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
     logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
@@ -232,9 +233,9 @@ def _quantiles(fisher: Fisher, names: Sequence[str], eps: float) -> dict[str, fl
         values = fisher[name].flatten()
         below += int((values < eps).sum())
         samples.append(values[:: max(1, total // _SAMPLED)].cpu())
-    levels = torch.tensor(QUANTILES)
-    found = torch.quantile(torch.cat(samples).clamp_min(1e-45).log10(), levels).tolist()
+    logs = torch.cat(samples).clamp_min(1e-45).log10()
+    quantiles = torch.quantile(logs, logs.new_tensor(QUANTILES)).tolist()
     named = {
-        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, found, strict=True)
+        f"log10_retain_fisher_q{int(100 * q)}": v for q, v in zip(QUANTILES, quantiles, strict=True)
     }
     return {**named, "log10_eps": math.log10(eps), "share_below_eps": below / total}

@@ -127,7 +127,7 @@ class SampleGradients:
             given = extra[start : start + self.chunk]
             with sdpa_kernel(SDPBackend.MATH):  # the others have no batching rule
                 try:
-                    found = function(values, dict(part.inputs), given)
+                    jacobian = function(values, dict(part.inputs), given)
                 except RuntimeError as error:
                     if "vmap" not in str(error):
                         raise
@@ -135,7 +135,7 @@ class SampleGradients:
                         "this model's forward decides by its data, so it has no gradients by "
                         "sample (torch.func.vmap refuses it); choose another method"
                     ) from None
-            yield _flatten(found, leading).detach()
+            yield _flatten(jacobian, leading).detach()
 
 
 def _flatten(tensors: Mapping[str, Tensor], leading: int) -> Tensor:

@@ -26,10 +26,10 @@ def head_name(task: UnlearnTask) -> str:
         and any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in task.family.head)
     ]
     if len(names) != 1:
-        found = ", ".join(names) or "none"
+        heads = ", ".join(names) or "none"
         raise ConfigError(
             f"this method needs one linear head of {task.family.num_classes} logits "
-            f"(found: {found}); choose another method for this model"
+            f"(found: {heads}); choose another method for this model"
         )
     weight = task.model.get_submodule(names[0]).weight
     if sum(getattr(module, "weight", None) is weight for module in task.model.modules()) > 1:

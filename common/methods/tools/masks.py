@@ -25,8 +25,8 @@ def top_share(saliency: Mapping[str, Tensor], density: float) -> dict[str, Tenso
     if not ranked:
         return {}
     flat = torch.cat([values.flatten() for values in ranked.values()])
-    kept = max(1, round(density * len(flat)))
-    threshold = flat.kthvalue(len(flat) - kept + 1).values
+    count = max(1, round(density * len(flat)))
+    threshold = flat.kthvalue(len(flat) - count + 1).values
     return {name: values >= threshold for name, values in ranked.items()}
 
 

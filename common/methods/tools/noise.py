@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.data.batch import Batch, Forward
 from common.methods.task import UnlearnTask
 from common.methods.tools.boundaries import continuous
-from common.objectives.objectives import Terms
+from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig
 
@@ -38,7 +38,7 @@ class _Repel:
     decay: float
     parts: tuple[str, ...] = ()
 
-    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> Terms:
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         inputs = dict(self.noise.inputs.items())
         size = len(next(iter(inputs.values())))
         device = next(iter(inputs.values())).device
@@ -48,7 +48,7 @@ class _Repel:
         ).mean()
         squares = [tensor.flatten(1).square().sum(1) for tensor in inputs.values()]
         norm = torch.stack(squares).sum(0).mean()
-        return Terms(self.decay * norm - loss, {"noise_loss": loss, "noise_norm": norm})
+        return ObjectiveValue(self.decay * norm - loss, {"noise_loss": loss, "noise_norm": norm})
 
 
 def learn_noise(

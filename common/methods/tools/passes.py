@@ -117,11 +117,11 @@ def reference_likelihoods(
         batch_size: Samples per forward.
         precision: The engine's ``mixed_precision``, so that ratios start at one.
     """
-    found = []
+    likelihoods = []
     with evaluating(task.model), autocast(task.model, precision):
         for batch in ordered_batches(source or task.source, indices, batch_size):
-            found.append(losses.log_likelihood(task.forward(task.model, batch), batch.labels))
-    return LogLikelihoods(torch.as_tensor(indices), torch.cat(found).cpu())
+            likelihoods.append(losses.log_likelihood(task.forward(task.model, batch), batch.labels))
+    return LogLikelihoods(torch.as_tensor(indices), torch.cat(likelihoods).cpu())
 
 
 def autocast(model: nn.Module, precision: str) -> torch.autocast:

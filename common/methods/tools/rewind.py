@@ -67,7 +67,7 @@ class Rewind:
         self.task, self.loader, self.ends = task, loader, list(ends)
         self.shares = class_shares(task)
         self.errors: list[float] = []
-        self.kept: list[list[Tensor]] = []
+        self.copies: list[list[Tensor]] = []
 
     def _tensors(self) -> list[Tensor]:
         model: nn.Module = self.task.model
@@ -79,7 +79,7 @@ class Rewind:
             return None
         _, errors = wrong(self.task, "forget")
         self.errors.append(float(errors.double().mean()))
-        self.kept.append([tensor.detach().clone() for tensor in self._tensors()])
+        self.copies.append([tensor.detach().clone() for tensor in self._tensors()])
         return {"rewind/forget_error": self.errors[-1]}
 
     @torch.no_grad()
@@ -89,14 +89,14 @@ class Rewind:
         reference = reference_error(self.task, self.shares)
         gaps = [abs(error - reference) for error in self.errors]
         chosen = max(place for place, gap in enumerate(gaps) if gap == min(gaps))
-        for tensor, value in zip(self._tensors(), self.kept[chosen], strict=True):
+        for tensor, value in zip(self._tensors(), self.copies[chosen], strict=True):
             tensor.copy_(value)
         return chosen
 
     def state(self) -> dict[str, Tensor]:
         """Errors and weights so far."""
         state = {"errors": torch.tensor(self.errors, dtype=torch.float64)}
-        for place, tensors in enumerate(self.kept):
+        for place, tensors in enumerate(self.copies):
             state |= {f"{place}-{k}": tensor for k, tensor in enumerate(tensors)}
         return state
 
@@ -105,7 +105,7 @@ class Rewind:
         self.errors = state["errors"].tolist()
         width = len(self._tensors())
         device = self._tensors()[0].device
-        self.kept = [
+        self.copies = [
             [state[f"{place}-{k}"].to(device).clone() for k in range(width)]
             for place in range(len(self.errors))
         ]

@@ -1,0 +1,206 @@
+"""The configs of one map block: train, read out, one row per cell.  Needs torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from benchmarks.pipeline.unlearning import unlearned
+from common.base.config import validate
+from common.base.errors import Diverged
+from common.base.registry import METHODS
+from common.bounded.attach import adapted_layers, attach, detach
+from common.bounded.phi import PHIS
+from common.bounded.statistics import adapter_statistics
+from common.data.splits import ForgetSplit
+from common.methods.task import UnlearnTask
+from common.protocol.benchmark import Benchmark
+from common.train.batched import BatchedTraining, samples_are_independent
+from common.train.protocols import Telemetry
+
+if TYPE_CHECKING:
+    from benchmarks.maps.work import MapSpec
+
+CellRow = dict[str, Any]
+MakeTask = Callable[[frozenset[str]], UnlearnTask]
+
+
+class Readout:
+    """Measures models of one split, and how far they are from Original.
+
+    Args:
+        benchmark: Scores them.
+        split: Its parts are those of the suite's own evaluation.
+        original: Without adapters.
+        seed: Of the run.
+    """
+
+    def __init__(self, benchmark: Benchmark, split: ForgetSplit, original: nn.Module, seed: int):
+        assert benchmark.map_axes is not None
+        self.axes, self.seed = benchmark.map_axes, seed
+        everything = benchmark.parts(split, trial=False, seed=seed)
+        self.parts = {part: everything[part] for part in self.axes.parts or everything}
+        self.benchmark, self.original = benchmark, original
+
+    def metrics(self, model: nn.Module) -> CellRow:
+        """What maps of the benchmark judge.
+
+        Raises:
+            Diverged: A score is not finite.
+        """
+        scores = self.benchmark.score(model.eval(), self.parts)
+        return self.benchmark.map_metrics(scores, seed=self.seed)
+
+    def row(
+        self, model: nn.Module, point: Sequence[float], step: int, bound: float | None
+    ) -> CellRow:
+        """One cell; non-finite scores make it a diverged one."""
+        try:
+            metrics = self.metrics(model)
+        except Diverged:
+            return self.diverged(point, step)
+        moved = self.movement(model)
+        return cell_row(point, step, **metrics, delta_ratio=moved, bound_share=bound)
+
+    def diverged(self, point: Sequence[float], step: int) -> CellRow:
+        """A cell without numbers: divergence is a status, never a value."""
+        names = (*self.axes.metrics, "delta_ratio", "bound_share")
+        return {**cell_row(point, step), **dict.fromkeys(names), "nonfinite": True}
+
+    @torch.no_grad()
+    def movement(self, model: nn.Module) -> float:
+        """||dW||_F / ||W0||_F over all matrices that differ from Original's, together."""
+        if any(True for _ in adapted_layers(model)):
+            return adapter_statistics(model)["delta_ratio"]
+        moved = base = 0.0
+        before = dict(self.original.named_parameters())
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and not torch.equal(parameter, before[name]):
+                moved += float((parameter - before[name]).double().square().sum())
+                base += float(before[name].double().square().sum())
+        return math.sqrt(moved / base) if base else 0.0
+
+
+def cell_row(point: Sequence[float], step: int, **values: float | None) -> CellRow:
+    """A cell's row of the JSON lines."""
+    return {"lr": point[0], "lam": point[1], "step": step, **values, "nonfinite": False}
+
+
+def run_block(
+    spec: MapSpec,
+    readout: Readout,
+    make_task: MakeTask,
+) -> list[CellRow]:
+    """Runs every config of a block; the cells in the order of rate, weight and step.
+
+    Args:
+        spec: Of the stage.
+        readout: Measures models beside Original.
+        make_task: Access -> a task on a fresh copy of Original.
+    """
+    cls = METHODS[spec.method]
+    configs = [validate(cls.Config, params, f"map of {spec.method}") for params in spec.params]
+    if spec.together and samples_are_independent(readout.original):
+        rows = _together(spec, configs, readout, make_task(cls.info.access))
+    else:
+        rows = []
+        for point, config in zip(spec.points, configs, strict=True):
+            rows += _alone(spec, cls, config, point, readout, make_task(cls.info.access))
+    return sorted(rows, key=lambda row: (row["lr"], row["lam"], row["step"]))
+
+
+def _together(
+    spec: MapSpec, configs: Sequence[Any], readout: Readout, task: UnlearnTask
+) -> list[CellRow]:
+    """All configs in one forward, read out at every step that is asked for."""
+    first, plain = configs[0], copy.deepcopy(task.model)
+    engine = first.engine()
+    loaders = task.loaders(("retain", "forget"), engine)
+    targets = first.adapter.targets or task.family.targets[first.adapter.placement]
+    attach(task.model, targets, first.adapter, task.generator("adapter"))
+    training = BatchedTraining(
+        task.model,
+        loaders,
+        engine,
+        forward=task.forward,
+        rates=[config.engine().lr for config in configs],
+        weights=[config.lam for config in configs],
+        total=max(spec.steps),
+        forget_loss=first.forget_loss,
+        ball=first.ball,
+        weight_clip=first.weight_clip,
+    )
+    rows = []
+    for step in spec.steps:
+        training.run_to(step)
+        shares = _bound_shares(training, first)
+        for run, point in enumerate(spec.points):
+            if not training.finite(run):
+                rows.append(readout.diverged(point, step))
+                continue
+            training.write_(plain, run)
+            rows.append(readout.row(plain, point, step, shares[run]))
+    return rows
+
+
+def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[float | None]:
+    if config.ball is not None:
+        return training.at_ball
+    if PHIS[config.adapter.phi].bounded:
+        return training.bound_active()
+    return [None] * training.copies
+
+
+class _AtBall:
+    """A sink that keeps the mean share of layers at the ball over the logged steps."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Notes the share where there is one."""
+        if "adapter/at_ball" in values:
+            self.shares.append(values["adapter/at_ball"])
+
+    def share(self, model: nn.Module) -> float | None:
+        """At the ball, or inside an entrywise bound; None where there is no bound."""
+        if self.shares:
+            return math.fsum(self.shares) / len(self.shares)
+        layers = [layer for _, layer in adapted_layers(model)]
+        if layers and layers[0].bound.record.bounded:
+            return adapter_statistics(model)["bound_active"]
+        return None
+
+
+def _alone(
+    spec: MapSpec,
+    cls: Any,
+    config: Any,
+    point: Sequence[float],
+    readout: Readout,
+    task: UnlearnTask,
+) -> list[CellRow]:
+    """One config through the method itself; a step that never came is the final model's."""
+    rows: dict[int, CellRow] = {}
+    sink = _AtBall()
+
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
+        if step in spec.steps:
+            rows[step] = readout.row(model, point, step, sink.share(model))
+        return {}
+
+    task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
+    timed = config.model_copy(update={"evaluate_every": math.gcd(*spec.steps)})
+    model = unlearned(cls(timed), task).model
+    missing = [step for step in spec.steps if step not in rows]
+    if model is None:
+        rows |= {step: readout.diverged(point, step) for step in missing}
+    elif missing:
+        share, final = sink.share(model), detach(model)
+        rows |= {step: readout.row(final, point, step, share) for step in missing}
+    return [rows[step] for step in spec.steps]

@@ -1,0 +1,62 @@
+"""Stage kinds: what a stage may be.  One class and one registration each; torch-free.
+
+Whatever plans, schedules, prices or shows stages asks the kind; no other module names one by hand.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from benchmarks.pipeline.stage import StageSpec
+from common.base.registry import Registry
+
+if TYPE_CHECKING:
+    from benchmarks.pipeline.worksite import Worksite
+
+S = TypeVar("S", bound=StageSpec)
+
+
+class StageKind(ABC, Generic[S]):
+    """One kind of stage.  Its module imports torch inside functions only.
+
+    Attributes:
+        Spec: What its stages carry.
+        version: Raised when the same inputs would give other results; part of the identity where
+            no benchmark, method or audit has a version for it.
+        order: Place in the schedule: of the stages that are ready, lower ones go first.
+        trains: Whether it trains a model.  All launched processes do such a stage together; any
+            other is done by the first process alone.
+        events: Whether it writes TensorBoard events.
+        facts: What a complete stage says of itself in ``done.json`` and its children read.
+    """
+
+    Spec: ClassVar[type[StageSpec]]
+    version: ClassVar[int] = 1
+    order: ClassVar[int]
+    trains: ClassVar[bool] = False
+    events: ClassVar[bool] = False
+    facts: ClassVar[tuple[str, ...]] = ("status",)
+
+    @abstractmethod
+    def work(self, site: Worksite, spec: S) -> None:
+        """Does the stage: reads through ``site`` and writes in ``site.writing()``.
+
+        Args:
+            site: All that the stage may touch.
+            spec: Of the stage.
+        """
+
+
+KINDS: Registry[Any] = Registry("stage kind", "benchmarks.pipeline.kinds:StageKind")
+
+for _name, _target, _summary in (
+    ("split", "benchmarks.pipeline.splitting:Split", "Freezes the index sets of a seed."),
+    ("original", "benchmarks.pipeline.training:Original", "Trains on everything."),
+    ("retrain", "benchmarks.pipeline.training:Retrain", "Trains on the retain set alone."),
+    ("unlearn", "benchmarks.pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
+    ("evaluate", "benchmarks.pipeline.evaluating:Evaluate", "Scores a model and measures."),
+    ("audit", "benchmarks.audits.work:AuditProbe", "Runs one audit on a stored model."),
+    ("map", "benchmarks.maps.work:MapBlock", "Runs some configs of a stability map."),
+):
+    KINDS.register(_name, _target, summary=_summary)

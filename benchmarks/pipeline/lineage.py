@@ -1,0 +1,207 @@
+"""Where each model of a suite comes from: functions that give stages.  Pure and torch-free.
+
+Everything that a number depends on is in a stage's identity or in its parents' keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.stage import ModelSpec, Stage
+from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from common.base.config import Strict, canonical
+from common.base.registry import BENCHMARKS, METHODS
+from common.store.stages import StageStore
+
+
+class Lineage:
+    """The stages of one suite's models; equal ones are one object.
+
+    Args:
+        suite: A resolved suite.
+        store: Where stages may already be.
+    """
+
+    def __init__(self, suite: ResolvedSuite, store: StageStore):
+        self.suite, self.store = suite, store
+        self.benchmark = BENCHMARKS[suite.spec.benchmark]
+        self._stages: dict[str, Stage] = {}
+        self._before = Lineage(suite.after, store) if suite.after else None
+
+    def stage(
+        self,
+        kind: str,
+        name: str,
+        identity: Mapping[str, Any],
+        parents: Mapping[str, Stage],
+        **spec: Any,
+    ) -> Stage:
+        """A stage of any kind on this suite's benchmark.
+
+        Args:
+            kind: Registered kind.
+            name: For people.
+            identity: What is hashed besides benchmark and parents.
+            parents: Role -> stage.
+            spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
+        """
+        about = {"benchmark": self.suite.spec.benchmark, "version": self.benchmark.version}
+        typed = KINDS[kind].Spec(
+            benchmark=self.suite.spec.benchmark, protocol=canonical(self.suite.protocol), **spec
+        )
+        stage = Stage(kind, typed, _hashed({**about, **identity}), parents, name)
+        return self._stages.setdefault(stage.key, stage)
+
+    def config(self, part: str) -> dict[str, Any]:
+        """The part of the protocol that is hashed: of ``split``, ``train`` or ``evaluate``."""
+        return {"config": canonical(self.benchmark.identity(self.suite.protocol, part))}
+
+    def done(self, stage: Stage) -> dict[str, Any] | None:
+        """What a complete stage says of itself; None if it is not complete."""
+        return self.store.done(stage.kind, stage.key)
+
+    def split(
+        self,
+        seed: int,
+        *,
+        half: int | None = None,
+        request: tuple[int, int] | None = None,
+    ) -> Stage:
+        """The index sets of a seed.
+
+        Args:
+            seed: Of the run.
+            half: Only this random half of the forget set is trained on and forgotten.
+            request: (number from 0, count): one of several requests that add up to the forget set.
+        """
+        spec, name = {"seed": seed}, f"split/seed-{seed}"
+        if half is not None:
+            spec, name = {**spec, "half": half}, f"half-{half}/seed-{seed}"
+        elif request is not None:
+            index, count = request
+            spec = {**spec, "request": index, "requests": count}
+            name = f"request-{index + 1}-of-{count}/seed-{seed}"
+        return self.stage("split", name, {**self.config("split"), **spec}, {}, **spec)
+
+    def original(self, seed: int, replicate: int = 0, split: Stage | None = None) -> Stage:
+        """Original; a further one of the same seed, or one on the training parts of ``split``."""
+        identity = {**self.config("train"), "seed": seed}
+        if replicate or split is not None:
+            identity["replicate"] = replicate
+        name = f"original-{replicate + 1}/seed-{seed}" if replicate else f"original/seed-{seed}"
+        if split is not None:
+            name = f"original/{split.name}"
+        parents = {} if split is None else {"split": split}
+        return self.stage(
+            "original", name, identity, parents, seed=seed, replicate=replicate, method="original"
+        )
+
+    def retrain(self, seed: int, replicate: int = 0, split: Stage | None = None) -> Stage:
+        """Retrain, the ``replicate``-th of its seed; on another split than the suite's if given."""
+        identity = {
+            **self.config("train"),
+            "seed": seed,
+            "replicate": replicate,
+            "method_version": METHODS["retrain"].info.version,
+        }
+        name = f"retrain-{replicate + 1}/seed-{seed}" if replicate else f"retrain/seed-{seed}"
+        if split is not None:
+            name = f"retrain/{split.name}"
+        return self.stage(
+            "retrain",
+            name,
+            identity,
+            {"split": split or self.split(seed)},
+            seed=seed,
+            replicate=replicate,
+            method="retrain",
+        )
+
+    def unlearned(
+        self,
+        row: ResolvedRow,
+        config: Strict,
+        seed: int,
+        *,
+        start: Stage | None = None,
+        split: Stage | None = None,
+        replicate: int | None = None,
+        note: str = "",
+    ) -> Stage:
+        """The model that a row's method makes.
+
+        Args:
+            row: Of the suite.
+            config: Of the method.
+            seed: Of the run.
+            start: The model that it unlearns; when absent Original, or what the same row left in
+                the suite of the request before.
+            split: What is forgotten; the suite's when absent.
+            replicate: Which further model of the same seed; None for the suite's own.
+            note: Goes into the name, behind the row.
+        """
+        params = canonical(config)
+        identity: dict[str, Any] = {
+            "method": row.method,
+            "method_version": METHODS[row.method].info.version,
+            "params": params,
+            "seed": seed,
+        }
+        if replicate is not None:
+            identity["replicate"] = replicate
+        return self.stage(
+            "unlearn",
+            f"{row.label}/{note or f'seed-{seed}'}",
+            identity,
+            {"split": split or self.split(seed), "original": start or self._start(row, seed)},
+            seed=seed,
+            replicate=replicate or 0,
+            method=row.method,
+            params=params,
+        )
+
+    def _start(self, row: ResolvedRow, seed: int) -> Stage:
+        if self._before is None:
+            return self.original(seed)
+        before = self._before.suite.row(row.label)
+        return self._before.unlearned(before, before.config, seed)
+
+    def evaluated(
+        self,
+        model: Stage,
+        seed: int,
+        replicate: int = 0,
+        *,
+        split: Stage | None = None,
+        trial: bool = False,
+    ) -> Stage:
+        """A model's record: on the suite's split when none is given.
+
+        Args:
+            model: The stage that made it.
+            seed: Of the run.
+            replicate: Which further model of the same seed.
+            split: What it is evaluated on.
+            trial: For tuning: without test data.
+        """
+        assert isinstance(model.spec, ModelSpec)
+        return self.stage(
+            "evaluate",
+            model.name + ("/trial" if trial else ""),
+            {**self.config("evaluate"), "trial": trial},
+            {"model": model, "split": split or self.split(seed)},
+            seed=seed,
+            replicate=replicate,
+            trial=trial,
+            method=model.spec.method,
+            params=model.spec.params,
+        )
+
+
+def _hashed(value: Any) -> Any:
+    """An identity without what no number depends on: how often checkpoints are written."""
+    if isinstance(value, Mapping):
+        return {k: _hashed(v) for k, v in value.items() if k != "checkpoint_every"}
+    return value

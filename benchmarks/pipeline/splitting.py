@@ -1,0 +1,59 @@
+"""The ``split`` stage: the frozen index sets of a seed."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.stage import StageSpec
+
+if TYPE_CHECKING:
+    from benchmarks.pipeline.worksite import Worksite
+    from common.data.splits import ForgetSplit
+
+SPLIT_FILE = "split.safetensors"
+
+
+class SplitSpec(StageSpec):
+    """Which split of a seed.
+
+    Attributes:
+        half: Number of a random half of the forget set, the other half being unseen.
+        request: Number of one of several forget requests that together are the forget set.
+        requests: How many requests there are.
+    """
+
+    half: int | None = None
+    request: int | None = None
+    requests: int | None = None
+
+
+class Split(StageKind[SplitSpec]):
+    """Freezes the index sets."""
+
+    Spec = SplitSpec
+    order = 0
+
+    def work(self, site: Worksite, spec: SplitSpec) -> None:
+        """Writes the index sets, with their digest and sizes as facts."""
+        split = self._split(site, spec)
+        with site.writing() as folder:
+            split.save(folder / SPLIT_FILE)
+            site.about |= {
+                "split": split.digest,
+                "data": split.source_digest,
+                "sizes": {part: len(ids) for part, ids in split.parts.items()},
+            }
+
+    def _split(self, site: Worksite, spec: SplitSpec) -> ForgetSplit:
+        from common.data.labels import class_labels
+        from common.data.variants import half_split, request_split
+
+        split = site.benchmark.split(spec.seed)
+        if spec.half is not None:
+            return half_split(split, spec.seed, spec.half)
+        if spec.request is not None and spec.requests is not None:
+            labels = functools.partial(class_labels, site.benchmark.source)
+            return request_split(split, labels, spec.seed, spec.request, spec.requests)
+        return split

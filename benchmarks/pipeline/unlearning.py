@@ -1,0 +1,161 @@
+"""One run of a method, its outcome, and the ``unlearn`` stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.stage import ModelSpec
+from common.base import processes
+from common.base.config import validate
+from common.base.errors import Diverged
+from common.base.registry import METHODS
+from common.store.records import clean_metrics
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from benchmarks.pipeline.worksite import Worksite
+    from common.data.splits import ForgetSplit
+    from common.methods.base import UnlearningMethod
+    from common.methods.task import UnlearnTask
+    from common.train.protocols import EvaluateDuring
+
+TRAJECTORY = "trajectory"
+
+
+@dataclass
+class Outcome:
+    """What came of one training.
+
+    Attributes:
+        model: The model; None where it diverged.
+        status: ``ok`` or ``diverged``.
+        detail: Where and how it diverged.
+        step: The step at which it diverged.
+        cost: Seconds, steps, peak bytes; of a method also trainable and base parameters.
+        dynamics: Last and largest value of everything that was logged.
+    """
+
+    model: nn.Module | None
+    status: Literal["ok", "diverged"] = "ok"
+    detail: str = ""
+    step: int | None = None
+    cost: dict[str, float | None] = field(default_factory=dict)
+    dynamics: dict[str, float | None] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """What ``done.json`` says of it."""
+        facts: dict[str, Any] = {"cost": self.cost, "dynamics": self.dynamics}
+        if self.status == "diverged":
+            facts |= {"status": self.status, "status_detail": self.detail, "step": self.step}
+        return facts
+
+
+def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Outcome:
+    """Runs a training once.  Divergence is an outcome, not an error.
+
+    Args:
+        train: Returns the trained model.
+        task: What it works on; its results say how many steps it took.
+    """
+    _reset_peak()
+    started = time.perf_counter()
+    try:
+        outcome = Outcome(train(task))
+    except Diverged as error:
+        outcome = Outcome(None, "diverged", str(error), error.step)
+    steps = float(sum(result.steps for result in task.results))
+    seconds = round(time.perf_counter() - started, 3)
+    outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes()}
+    for result in task.results:
+        outcome.dynamics |= {f"last/{name}": value for name, value in result.last.items()}
+        outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}
+    outcome.dynamics = clean_metrics(outcome.dynamics)
+    return outcome
+
+
+def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
+    """Runs a method once; the model may carry adapters, whose parameters are counted."""
+    from common.bounded.attach import trainable_share
+
+    outcome = trained(method.unlearn, task)
+    if outcome.model is not None:
+        trainable, base = trainable_share(outcome.model)
+        outcome.cost |= {"trainable_parameters": trainable, "base_parameters": base}
+    return outcome
+
+
+def _reset_peak() -> None:
+    """Starts a new measurement of peak memory on the accelerator."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_bytes() -> float | None:
+    """Peak memory on the accelerator; None on a CPU, where a process's peak is not a stage's."""
+    import torch
+
+    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+
+
+class Unlearn(StageKind[ModelSpec]):
+    """Runs a method on a trained model: Original, or what an earlier request left."""
+
+    Spec = ModelSpec
+    order = 3
+    trains = True
+    events = True
+
+    def work(self, site: Worksite, spec: ModelSpec) -> None:
+        """Stores the model, as an adapter where the method attached one."""
+        from common.bounded.attach import adapted_layers
+        from common.bounded.files import save_adapter
+        from common.store.weights import save_weights
+
+        cls = METHODS[spec.method]
+        site.check_applicable(spec.method)
+        split = site.split()
+        site.check_original(split)
+        start = site.facts("original")
+        if start["status"] != "ok":
+            with site.writing():
+                detail = f"an earlier request diverged: {start.get('status_detail', '')}"
+                site.about |= {"status": "diverged", "status_detail": detail}
+            return
+        method: UnlearningMethod = cls(validate(cls.Config, spec.params, site.stage.name))
+        with site.writing() as folder:
+            original = site.model("original")
+            task = site.task(split, cls.info.access, model=original, method=spec.method)
+            with site.recording(task, folder, _trajectory(site, split)):
+                outcome = unlearned(method, task)
+            site.about |= outcome.facts()
+            if outcome.model is None or not processes.is_main():
+                return
+            if any(True for _ in adapted_layers(outcome.model)):
+                save_adapter(outcome.model, folder)
+            else:
+                save_weights(outcome.model, folder)
+
+
+def _trajectory(site: Worksite, split: ForgetSplit) -> EvaluateDuring:
+    """Measures the model in training; its scores are stored beside the model."""
+    from common.measure.scores import save_scores
+
+    benchmark, seed = site.benchmark, site.stage.spec.seed
+
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
+        parts = benchmark.parts(split, trial=False, seed=seed)
+        scores = benchmark.score(model, parts)
+        if processes.is_main():
+            folder = site.scratch / TRAJECTORY
+            folder.mkdir(parents=True, exist_ok=True)
+            save_scores(scores, folder / f"{step:06d}.safetensors")
+        return benchmark.evaluate(scores, trial=False, seed=seed)
+
+    return evaluate

@@ -1,0 +1,321 @@
+"""What the work of a stage may touch: its parents, its folder, its benchmark.
+
+Everything heavy is imported here, in the process that works.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.splitting import SPLIT_FILE
+from benchmarks.pipeline.stage import ModelSpec, Stage
+from benchmarks.pipeline.unlearning import TRAJECTORY
+from common.base import processes
+from common.base.config import validate
+from common.base.errors import ConfigError, DataError, GateError
+from common.base.registry import BENCHMARKS, METHODS
+from common.data.splits import ForgetSplit
+from common.methods.task import UnlearnTask
+from common.protocol.benchmark import Benchmark, Runtime
+from common.store.records import environment
+from common.store.stages import DONE, StageStore
+from common.store.weights import WEIGHTS, load_weights
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from common.train.protocols import EvaluateDuring
+
+SCALARS = "scalars.jsonl"
+Progress = Callable[[int, int], None]
+
+
+class Worksite:
+    """Where one stage is done.
+
+    Args:
+        stage: What is done.
+        runtime: Where and on what.
+        events: TensorBoard folder for live scalars.
+        progress: Called with (steps done, steps in all) during training.
+
+    Attributes:
+        about: Facts for ``done.json``; the work adds to them.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        runtime: Runtime,
+        *,
+        events: Path | None = None,
+        progress: Progress | None = None,
+    ):
+        self.stage, self.runtime = stage, runtime
+        self._store = StageStore(runtime.store)
+        self._events, self._progress = events, progress
+        self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": stage.spec.seed}
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The stage's benchmark, made once per process."""
+        spec = self.stage.spec
+        return _benchmark(spec.benchmark, json.dumps(spec.protocol), self.runtime)
+
+    # What is read --------------------------------------------------------------------------------
+
+    def facts(self, role: str) -> dict[str, Any]:
+        """What a parent says of itself.
+
+        Raises:
+            DataError: It is not done, or lacks a fact that its kind promises.
+        """
+        return self._facts(self.stage.parents[role])
+
+    def _facts(self, stage: Stage) -> dict[str, Any]:
+        done = self._store.done(stage.kind, stage.key)
+        if done is None:
+            raise DataError(f"{self.stage.name}: its stage {stage.name} is not done; run it first")
+        folder = self._store.folder(stage.kind, stage.key)
+        for fact in KINDS[stage.kind].facts:
+            if fact not in done:
+                raise DataError(f"{folder / DONE}: has no '{fact}'; delete {folder} and rerun")
+        return done
+
+    def folder(self, role: str) -> Path:
+        """The files of a parent, which is complete."""
+        parent = self.stage.parents[role]
+        self._facts(parent)
+        return self._store.folder(parent.kind, parent.key)
+
+    def split(self) -> ForgetSplit:
+        """The parent's index sets.
+
+        Raises:
+            DataError: They were made on other data.
+        """
+        split = ForgetSplit.load(self.folder("split") / SPLIT_FILE)
+        digest = self.benchmark.source.digest
+        if split.source_digest != digest:
+            raise DataError(
+                f"the data changed: split {split.name} was made on {split.source_digest[:12]}, "
+                f"this is {digest[:12]} ({self.benchmark.provenance}); use the same data or "
+                "another --store"
+            )
+        return split
+
+    def model(self, role: str, *, exact: bool = False) -> nn.Module:
+        """A parent's stored model; an adapter lies on the model that its own stage started from.
+
+        Args:
+            role: Of the parent.
+            exact: Leave an adapter unmerged where merging would round its update off; otherwise
+                all are merged, since methods and audits take plain layers.
+        """
+        self.facts(role)
+        return self._model(self.stage.parents[role], exact=exact)
+
+    def _model(self, stage: Stage, *, exact: bool = False) -> nn.Module:
+        from common.bounded.attach import detach, merges_exactly
+        from common.bounded.files import ADAPTER_CONFIG, load_adapter
+
+        folder = self._store.folder(stage.kind, stage.key)
+        if stage.start is not None and (folder / ADAPTER_CONFIG).is_file():
+            model = self._model(stage.start)
+            load_adapter(model, folder)
+            return model if exact and not merges_exactly(model) else detach(model)
+        model = self.benchmark.blank()
+        load_weights(model, folder / WEIGHTS)
+        return model
+
+    # What is checked -----------------------------------------------------------------------------
+
+    def check_applicable(self, method: str) -> None:
+        """Raises DataError where the method says nothing about this benchmark."""
+        reason = METHODS[method].info.inapplicable(
+            scenario=self.benchmark.scenario, modality=self.benchmark.modality
+        )
+        if reason is not None:
+            raise DataError(f"method '{method}' is {reason}; remove the row")
+
+    def check_original(self, split: ForgetSplit) -> None:
+        """Refuses to unlearn an Original that has not learnt, or has learnt other data.
+
+        Raises:
+            GateError: It diverged, or is below the benchmark's minimum.
+            DataError: It was trained on other data.
+        """
+        root = self.stage
+        while root.start is not None:
+            root = root.start
+        done = self._facts(root)
+        minimum = self.benchmark.minimum_train_accuracy
+        if done["status"] != "ok":
+            raise GateError(f"{self.stage.name}: Original diverged; change protocol.train")
+        if done["train_accuracy"] < minimum:
+            raise GateError(
+                f"{self.stage.name}: Original reaches {done['train_accuracy']:.1f} % on its own "
+                f"training data, below minimum_train_accuracy {minimum:g}; train it longer or "
+                "lower the gate"
+            )
+        if done["data"] != split.source_digest:
+            raise DataError(
+                f"the data changed: {root.name} was trained on "
+                f"{done['data'][:12]}, this is {split.source_digest[:12]} "
+                f"({self.benchmark.provenance}); use the same data or another --store"
+            )
+        assert done["trained_on"] == ids_digest(split.train), (
+            "Original was not trained on the union of forget, retain and earlier requests"
+        )
+
+    # What is written -----------------------------------------------------------------------------
+
+    @property
+    def scratch(self) -> Path:
+        """A folder that outlives a kill and goes when the stage is complete."""
+        return self._store.scratch(self.stage.kind, self.stage.key)
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        """The stage's new folder; for processes that do not write, one that is thrown away."""
+        if not processes.is_main():
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder)
+            return
+        started = time.perf_counter()
+        with self._store.writing(self.stage.kind, self.stage.key, self.about) as written:
+            yield written
+            self.about["stage_seconds"] = round(time.perf_counter() - started, 3)
+            self.about["environment"] = environment()
+
+    def task(
+        self,
+        split: ForgetSplit,
+        access: frozenset[str],
+        model: nn.Module | None = None,
+        *,
+        method: str = "",
+    ) -> UnlearnTask:
+        """What a method gets.
+
+        Args:
+            split: The index sets.
+            access: The parts that it may read.
+            model: What it starts from; a fresh model when absent.
+            method: Its name, for errors; the stage's kind when absent.
+        """
+        from common.data.access import DataAccess
+
+        spec, benchmark = self.stage.spec, self.benchmark
+        replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
+        fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
+        request, start = 0, self.stage.start
+        while start is not None and start.start is not None:
+            request, start = request + 1, start.start
+        return UnlearnTask(
+            model=benchmark.build(fresh) if model is None else model,
+            data=DataAccess(benchmark.source, split, access, method or self.stage.kind),
+            family=benchmark,
+            recipe=benchmark.recipe,
+            build=lambda: benchmark.build(fresh),
+            # a later request of a sequence draws afresh
+            seed=_derived(spec.seed, "request", request) if request else spec.seed,
+            replicate=replicate,
+        )
+
+    @contextmanager
+    def recording(
+        self, task: UnlearnTask, folder: Path, evaluate: EvaluateDuring | None = None
+    ) -> Iterator[None]:
+        """Gives a task its log, checkpoints and progress while it trains.
+
+        Args:
+            task: As :meth:`task` made it.
+            folder: Of the stage; the log and the trajectory end there.
+            evaluate: Measures the model in training.
+        """
+        from common.train.protocols import Telemetry
+        from common.train.tracking import Tracker
+
+        log = self.scratch / SCALARS
+        task.checkpoint = self.scratch / "checkpoint.safetensors"
+        task.telemetry = Telemetry(progress=self._progress, evaluate_during=evaluate)
+        if not processes.is_main():
+            yield
+            return
+        # the log lies beside the checkpoint, so that a resumed run continues both
+        rewind(log, task.checkpoint)
+        tracker = Tracker(log, self._events)
+        task.telemetry = replace(task.telemetry, tracker=tracker)
+        try:
+            yield
+        finally:
+            tracker.close()
+        for name in (SCALARS, TRAJECTORY):
+            if (self.scratch / name).exists():
+                os.replace(self.scratch / name, folder / name)
+
+
+@functools.lru_cache(maxsize=4)
+def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
+    cls = BENCHMARKS[name]
+    check_device(runtime.device)
+    return cls(validate(cls.Config, json.loads(protocol), f"protocol of {name}"), runtime)
+
+
+def check_device(name: str) -> None:
+    """Raises ConfigError where torch has no such device here."""
+    if name == "auto":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # torch without CUDA asserts
+        raise ConfigError(
+            f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
+        ) from None
+
+
+def rewind(log: Path, checkpoint: Path) -> None:
+    """Drops the rows that training will write again: those after the checkpoint, or all."""
+    if not log.is_file():
+        return
+    last = 0
+    if checkpoint.is_file():
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(checkpoint, framework="np") as file:
+                last = int((file.metadata() or {})["step"])
+        except (SafetensorError, OSError, LookupError, ValueError):
+            return  # the engine says what is wrong with it
+    from common.train.tracking import read_scalars
+
+    rows = [row for row in read_scalars(log) if row["step"] <= last]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def ids_digest(ids: np.ndarray) -> str:
+    """SHA-256 of a set of indices."""
+    import numpy as np
+
+    return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()
+
+
+def _derived(*parts: Any) -> int:
+    from common.base.seeding import derive
+
+    return derive(*parts)
