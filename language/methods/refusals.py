@@ -49,7 +49,7 @@ class IDK(ForgetRetainMethod):
     sample there each time it is read, here once per run.
     """
 
-    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
+    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH, modality="language")
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Cross-entropy on the refusal."""
@@ -80,6 +80,7 @@ class DPO(ForgetRetainMethod):
         1,
         "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU",
         frozenset({"forget"}),
+        modality="language",
     )
 
     class Config(ForgetConfig):
@@ -126,7 +127,12 @@ class DPOGdr(DPO):
     Formula: DPO's on forget + w_r CE(B_r); open-unlearning's "DPO".
     """
 
-    info = MethodInfo(1, "Rafailov et al. 2023 (arXiv 2305.18290), as in open-unlearning", BOTH)
+    info = MethodInfo(
+        1,
+        "Rafailov et al. 2023 (arXiv 2305.18290), as in open-unlearning",
+        BOTH,
+        modality="language",
+    )
 
     class Config(RetainConfig):
         beta: Positive = 0.1

@@ -464,7 +464,7 @@ def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
     monkeypatch.setattr(rewind, "reference_error", lambda task, shares: 0.3)
     for error in (0.0, 0.25, 0.35, 0.9):
         chosen.errors.append(error)
-        chosen.kept.append([torch.full_like(t, error) for t in chosen._tensors()])
+        chosen.copies.append([torch.full_like(t, error) for t in chosen._tensors()])
     chosen.errors[2] = 0.35 + 1e-9  # 0.25 and 0.35 differ in their last bits
     assert chosen.choose() == 1
     assert all(bool((tensor == 0.25).all()) for tensor in task.model.parameters())

@@ -30,6 +30,7 @@ from common.data.batch import Batch
 from common.data.loader import Loader
 from common.methods.base import resolve_config
 from common.objectives.positions import sample_cross_entropy
+from common.train.protocols import Telemetry
 from vision.config import ModelConfig
 from vision.data.views import TwoViews
 from vision.methods.contrast import HeadInputs, nt_xent
@@ -189,7 +190,8 @@ def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, varian
 
     def again(progress):
         task = task_of(name)
-        task.checkpoint, task.progress = tmp_path / "checkpoint.safetensors", progress
+        task.checkpoint = tmp_path / "checkpoint.safetensors"
+        task.telemetry = Telemetry(progress=progress)
         task.recipe = task.recipe.model_copy(update={"checkpoint_every": 2})
         return METHODS[name](config).unlearn(task)
 
