@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
+from common.data.parts import PARTS, Part, Role
 from common.measure.metric import GapRule, MapAxes
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
@@ -105,6 +106,13 @@ class LanguageBenchmark(Benchmark):
     Config = LanguageConfig
     config: LanguageConfig
     modality = "language"
+    part_table: ClassVar[Mapping[str, Part]] = {
+        **PARTS,
+        "test_real_authors": Part(Role.REPORT, utility=True),
+        "test_world_facts": Part(Role.REPORT, utility=True),
+        "holdout": Part(Role.REPORT),
+        LOKU_PART: Part(Role.TRAIN),
+    }
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -289,7 +297,7 @@ class LanguageBenchmark(Benchmark):
 
         chosen = dict(split.parts)
         if trial:
-            chosen = {k: v for k, v in chosen.items() if not k.startswith(("test", "holdout"))}
+            chosen = {k: v for k, v in chosen.items() if self.role_of(k) is not Role.REPORT}
         chosen["retain"] = self._retain_sample(chosen["retain"], seed)
         if self.config.evaluation.fq_reference == "loku":
             chosen[LOKU_PART] = chosen["forget"][:LOKU_ROWS]
@@ -311,7 +319,7 @@ class LanguageBenchmark(Benchmark):
         """One pass over all parts together; texts are generated where test sets are scored."""
         from language.measure.scoring import score_parts
 
-        trial = not any(name.startswith("test") for name in parts)
+        trial = not any(self.part_table[name].utility for name in parts)
         model.eval()
         return score_parts(model, self.source, parts, self.config.evaluation, trial=trial)
 

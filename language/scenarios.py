@@ -12,7 +12,8 @@ import numpy as np
 
 from common.base.errors import DataError
 from common.base.seeding import hash_order
-from common.data.splits import EARLIER, UNUSED, ForgetSplit
+from common.data.parts import EARLIER, UNUSED
+from common.data.splits import ForgetSplit
 from language.config import SHARES, TextScenarioConfig
 from language.data.corpus import Corpus
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import DataError
-from common.base.hub import one_line
+from common.base.errors import DataError, one_line
 from language.config import TextDataConfig
 from language.data.corpus import Corpus, Item
 

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.base.errors import DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import DataError, one_line
+from common.base.hub import prepare_client
 from language.config import TextDataConfig
 from language.data.corpus import Corpus, Item
 from language.data.files import Row, _item, _lines, read_rows
