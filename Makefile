@@ -39,7 +39,7 @@ test: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make style"; exit 1; }
-	@$(BIN)/mypy common benchmarks
+	@$(BIN)/mypy common vision language benchmarks
 
 style: $(STAMP)
 	@$(BIN)/ruff check --fix --quiet . || true

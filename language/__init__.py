@@ -3,7 +3,7 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.base.registry import BENCHMARKS, METHODS, SUBJECTS
+from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
 
 BENCHMARKS.register(
     "language",
@@ -15,6 +15,7 @@ SUBJECTS.register(
     "language.apply.subject:TextSubject",
     summary="a causal language model and rows of a .jsonl file",
 )
+PROBLEMS.register("language", "common.checks.tiny_task:TinyVectors")
 METHODS.register(
     "idk",
     "language.methods.refusals:IDK",

@@ -1,7 +1,7 @@
 """What every benchmark on texts has: data, a causal model, a recipe, one pass of requests.
 
 A text benchmark is a subclass in a file of its own that says what is forgotten (:meth:`split`),
-which role each part has (:attr:`roles`), what is measured on it (:meth:`asked`) and what the
+which role each part has (:attr:`part_table`), what is measured on it (:meth:`asked`) and what the
 measurements make (:meth:`evaluate`, :attr:`metrics`, :attr:`gap`).  :mod:`language.benchmarks.tofu`
 is one.
 """
@@ -12,13 +12,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny, model_validator
 
 from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.seeding import derive
+from common.data.parts import PARTS, Part, Role
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
 from language.config import CausalModelConfig
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from language.data.source import TextSource
     from language.measure.requests import TextMetric
     from language.models.families import CausalFamily
-
-Role = Literal["train", "select", "report"]
 
 
 class CausalConfig(Strict):
@@ -75,9 +74,7 @@ class CausalBenchmark(Benchmark):
     Config: ClassVar[type[Strict]] = CausalConfig
     config: CausalConfig
     modality = "language"
-    roles: ClassVar[Mapping[str, Role]]
-    """Part -> what it is for: ``train`` (Original saw it), ``select`` (tuning may look at it),
-    ``report`` (only final tables do).  Tuning measures parts of the first two roles."""
+    part_table: ClassVar[Mapping[str, Part]] = PARTS
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -261,7 +258,7 @@ class CausalBenchmark(Benchmark):
         measured = {
             part: np.asarray(indices)
             for part, indices in split.parts.items()
-            if len(indices) and not (trial and self.roles[part] == "report")
+            if len(indices) and not (trial and self.role_of(part) is Role.REPORT)
         }
         return measured
 

@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from common.base.errors import DataError
 from common.base.numbers import Count
 from common.base.seeding import hash_order
-from common.data.splits import EARLIER, UNUSED, ForgetSplit
+from common.data.parts import EARLIER, UNUSED
+from common.data.splits import ForgetSplit
 from language.config import Variant
 from language.data.corpus import Corpus
 

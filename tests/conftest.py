@@ -28,11 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from common.base.seeding import derive, generator
+from common.data.access import DataAccess
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.data.splits import ForgetSplit, class_forget
 from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
+from common.train.protocols import Hooks, Telemetry
 
 LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
 
@@ -195,26 +197,44 @@ def make_loader(source, indices, batch_size: int = 8, *names, augment: bool = Fa
     return Loader(source, indices, batch_size, stream, augment=augment)
 
 
+HOOKS = frozenset({"after_step", "penalty", "stateful", "stop_when"})
+TELEMETRY = frozenset({"tracker", "progress", "evaluate_during", "component_of"})
+
+
+def wired(**options) -> dict:
+    """Arguments of ``fit`` or of a task: hooks and telemetry picked out of flat options."""
+    hooks, looks = (
+        {k: options.pop(k) for k in kind & options.keys()} for kind in (HOOKS, TELEMETRY)
+    )
+    if hooks:
+        options["hooks"] = Hooks(**hooks)
+    if looks:
+        options["telemetry"] = Telemetry(**looks)
+    return options
+
+
+def make_family(**fields) -> SimpleNamespace:
+    """What is known of the tiny net; ``fields`` override."""
+    known = {"forward": forward, "num_classes": CLASSES, "targets": TARGETS, "head": ("head.*",)}
+    return SimpleNamespace(**{**known, "component_of": component_of, **fields})
+
+
 def make_task(source, split, *, access=frozenset(), seed: int = 5, **fields) -> UnlearnTask:
     """A task on the tiny problem; ``fields`` override."""
     values = {
         "model": make_net(1),
+        "family": make_family(),
         "recipe": FitConfig(steps=20, batch_size=8, lr=1e-2),
         "build": lambda: make_net(derive(seed, "build") % 2**31),
-        **fields,
+        **wired(**fields),
     }
-    return UnlearnTask(
-        source=source,
-        split=split,
-        access=access,
-        forward=forward,
-        num_classes=CLASSES,
-        targets=TARGETS,
-        head=("head.*",),
-        component_of=component_of,
+    task = UnlearnTask(
+        data=DataAccess(source, split, access),
         seed=seed,
         **values,
     )
+    task.raw = source  # tests look behind the guard
+    return task
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -319,6 +339,8 @@ def tiny() -> SimpleNamespace:
         component_of=component_of,
         loader=make_loader,
         task=make_task,
+        family=make_family,
+        wired=wired,
         snapshot=snapshot,
         same=same,
         targets=TARGETS,

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "common.protocol": "base data bounded train measure",
     "common.methods.tools": "base data bounded objectives train",
     "common.methods": "base data bounded objectives train protocol methods.tools",
-    "common.audits": "base data objectives train measure",
+    "common.audits": "base data objectives train measure protocol",
     "common.checks": "base data bounded train measure protocol methods",
     "vision": "common.base",
     "vision.config": "common.base",
@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base language.models report",
     "benchmarks.machine": "common.base common.measure language.measure language.metrics report",
-    "benchmarks.theory": "common.base common.bounded",
+    "benchmarks.theory": "common.base common.bounded common.train",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models",

@@ -15,6 +15,7 @@ from pydantic import Field
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
+from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
 from common.train.config import FitConfig
 from vision.config import CLASS_COUNTS, DataConfig, ModelConfig, ScenarioConfig
@@ -211,7 +212,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
         chosen = dict(split.parts)
         if trial:
-            chosen = {k: v for k, v in chosen.items() if not k.startswith("test")}
+            chosen = {k: v for k, v in chosen.items() if self.role_of(k) is not Role.REPORT}
         limit = self.config.evaluation.retain_samples
         if limit is not None and len(chosen["retain"]) > limit:
             chosen["retain"] = np.sort(hash_order(chosen["retain"], seed, "retain-eval")[:limit])

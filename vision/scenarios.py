@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from common.base.errors import DataError
 from common.base.seeding import hash_order
-from common.data.splits import EARLIER, ForgetSplit, class_forget, random_forget
+from common.data.parts import EARLIER
+from common.data.splits import ForgetSplit, class_forget, random_forget
 from vision.config import ScenarioConfig
 from vision.data.source import ImageSource
 

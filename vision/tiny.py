@@ -8,12 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.base.seeding import generator
 from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import Forbidding, TinyProblem, tensors_digest
-from common.data.batch import Batch
+from common.checks.tiny_task import TinyProblem, tensors_digest
 from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig
 from vision.data.source import ImageSource, PreparedImages
@@ -40,18 +39,12 @@ def _prepared() -> PreparedImages:
     return PreparedImages(images, labels, pools, None, names, "drawn from a seed", digest)
 
 
-class GuardedImages(Forbidding, ImageSource):
-    """Grey images, augmented by crops, that can be forbidden."""
+class GreyImages(ImageSource):
+    """Grey labelled images, augmented by crops."""
 
-    def __init__(self, forbidden: Mapping[int, str] | None = None):
-        Forbidding.__init__(self, forbidden)
+    def __init__(self) -> None:
         config = DataConfig(augment=True, flip=False, crop_padding=1)
-        ImageSource.__init__(self, _prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
-
-    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
-        """The images at ``indices``, unless one of them is forbidden."""
-        self.refuse(indices)
-        return super().fetch(indices, augment=augment)
+        super().__init__(_prepared(), config, input_size=SIDE, mean=(0.3,), std=(0.35,))
 
 
 class TinyImages(TinyProblem):
@@ -60,9 +53,9 @@ class TinyImages(TinyProblem):
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = VIT.targets
 
-    def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedImages:
+    def source(self) -> ImageSource:
         """Labelled images."""
-        return GuardedImages(forbidden)
+        return GreyImages()
 
     def net(self) -> nn.Module:
         """An untrained transformer."""

@@ -194,21 +194,19 @@ class _Run:
         return detach(model), statistics
 
     def _task(self) -> UnlearnTask:
+        from common.data.access import DataAccess
+        from common.train.protocols import Telemetry
+
         info, subject = METHODS[self.application.method].info, self.subject
+        split = _GivenSplit("apply", subject.parts, subject.source.digest)
         return UnlearnTask(
             model=copy.deepcopy(subject.original),
-            source=subject.source,
-            split=_GivenSplit("apply", subject.parts, subject.source.digest),
-            access=info.access,
-            forward=subject.forward,
+            data=DataAccess(subject.source, split, info.access, self.application.method),
+            family=subject,
             recipe=FitConfig(epochs=1),
-            num_classes=subject.num_classes,
-            targets=subject.targets,
-            head=subject.head,
-            component_of=subject.component_of,
             build=_no_fresh_model,
             seed=self.application.seed,
-            progress=self.progress,
+            telemetry=Telemetry(progress=self.progress),
         )
 
     def _before(self) -> dict[str, Any]:

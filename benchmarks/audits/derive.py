@@ -111,6 +111,7 @@ class AuditReport:
         tables = []
         for name, audit in self.audits.items():
             table = AuditTable(name, audit)
+            audit.parts = self.planner.lineage.benchmark.part_table
             reason = self.planner.inapplicable(audit)
             if reason is not None:
                 self._without(table, NotApplicable(reason).reason)

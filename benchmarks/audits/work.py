@@ -44,6 +44,7 @@ class AuditProbe(StageKind[AuditSpec]):
 
         cls = AUDITS[spec.audit]
         audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
+        audit.parts = site.benchmark.part_table
         task = self._task(site, spec)
         result: dict[str, Any] = {"measures": {}, "not_applicable": ""}
         with site.writing() as folder:
@@ -57,7 +58,7 @@ class AuditProbe(StageKind[AuditSpec]):
             write_json(folder / AUDIT_FILE, result)
 
     def _task(self, site: Worksite, spec: AuditSpec) -> AuditTask:
-        from common.audits.task import AuditTask
+        from common.audits.task import AuditTask, Featured
         from common.bounded.files import ADAPTER_CONFIG
 
         benchmark, start = site.benchmark, site.stage.parents["model"].start
@@ -69,12 +70,10 @@ class AuditProbe(StageKind[AuditSpec]):
             adapted=adapted and (site.folder("model") / ADAPTER_CONFIG).is_file(),
             source=benchmark.source,
             split=site.split(),
-            forward=benchmark.forward,
+            family=benchmark,
             collect=benchmark.collect,
-            features=getattr(benchmark, "features", None),
-            head=benchmark.head,
+            features=benchmark.features if isinstance(benchmark, Featured) else None,
             recipe=benchmark.recipe,
-            num_classes=benchmark.num_classes,
             batch_size=benchmark.evaluation_batch,
             seed=spec.seed,
         )

@@ -21,6 +21,7 @@ from common.data.splits import ForgetSplit
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark
 from common.train.batched import BatchedTraining, samples_are_independent
+from common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
     from benchmarks.maps.work import MapSpec
@@ -120,7 +121,7 @@ def _together(
     first, plain = configs[0], copy.deepcopy(task.model)
     engine = first.engine()
     loaders = task.loaders(("retain", "forget"), engine)
-    targets = first.adapter.targets or task.targets[first.adapter.placement]
+    targets = first.adapter.targets or task.family.targets[first.adapter.placement]
     attach(task.model, targets, first.adapter, task.generator("adapter"))
     training = BatchedTraining(
         task.model,
@@ -188,12 +189,12 @@ def _alone(
     rows: dict[int, CellRow] = {}
     sink = _AtBall()
 
-    def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
         if step in spec.steps:
             rows[step] = readout.row(model, point, step, sink.share(model))
         return {}
 
-    task.watch, task.tracker = watch, sink
+    task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
     timed = config.model_copy(update={"evaluate_every": math.gcd(*spec.steps)})
     model = unlearned(cls(timed), task).model
     missing = [step for step in spec.steps if step not in rows]

@@ -52,7 +52,7 @@ class MapBlock(StageKind[MapSpec]):
             original = site.model("start")
 
             def task(access: frozenset[str]) -> UnlearnTask:
-                return site.task(split, access, model=copy.deepcopy(original))
+                return site.task(split, access, model=copy.deepcopy(original), method=spec.method)
 
             rows = run_block(spec, Readout(site.benchmark, split, original, spec.seed), task)
             lines = (json.dumps(row, allow_nan=False) + "\n" for row in rows)

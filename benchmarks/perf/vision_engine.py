@@ -39,6 +39,7 @@ from common.objectives.objectives import (
 )
 from common.train.config import FitConfig
 from common.train.fit import fit
+from common.train.protocols import Telemetry
 from common.train.tracking import Tracker
 from vision.config import DataConfig
 from vision.data.source import ImageSource, PreparedImages
@@ -211,7 +212,8 @@ def _loop_case(
             for part, ids in parts.items()
         }
         with Tracker(log) as tracker:
-            fit(model, objective, loaders, config, forward=_logits, seed=0, tracker=tracker)
+            looks = Telemetry(tracker=tracker)
+            fit(model, objective, loaders, config, forward=_logits, seed=0, telemetry=looks)
         return model
 
     runs: dict[str, Callable[[], nn.Module]] = {

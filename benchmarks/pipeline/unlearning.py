@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.data.splits import ForgetSplit
     from common.methods.base import UnlearningMethod
     from common.methods.task import UnlearnTask
-    from common.train.protocols import Watch
+    from common.train.protocols import EvaluateDuring
 
 TRAJECTORY = "trajectory"
 
@@ -38,6 +38,7 @@ class Outcome:
         step: The step at which it diverged.
         cost: Seconds, steps, peak bytes; of a method also trainable and base parameters.
         dynamics: Last and largest value of everything that was logged.
+        stopped: What ended the last fit before its time; None where nothing did.
     """
 
     model: nn.Module | None
@@ -46,10 +47,13 @@ class Outcome:
     step: int | None = None
     cost: dict[str, float | None] = field(default_factory=dict)
     dynamics: dict[str, float | None] = field(default_factory=dict)
+    stopped: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What ``done.json`` says of it."""
         facts: dict[str, Any] = {"cost": self.cost, "dynamics": self.dynamics}
+        if self.stopped is not None:
+            facts["stopped"] = self.stopped
         if self.status == "diverged":
             facts |= {"status": self.status, "status_detail": self.detail, "step": self.step}
         return facts
@@ -74,6 +78,7 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     for result in task.results:
         outcome.dynamics |= {f"last/{name}": value for name, value in result.last.items()}
         outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}
+        outcome.stopped = result.stopped
     outcome.dynamics = clean_metrics(outcome.dynamics)
     return outcome
 
@@ -122,17 +127,17 @@ class Unlearn(StageKind[ModelSpec]):
         site.check_applicable(spec.method)
         split = site.split()
         site.check_original(split)
-        start = site.facts("start")
-        if start["status"] != "ok":
+        before = site.facts("start")
+        if before["status"] != "ok":
             with site.writing():
-                detail = f"an earlier request diverged: {start.get('status_detail', '')}"
+                detail = f"an earlier request diverged: {before.get('status_detail', '')}"
                 site.about |= {"status": "diverged", "status_detail": detail}
             return
         method: UnlearningMethod = cls(validate(cls.Config, spec.params, site.stage.name))
         with site.writing() as folder:
-            task = site.task(split, cls.info.access, model=site.model("start"))
-            with site.recording(task, folder):
-                task.watch = _trajectory(site, split)
+            start = site.model("start")
+            task = site.task(split, cls.info.access, model=start, method=spec.method)
+            with site.recording(task, folder, _trajectory(site, split)):
                 outcome = unlearned(method, task)
             site.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
@@ -143,13 +148,13 @@ class Unlearn(StageKind[ModelSpec]):
                 save_weights(outcome.model, folder)
 
 
-def _trajectory(site: Worksite, split: ForgetSplit) -> Watch:
+def _trajectory(site: Worksite, split: ForgetSplit) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
     from common.measure.scores import save_scores
 
     benchmark, seed = site.benchmark, site.stage.spec.seed
 
-    def watch(model: nn.Module, step: int) -> Mapping[str, float | None]:
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
         parts = benchmark.parts(split, trial=False, seed=seed)
         scores = benchmark.score(model, parts)
         if processes.is_main():
@@ -158,4 +163,4 @@ def _trajectory(site: Worksite, split: ForgetSplit) -> Watch:
             save_scores(scores, folder / f"{step:06d}.safetensors")
         return benchmark.evaluate(scores, trial=False, seed=seed)
 
-    return watch
+    return evaluate

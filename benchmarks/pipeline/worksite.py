@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ from common.store.weights import WEIGHTS, load_weights
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
+
+    from common.train.protocols import EvaluateDuring
 
 SCALARS = "scalars.jsonl"
 Progress = Callable[[int, int], None]
@@ -198,7 +201,12 @@ class Worksite:
             self.about["environment"] = environment()
 
     def task(
-        self, split: ForgetSplit, access: frozenset[str], model: nn.Module | None = None
+        self,
+        split: ForgetSplit,
+        access: frozenset[str],
+        model: nn.Module | None = None,
+        *,
+        method: str = "",
     ) -> UnlearnTask:
         """What a method gets.
 
@@ -206,7 +214,10 @@ class Worksite:
             split: The index sets.
             access: The parts that it may read.
             model: What it starts from; a fresh model when absent.
+            method: Its name, for errors; the stage's kind when absent.
         """
+        from common.data.access import DataAccess
+
         spec, benchmark = self.stage.spec, self.benchmark
         replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
         fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
@@ -215,15 +226,9 @@ class Worksite:
             request, start = request + 1, start.start
         return UnlearnTask(
             model=benchmark.build(fresh) if model is None else model,
-            source=benchmark.source,
-            split=split,
-            access=access,
-            forward=benchmark.forward,
+            data=DataAccess(benchmark.source, split, access, method or self.stage.kind),
+            family=benchmark,
             recipe=benchmark.recipe,
-            num_classes=benchmark.num_classes,
-            targets=benchmark.targets,
-            head=benchmark.head,
-            component_of=benchmark.component_of,
             build=lambda: benchmark.build(fresh),
             # a later request of a sequence draws afresh
             seed=_derived(spec.seed, "request", request) if request else spec.seed,
@@ -231,24 +236,29 @@ class Worksite:
         )
 
     @contextmanager
-    def recording(self, task: UnlearnTask, folder: Path) -> Iterator[None]:
+    def recording(
+        self, task: UnlearnTask, folder: Path, evaluate: EvaluateDuring | None = None
+    ) -> Iterator[None]:
         """Gives a task its log, checkpoints and progress while it trains.
 
         Args:
             task: As :meth:`task` made it.
             folder: Of the stage; the log and the trajectory end there.
+            evaluate: Measures the model in training.
         """
+        from common.train.protocols import Telemetry
         from common.train.tracking import Tracker
 
         log = self.scratch / SCALARS
         task.checkpoint = self.scratch / "checkpoint.safetensors"
-        task.progress = self._progress
+        task.telemetry = Telemetry(progress=self._progress, evaluate_during=evaluate)
         if not processes.is_main():
             yield
             return
         # the log lies beside the checkpoint, so that a resumed run continues both
         rewind(log, task.checkpoint)
-        tracker = task.tracker = Tracker(log, self._events)
+        tracker = Tracker(log, self._events)
+        task.telemetry = replace(task.telemetry, tracker=tracker)
         try:
             yield
         finally:

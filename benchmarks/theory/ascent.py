@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from common.base.seeding import derive, generator
 from common.bounded.phi import PHIS, Bound
 from common.bounded.product import bounded_delta, bounded_linear
+from common.train.guard import first_nonfinite
+from common.train.optimizer import AdamW
 
 WIDTHS = (64, 96, 96, 10)
 RANK, ALPHA = 8, 16.0
@@ -134,12 +136,12 @@ class AscentMLP(nn.Module):
     @torch.no_grad()
     def deltas(self) -> dict[int, Tensor]:
         """dW (k, d) of each adapted layer: as used if bounded, else in float64."""
-        found = {}
+        deltas = {}
         for i in self.adapted:
             A, Bt = self.A[str(i)], self.Bt[str(i)]
             wide = (A, Bt) if self.variant.bounded else (A.double(), Bt.double())
-            found[i] = bounded_delta(*wide, self._bound())
-        return found
+            deltas[i] = bounded_delta(*wide, self._bound())
+        return deltas
 
     @torch.no_grad()
     def arguments(self) -> Tensor:
@@ -150,31 +152,22 @@ class AscentMLP(nn.Module):
 
 
 class Updates:
-    """Plain SGD, or AdamW at its defaults without weight decay; ``sign`` +1 ascends.
-
-    Written out because it is short, and because ``torch.optim`` takes seconds to start.
-    """
+    """Plain SGD, or AdamW at its defaults without weight decay; ``sign`` +1 ascends."""
 
     def __init__(self, parameters: Sequence[Tensor], kind: str, lr: float, sign: float):
-        self.parameters, self.kind, self.lr, self.sign = parameters, kind, lr, sign
-        self.mean = [torch.zeros_like(p) for p in parameters]
-        self.square = [torch.zeros_like(p) for p in parameters]
-        self.count = 0
+        self.parameters, self.rate = parameters, torch.tensor(-sign * lr, dtype=torch.float64)
+        self.adamw = AdamW(parameters) if kind == "adamw" else None
 
     @torch.no_grad()
     def step(self) -> None:
         """Moves every parameter along its ``grad`` and clears it."""
-        self.count += 1
-        for p, mean, square in zip(self.parameters, self.mean, self.square, strict=True):
-            grad = p.grad
-            assert grad is not None
-            if self.kind == "adamw":
-                mean.lerp_(grad, 1 - 0.9)
-                square.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
-                scale = (square / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
-                grad = mean / (1 - 0.9**self.count) / scale
-            p.add_(grad, alpha=self.sign * self.lr)
-            p.grad = None
+        if self.adamw is not None:
+            self.adamw.step(self.rate)
+            return
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=float(self.rate))
+            parameter.grad = None
 
 
 def load_data(seed: int, probe: int = 400) -> tuple[tuple[Tensor, Tensor], Data]:
@@ -294,10 +287,6 @@ def gradient_norms(model: AscentMLP) -> dict[str, float]:
     return row
 
 
-def _finite(tensors: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
-
-
 def ascend(
     state: list[Tensor], data: Data, setting: Setting, variant: Variant, *, seed: int, steps: int
 ) -> dict[str, Any]:
@@ -325,7 +314,7 @@ def ascend(
             "loss": [loss],
             "gradients": grads,
         }
-        bad = next((name for name, tensors in checks.items() if not _finite(tensors)), None)
+        bad = first_nonfinite((name, t) for name, tensors in checks.items() for t in tensors)
         if bad:
             return {"rows": rows, "clouds": clouds, "nonfinite": {"step": step, "what": bad}}
         gradients = gradient_norms(model)

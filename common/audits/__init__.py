@@ -51,4 +51,5 @@ def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Au
         ConfigError: An unknown audit or setting.
     """
     cls = AUDITS[name]
-    return cls(validate(cls.Config, settings or {}, origin))
+    audit: Audit = cls(validate(cls.Config, settings or {}, origin))
+    return audit

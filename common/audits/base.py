@@ -15,6 +15,7 @@ from pydantic import Field
 from common.audits.measure import Measures, NotApplicable
 from common.audits.task import AuditTask
 from common.base.config import Strict
+from common.data.parts import PARTS, Part, utility_parts
 
 if TYPE_CHECKING:
     from common.measure.scores import Scores
@@ -29,25 +30,27 @@ Parts = Mapping[str, "Scores"]
 PartNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-def unseen(parts: Iterable[str]) -> list[str]:
-    """Held-out parts of what is kept, sorted: ``test``, or ``test_SET`` where there are several."""
-    tests = {part for part in parts if part.startswith("test")}
-    return sorted(tests - {"test_forget", "test_earlier"})
+def wanted_parts(
+    names: Iterable[str], present: Iterable[str], table: Mapping[str, Part] = PARTS
+) -> list[str]:
+    """The parts of a config that are there.
 
-
-def wanted_parts(names: Iterable[str], present: Iterable[str]) -> list[str]:
-    """The parts of a config that are there; ``test`` stands for all of :func:`unseen`.
+    Args:
+        names: As configured; ``test`` stands for all of
+            :func:`common.data.parts.utility_parts`.
+        present: Parts that were scored.
+        table: What they are for.
 
     Raises:
-        NotApplicable: None is.
+        NotApplicable: None is there.
     """
     asked, there = list(names), list(present)
-    groups = [unseen(there) if name == "test" else [name] for name in asked]
-    found = list(dict.fromkeys(part for group in groups for part in group if part in there))
-    if not found:
-        known = ", ".join(sorted(there))
-        raise NotApplicable(f"nothing is called {', '.join(asked) or '(none)'}; parts: {known}")
-    return found
+    groups = [utility_parts(there, table) if name == "test" else [name] for name in asked]
+    parts = list(dict.fromkeys(part for group in groups for part in group if part in there))
+    if not parts:
+        scored = ", ".join(sorted(there))
+        raise NotApplicable(f"nothing is called {', '.join(asked) or '(none)'}; parts: {scored}")
+    return parts
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,14 @@ class AuditInfo:
 
 
 class Audit(ABC):
-    """Base of all audits; a nested ``Config`` is the only place for defaults."""
+    """Base of all audits; a nested ``Config`` is the only place for defaults.
+
+    Attributes:
+        parts: What the parts of the audited benchmark are for.
+    """
 
     info: ClassVar[AuditInfo]
+    parts: Mapping[str, Part] = PARTS
     Config: ClassVar[type[Strict]] = Strict
 
     def __init__(self, config: Strict | None = None):
@@ -87,6 +95,14 @@ class Audit(ABC):
 
 class PairAudit(Audit):
     """Compares what two models say about the same samples."""
+
+    def shared(self, first: Parts, second: Parts) -> list[str]:
+        """The configured parts that both models were scored on.
+
+        Raises:
+            NotApplicable: There are none.
+        """
+        return wanted_parts(self.config.parts, first.keys() & second.keys(), self.parts)
 
     @abstractmethod
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:

@@ -86,7 +86,8 @@ def input_signs(task: AuditTask, model: nn.Module, batch: Batch) -> dict[str, Te
         raise NotApplicable("no floating-point input to perturb")
     with torch.enable_grad():
         probe = Samples({**batch.inputs, **floating}, batch.labels, batch.indices)
-        loss = F.cross_entropy(task.forward(model, probe).float(), batch.labels, reduction="sum")
+        logits = task.family.forward(model, probe).float()
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
         grads = torch.autograd.grad(loss, list(floating.values()))
     return {name: grad.sign() for name, grad in zip(floating, grads, strict=True)}
 
@@ -104,4 +105,4 @@ def softmax_rows(task: AuditTask, model: nn.Module, batch: Batch) -> np.ndarray:
     import torch
 
     with torch.inference_mode():
-        return task.forward(model, batch).double().softmax(dim=1).cpu().numpy()
+        return task.family.forward(model, batch).double().softmax(dim=1).cpu().numpy()

@@ -9,11 +9,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, Parts, PopulationAudit, unseen
+from common.audits.base import AuditInfo, Parts, PopulationAudit
 from common.audits.intervals import bootstrap_mean, clopper_pearson
 from common.audits.measure import NOT_NEGATIVE, PERCENT, Measure, Measures
 from common.audits.populations import PopulationConfig, check, few_models, margins
 from common.base.seeding import derive
+from common.data.parts import utility_parts
 
 UNIT = (0.0, 1.0)
 
@@ -57,7 +58,8 @@ def sample_epsilon(ours: np.ndarray, theirs: np.ndarray, delta: float) -> np.nda
     above, missed = threshold_counts(ours, theirs)
     fpr, fnr = above / len(theirs), missed / len(ours)
     both = [attack_epsilon(fpr, fnr, delta), attack_epsilon(1 - fpr, 1 - fnr, delta)]
-    return np.maximum(np.concatenate(both).max(axis=0), 0.0)
+    largest: np.ndarray = np.maximum(np.concatenate(both).max(axis=0), 0.0)
+    return largest
 
 
 def shown_epsilon(ours: np.ndarray, theirs: np.ndarray, delta: float) -> np.ndarray:
@@ -128,23 +130,25 @@ class EpsilonScore(PopulationAudit):
             "F": Measure(quality.value, quality.low, quality.high, quality.interval, n, note, UNIT),
             "F shown": Measure(float(shown.mean()), n=n, bounds=UNIT),
             "score": Measure(
-                quality.value * _utility(unlearned, retrained), n=n, note=note, bounds=NOT_NEGATIVE
+                quality.value * self._utility(unlearned, retrained),
+                n=n,
+                note=note,
+                bounds=NOT_NEGATIVE,
             ),
             "separated %": Measure(100 * infinite, n=n, bounds=PERCENT),
         }
 
-
-def _utility(unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> float:
-    """Ratios of mean accuracies, on retain and on what is held out, as far as they were scored."""
-    ratio = 1.0
-    scored = set(unlearned[0]) & set(retrained[0])
-    for parts in (scored & {"retain"}, set(unseen(scored))):
-        if not parts:
-            continue
-        ours, theirs = (
-            math.fsum(model[part].accuracy for model in models for part in parts)
-            / (len(models) * len(parts))
-            for models in (unlearned, retrained)
-        )
-        ratio *= ours / theirs if theirs else 0.0
-    return ratio
+    def _utility(self, unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> float:
+        """Ratios of mean accuracies on retain and on what is held out, where scored."""
+        ratio = 1.0
+        scored = set(unlearned[0]) & set(retrained[0])
+        for parts in (scored & {"retain"}, set(utility_parts(scored, self.parts))):
+            if not parts:
+                continue
+            ours, theirs = (
+                math.fsum(model[part].accuracy for model in models for part in parts)
+                / (len(models) * len(parts))
+                for models in (unlearned, retrained)
+            )
+            ratio *= ours / theirs if theirs else 0.0
+        return ratio

@@ -9,14 +9,7 @@ from common.audits.intervals import FEW, bootstrap
 from common.audits.measure import PERCENT, Measure, Measures
 from common.audits.pairs import _TINY, PairConfig, distributions, forgotten_labels, over_retained
 from common.base.seeding import derive
-
-
-def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """P(positive > negative), ties counted half, in percent."""
-    ordered = np.sort(negatives)
-    below = np.searchsorted(ordered, positives, side="left")
-    upto = np.searchsorted(ordered, positives, side="right")
-    return 100.0 * float(np.mean(below + upto)) / (2 * len(negatives))
+from common.measure.ranking import auc
 
 
 class NeighbourClass(PairAudit):
@@ -39,7 +32,7 @@ class NeighbourClass(PairAudit):
         """One AUC per part, with a bootstrap over inputs (pairs kept together)."""
         gone = forgotten_labels(first)
         measures: Measures = {}
-        for part, p, q in distributions(first, second, self.config.parts):
+        for part, p, q in distributions(first, second, self.shared(first, second)):
             ours, theirs = over_retained(p, gone), over_retained(q, gone)
             labels = first[part].labels
             near = np.zeros(len(p), dtype=np.int64)
@@ -61,4 +54,5 @@ class NeighbourClass(PairAudit):
 
 
 def _logit(p: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(p, _TINY)) - np.log(np.maximum(1 - p, _TINY))
+    log_odds: np.ndarray = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(1 - p, _TINY))
+    return log_odds

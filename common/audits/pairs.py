@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, PairAudit, PartNames, Parts, wanted_parts
+from common.audits.base import AuditInfo, PairAudit, PartNames, Parts
 from common.audits.intervals import FEW, bootstrap_mean, dkw, proportion
 from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.task import whole_classes
@@ -33,14 +33,14 @@ class PairConfig(Strict):
 
 
 def aligned(
-    first: Parts, second: Parts, parts: tuple[str, ...]
+    first: Parts, second: Parts, parts: Iterable[str]
 ) -> Iterator[tuple[str, Scores, Scores]]:
-    """(part, first, second) of the parts that both have.
+    """(part, first, second) of parts that both have.
 
     Raises:
         DataError: The two were not scored on the same samples.
     """
-    for part in wanted_parts(parts, first.keys() & second.keys()):
+    for part in parts:
         one, two = first[part], second[part]
         if not np.array_equal(one.indices, two.indices):
             raise DataError(f"part '{part}' of the two models holds different samples; rerun")
@@ -48,7 +48,7 @@ def aligned(
 
 
 def distributions(
-    first: Parts, second: Parts, parts: tuple[str, ...]
+    first: Parts, second: Parts, parts: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(part, p, q) of the aligned parts, float64 (N, C): what each model gives to each answer.
 
@@ -67,13 +67,15 @@ def distributions(
 def kl_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """(N,) KL(p || q) in nats of (N, C) distributions; q is floored at 1e-38, 0 ln 0 is 0."""
     ratio = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(q, _TINY))
-    return np.where(p > 0, p * ratio, 0.0).sum(axis=1)
+    divergences: np.ndarray = np.where(p > 0, p * ratio, 0.0).sum(axis=1)
+    return divergences
 
 
 def js_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """(N,) Jensen-Shannon divergence in nats of (N, C) distributions, 0 to ln 2."""
     middle = (p + q) / 2
-    return np.maximum((kl_rows(p, middle) + kl_rows(q, middle)) / 2, 0.0)
+    divergences: np.ndarray = np.maximum((kl_rows(p, middle) + kl_rows(q, middle)) / 2, 0.0)
+    return divergences
 
 
 class JensenShannon(PairAudit):
@@ -92,7 +94,7 @@ class JensenShannon(PairAudit):
         """One mean per part, with a bootstrap over samples."""
         return {
             part: bootstrap_mean(js_rows(p, q), derive(seed, "js", part))
-            for part, p, q in distributions(first, second, self.config.parts)
+            for part, p, q in distributions(first, second, self.shared(first, second))
         }
 
 
@@ -110,7 +112,7 @@ class Disagreement(PairAudit):
         """One share per part, with its Clopper-Pearson interval."""
         return {
             part: proportion(p.argmax(axis=1) != q.argmax(axis=1))
-            for part, p, q in distributions(first, second, self.config.parts)
+            for part, p, q in distributions(first, second, self.shared(first, second))
         }
 
 
@@ -133,7 +135,7 @@ class KolmogorovSmirnov(PairAudit):
         from common.measure.gaps import ks_two_sample
 
         measures: Measures = {}
-        for part, one, two in aligned(first, second, self.config.parts):
+        for part, one, two in aligned(first, second, self.shared(first, second)):
             test = ks_two_sample(one.margin.tolist(), two.margin.tolist())
             half = dkw(len(one), 0.975) + dkw(len(two), 0.975)
             note = f"only {len(one)} samples" if len(one) < FEW else ""
@@ -174,7 +176,7 @@ class ClassifierTwoSample(PairAudit):
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One held-out accuracy per part, with its Clopper-Pearson interval."""
         measures: Measures = {}
-        for part, p, q in distributions(first, second, self.config.parts):
+        for part, p, q in distributions(first, second, self.shared(first, second)):
             if len(p) < 8:
                 measures[part] = Measure(None, n=len(p), note=f"only {len(p)} samples")
                 continue
@@ -212,7 +214,8 @@ def forgotten_labels(scores: Parts) -> np.ndarray:
 def over_retained(probs: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """(N, C - K) softmax renormalised over the classes that were not forgotten."""
     kept = np.maximum(np.delete(probs, gone, axis=1), _TINY)
-    return kept / kept.sum(axis=1, keepdims=True)
+    shares: np.ndarray = kept / kept.sum(axis=1, keepdims=True)
+    return shares
 
 
 class RetainedKL(PairAudit):
@@ -236,5 +239,5 @@ class RetainedKL(PairAudit):
                 np.maximum(kl_rows(over_retained(q, gone), over_retained(p, gone)), 0.0),
                 derive(seed, "retained-kl", part),
             )
-            for part, p, q in distributions(first, second, self.config.parts)
+            for part, p, q in distributions(first, second, self.shared(first, second))
         }

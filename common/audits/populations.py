@@ -99,7 +99,9 @@ def klom_per_sample(
     high = np.maximum(ours.max(axis=0), theirs.max(axis=0))
     edges = np.linspace(low, high, bins + 1)
     p, q = bin_shares(ours, edges), np.maximum(bin_shares(theirs, edges), floor)
-    return np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0).sum(axis=0)
+    terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0)
+    divergences: np.ndarray = terms.sum(axis=0)
+    return divergences
 
 
 class KLoM(PopulationAudit):
@@ -137,7 +139,7 @@ class KLoM(PopulationAudit):
         check(unlearned, retrained, self.least["fixed"])
         note = few_models(len(unlearned), len(retrained))
         measures: Measures = {}
-        for part in wanted_parts(self.config.parts, set(unlearned[0]) & set(retrained[0])):
+        for part in self.shared(unlearned, retrained):
             ours, theirs = (margins(m, part, self.config.clip) for m in (unlearned, retrained))
             values = self._values(ours, theirs)
             stream = derive(seed, "klom", part)
@@ -156,6 +158,11 @@ class KLoM(PopulationAudit):
             )
             measures[f"{part} p"] = self._permutation(ours, theirs, stream)
         return measures
+
+    def shared(self, unlearned: Sequence[Parts], retrained: Sequence[Parts]) -> list[str]:
+        """The configured parts that both sides were scored on."""
+        present = unlearned[0].keys() & retrained[0].keys()
+        return wanted_parts(self.config.parts, present, self.parts)
 
     def _values(self, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         return klom_per_sample(ours, theirs, bins=self.config.bins, floor=self.config.floor)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit, unseen
+from common.audits.base import AuditInfo, ModelAudit
 from common.audits.intervals import accuracy
 from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.task import AuditTask
 from common.base.config import Strict
+from common.data.parts import Part, utility_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,17 +42,17 @@ class RemoveAdapter(ModelAudit):
         nothing = Measure(None, n=len(bare), note="nothing was forgotten")
         return {
             "forget": accuracy(bare.correct, task.seed),
-            **_held_out(task, base, ""),
+            **held_out(task, base, self.parts),
             "recovered": recovered or nothing,
         }
 
 
-def _held_out(task: AuditTask, model: nn.Module, prefix: str) -> Measures:
-    """Accuracy on every held-out part, named after it."""
+def held_out(task: AuditTask, model: nn.Module, table: Mapping[str, Part]) -> Measures:
+    """Accuracy on every part that holds out what is to be kept, named after it."""
     parts = task.split.parts
     return {
-        f"{prefix}{part}": accuracy(task.collect(model, parts[part]).correct, task.seed)
-        for part in unseen(parts)
+        part: accuracy(task.collect(model, parts[part]).correct, task.seed)
+        for part in utility_parts(parts, table)
     }
 
 
@@ -118,5 +120,6 @@ class Requantise(ModelAudit):
             change = Measure(forget.accuracy - before, n=len(forget))
             result[f"int{bits} forget"] = accuracy(forget.correct, task.seed)
             result[f"int{bits} change"] = change
-            result |= _held_out(task, model, f"int{bits} ")
+            tests = held_out(task, model, self.parts)
+            result |= {f"int{bits} {part}": measure for part, measure in tests.items()}
         return result

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class _Reached(Exception):
-    """The accuracy wanted was met; ends a training."""
-
-
 class RelearnTime(ModelAudit):
     """Relearn time and anamnesis index.
 
@@ -77,36 +73,29 @@ class RelearnTime(ModelAudit):
         from common.data.loader import Loader
         from common.objectives.objectives import CrossEntropy
         from common.train.fit import fit
+        from common.train.protocols import Hooks
 
         model = task.load()
         if task.collect(model, measured).accuracy >= wanted:
             return 0
-        taken = 0
 
-        def watch(trained: nn.Module) -> None:
-            nonlocal taken
-            taken += 1
+        def knows(trained: nn.Module, _: int) -> str | None:
             accuracy = task.collect(trained, measured).accuracy
-            trained.train()
-            if accuracy >= wanted:
-                raise _Reached
+            return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
 
         order = generator(task.seed, "audit", "relearn", repeat)
         indices = task.draw("forget", self.config.shots, "shots", str(repeat))
         loader = Loader(task.source, indices, self.config.batch_size, order, augment=False)
-        try:
-            fit(
-                model,
-                CrossEntropy("forget"),
-                {"forget": loader},
-                self._recipe(task),
-                forward=task.forward,
-                seed=derive(task.seed, "audit", "relearn-engine", repeat),
-                after_step=[watch],
-            )
-        except _Reached:
-            return taken
-        return None
+        result = fit(
+            model,
+            CrossEntropy("forget"),
+            {"forget": loader},
+            self._recipe(task),
+            forward=task.family.forward,
+            seed=derive(task.seed, "audit", "relearn-engine", repeat),
+            hooks=Hooks(stop_when=knows),
+        )
+        return result.steps if result.stopped else None
 
     def _recipe(self, task: AuditTask) -> Any:
         config = self.config

@@ -63,7 +63,7 @@ def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> 
     rows: list[np.ndarray] = []
     hook = None
     if task.features is None:
-        layer = head_layer(model, task.head, task.num_classes)
+        layer = head_layer(model, task.family.head, task.family.num_classes)
         hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
         with torch.inference_mode():
@@ -71,7 +71,7 @@ def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> 
                 if task.features is not None:
                     caught.append(task.features(model, batch))
                 else:
-                    task.forward(model, batch)
+                    task.family.forward(model, batch)
                 values = caught.pop()
                 if values.ndim != 2 or len(values) != len(batch):
                     raise NotApplicable("the head does not read one vector per sample")

@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.audits.base import Audit, AuditInfo, Parts, unseen
+from common.audits.base import Audit, AuditInfo, Parts
 from common.audits.measure import Measures
 from common.base.config import Strict
+from common.data.parts import utility_parts
 
 
 class Sequential(Audit):
@@ -45,7 +46,8 @@ class Sequential(Audit):
         """Accuracies after request ``index`` (from 0)."""
         from common.audits.intervals import accuracy
 
-        tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in unseen(scores)}
+        held_out = utility_parts(scores, self.parts)
+        tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in held_out}
         return {
             f"{index + 1}: {title}": accuracy(scores[part].correct, index)
             for part, title in {**self.columns, **tests}.items()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from common.audits.measure import NotApplicable
 from common.base.errors import DataError
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from common.data.batch import Batch, Source
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from common.protocol.benchmark import ModelFamily
     from common.train.config import FitConfig
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """A benchmark that says which features enter the head."""
+
+    def features(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, d) penultimate features."""
 
 
 @dataclass
@@ -29,12 +38,10 @@ class AuditTask:
         adapted: Whether the stored model is an adapter beside Original's weights.
         source: The modality's data source.
         split: The frozen index sets.
-        forward: (model, batch) -> logits.
+        family: What is known of the model: forward, logits, head.
         collect: (model, indices) -> scores; puts the model into eval mode.
         features: (model, batch) -> (N, d) penultimate features; None takes the head's input.
-        head: Parameter-name patterns of the classifier head.
         recipe: How Original was trained.
-        num_classes: Width of the logits.
         batch_size: Samples per forward.
         seed: Of draws.
     """
@@ -44,12 +51,10 @@ class AuditTask:
     adapted: bool
     source: Source
     split: ForgetSplit
-    forward: Callable[[nn.Module, Batch], Tensor]
+    family: ModelFamily
     collect: Callable[[nn.Module, np.ndarray], Scores]
     features: Callable[[nn.Module, Batch], Tensor] | None
-    head: Sequence[str]
     recipe: FitConfig
-    num_classes: int
     batch_size: int
     seed: int
 

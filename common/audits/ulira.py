@@ -11,9 +11,9 @@ import numpy as np
 from common.audits.base import AuditInfo, Parts, PopulationAudit
 from common.audits.intervals import bootstrap
 from common.audits.measure import PERCENT, Measure, Measures, TooFew
-from common.audits.neighbours import auc
 from common.audits.populations import ENOUGH, PopulationConfig, check, margins
 from common.base.seeding import derive
+from common.measure.ranking import auc
 
 HALVES = ("forget", "forget_out")
 
@@ -67,7 +67,8 @@ def _gaussian(
 def _log_normal(x: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Gaussian log density; the variance is floored so that constant margins stay finite."""
     safe = np.maximum(variance, 1e-6)
-    return -0.5 * (np.log(2 * np.pi * safe) + (x - mean) ** 2 / safe)
+    density: np.ndarray = -0.5 * (np.log(2 * np.pi * safe) + (x - mean) ** 2 / safe)
+    return density
 
 
 def balanced_accuracy(called: np.ndarray, member: np.ndarray, known: np.ndarray) -> float:

@@ -7,6 +7,21 @@ code are ``assert``s instead: they are bugs, and deserve a traceback.
 from __future__ import annotations
 
 
+def one_line(error: BaseException) -> str:
+    """An error's message on one line of at most 160 characters, or its type's name."""
+    return _short(str(error), 160) or type(error).__name__
+
+
+def named_line(error: BaseException) -> str:
+    """An error's type and message on one line of at most 400 characters."""
+    return _short(f"{type(error).__name__}: {error}", 400)
+
+
+def _short(text: str, limit: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 class UserError(ValueError):
     """Something the user can mend; the message says what is wrong and how."""
 
@@ -44,5 +59,5 @@ class Diverged(RuntimeError):
         self.step = step
         self.reason = reason
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Diverged], tuple[int, str]]:
         return Diverged, (self.step, self.reason)

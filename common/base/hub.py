@@ -29,9 +29,3 @@ def resolvable() -> bool:
     except OSError:
         return False
     return True
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message on one line of at most 160 characters, or its type's name."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."

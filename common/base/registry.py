@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from common.base.config import did_you_mean
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, named_line
 from common.base.public import stale_imports
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
                 moved = isinstance(error, ImportError) and str(error.name).startswith("common")
                 mend = "import from common alone (from common import METHODS, ...)"
                 raise ConfigError(
-                    f"installed plugin '{point.name}' ({point.value}): {_one_line(error)}; "
+                    f"installed plugin '{point.name}' ({point.value}): {named_line(error)}; "
                     f"{mend if moved else 'mend it'} or uninstall it"
                 ) from error
 
@@ -171,11 +171,7 @@ def _load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"--plugin {path}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"--plugin {path}: {named_line(error)}") from error
 
 
 METHODS: Registry[Any] = Registry(

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.bounded.find import adapted_layers
+from common.bounded.phi import Bound
 from common.bounded.product import gram_norm
+
+
+class Factors(Protocol):
+    """An adapted layer, or K of them on one frozen weight.
+
+    Attributes:
+        weight: (k, d), frozen.
+        bound: phi with its factors.
+        A: (k, r) or (K, k, r).
+        Bt: (r, d) or (K, r, d).
+    """
+
+    weight: Tensor
+    bound: Bound
+    A: nn.Parameter
+    Bt: nn.Parameter
+
+
+@torch.no_grad()
+def clip_layer_(layer: Factors, threshold: float) -> None:
+    """Projects every entry of A and B of one layer to [-threshold, threshold]."""
+    layer.A.clamp_(-threshold, threshold)
+    layer.Bt.clamp_(-threshold, threshold)
+
+
+def ball_radius(layer: Factors, c: float) -> float:
+    """``c ||W0||_F``."""
+    return c * float(torch.linalg.vector_norm(layer.weight.float()))
+
+
+@torch.no_grad()
+def project_layer_(layer: Factors, radius: float) -> Tensor:
+    """Scales A and B of one layer so that ``||dW||_F <= radius``; 0 is no ball.
+
+    Returns:
+        () or (K,): whether it was outside.  A norm that is not finite stays: the divergence guard
+        reports it.
+    """
+    norm = layer.bound.outer * layer.bound.inner * gram_norm(layer.A, layer.Bt)
+    outside = (norm > radius) & norm.isfinite() & (radius > 0)
+    factor = torch.where(outside, (radius / norm).sqrt() * (1 - 1e-6), 1.0)
+    for parameter in (layer.A, layer.Bt):
+        parameter.mul_(factor.to(parameter.dtype)[..., None, None])
+    return outside
 
 
 @torch.no_grad()
 def clip_factors_(model: nn.Module, threshold: float) -> None:
     """Weight clipping: projects every entry of A and B to [-threshold, threshold]."""
     for _, layer in adapted_layers(model):
-        layer.A.clamp_(-threshold, threshold)
-        layer.Bt.clamp_(-threshold, threshold)
+        clip_layer_(layer, threshold)
 
 
 @torch.no_grad()
@@ -36,21 +82,9 @@ def project_ball_(model: nn.Module, c: float) -> float:
     for _, layer in adapted_layers(model):
         if layer.start is not None:
             raise ConfigError("ball: no certificate for an adapter with a start; start from zero")
-        radius = c * float(torch.linalg.vector_norm(layer.weight.float()))
-        if radius == 0.0:
-            continue
-        total += 1
-        slope = layer.bound.outer * layer.bound.inner
-        norm = slope * gram_norm(layer.A, layer.Bt)
-        if not torch.isfinite(norm):
-            continue  # the divergence guard reports it
-        if norm > radius:
-            outside += 1
-            factor = (radius / norm).sqrt() * (1 - 1e-6)
-            layer.A.mul_(factor)
-            layer.Bt.mul_(factor)
-            after = slope * gram_norm(layer.A, layer.Bt)
-            assert after <= radius * (1 + 1e-4), f"projection left the ball: {after} > {radius}"
+        radius = ball_radius(layer, c)
+        total += radius > 0
+        outside += int(project_layer_(layer, radius))
     return outside / max(total, 1)
 
 

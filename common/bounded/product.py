@@ -109,7 +109,7 @@ def _low_rank(
 
 
 def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:
-    """||A B^T||_F from r x r Gram matrices, never forming k x d.
+    """||A B^T||_F, (...), of A (..., k, r) and Bt (..., r, d), never forming k x d.
 
     tr((A^T A)(B^T B)) = ||A B^T||_F^2.  In float64, as squaring halves the digits: where columns of
     A and B cancel in the product, float32 would report a norm that is far too small (a device that
@@ -117,5 +117,5 @@ def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:
     """
     dtype = torch.float32 if A.device.type == "mps" else torch.float64
     A, Bt = A.to(dtype), Bt.to(dtype)
-    squared = ((A.mT @ A) * (Bt @ Bt.mT)).sum()
+    squared = ((A.mT @ A) * (Bt @ Bt.mT)).sum((-2, -1))
     return squared.clamp_min(0).sqrt()

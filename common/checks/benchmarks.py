@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from common.base.config import Strict, canonical, digest, validate
+from common.base.errors import named_line
 from common.base.registry import BENCHMARKS
 from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
-from common.checks.results import CheckResult, salted, told
+from common.checks.results import CheckResult, salted
 from common.checks.tiny_task import tensors_digest
 from common.data.batch import Batch, ordered_batches
+from common.data.parts import Role
 from common.data.splits import TRAIN_PARTS, ForgetSplit
 from common.measure.metric import MetricSpec
 from common.measure.scores import without_probs
@@ -103,7 +105,7 @@ def _check_identity(cls: type[Benchmark], config: Strict) -> CheckResult:
     try:
         here = [digest(cls.identity(config, kind)) for kind in KINDS]
     except Exception as error:
-        return CheckResult("identity", False, f"cannot be hashed ({told(error)})")
+        return CheckResult("identity", False, f"cannot be hashed ({named_line(error)})")
     file = getattr(sys.modules[cls.__module__], "__file__", None)
     about = json.dumps([cls.__module__, file, cls.__qualname__, canonical(config)])
     script = f"HEAVY, KINDS = {HEAVY!r}, {KINDS!r}\n{_IDENTITY_SCRIPT}"
@@ -147,7 +149,7 @@ class _BenchmarkRuns:
             try:
                 problem = check()
             except Exception as error:
-                problem = told(error)
+                problem = named_line(error)
             results.append(CheckResult(name, not problem, problem))
         return results
 
@@ -159,9 +161,12 @@ class _BenchmarkRuns:
             return "source_digest is not the data's"
         sizes = {part: len(ids) for part, ids in self.split.parts.items()}
         missing = [part for part in TRAIN_PARTS if not sizes.get(part)]
-        if not any(size for part, size in sizes.items() if part.startswith("test")):
+        if not any(size for part, size in sizes.items() if self._reports(part)):
             missing.append("test")
         return f"part '{missing[0]}' is missing or empty" if missing else ""
+
+    def _reports(self, part: str) -> bool:
+        return self.benchmark.role_of(part) is Role.REPORT
 
     def _parts(self) -> str:
         for trial in (False, True):
@@ -174,7 +179,7 @@ class _BenchmarkRuns:
             for part, ids in chosen.items():
                 if part not in self.split.parts or not np.isin(ids, self.split.parts[part]).all():
                     return f"'{part}' holds samples that the split does not have there"
-            if trial and any(part.startswith("test") for part in chosen):
+            if trial and any(self._reports(part) for part in chosen):
                 return "a trial scores test data"
             if not {"forget", "retain"} <= chosen.keys():
                 return "forget and retain must be scored"

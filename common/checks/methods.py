@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from common.base.config import Strict
-from common.base.errors import AccessError, ConfigError
+from common.base.errors import ConfigError, named_line
 from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, detach
+from common.bounded.attach import detach
+from common.bounded.find import adapted_layers
 from common.checks.declared import (
     DECLARABLE,
     _check_config,
@@ -23,9 +25,9 @@ from common.checks.declared import (
     _check_presets,
     _names,
 )
-from common.checks.results import CheckResult, salted, told
+from common.checks.results import CheckResult, salted
 from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import Forbidding, WatchedTask, problem_of
+from common.checks.tiny_task import WatchedTask, problem_of
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
 _SHORT_STEPS, _SHORT_EPOCHS = 4, 1
@@ -96,13 +98,14 @@ class _MethodRuns:
             self.layouts.append("class")
         self.problem = problem_of(self.info.modality)
         self.original = self.problem.original
+        self.recipe, self.targets = self.problem.recipe, dict(self.problem.targets)
         self.before = {k: v.clone() for k, v in self.original.state_dict().items()}
 
     def check(self) -> list[CheckResult]:
         first = self._run()
         reads = self._reads(first)
         if not reads.ok:
-            first = self._run(poisoned=False)
+            first = self._run(guarded=False)
         results = [reads, self._runs(first)]
         if results[-1].ok:
             results += [
@@ -114,18 +117,25 @@ class _MethodRuns:
                 self._frozen(first),
                 self._inputs(first),
                 self._global_state(first),
-                self._determinism(first, poisoned=reads.ok),
-                self._scenarios(poisoned=reads.ok),
+                self._determinism(first, guarded=reads.ok),
+                self._scenarios(guarded=reads.ok),
             ]
         return results
 
     def _run(
-        self, *, seed: int = 1, salt: int = 1, layout: str | None = None, poisoned: bool = True
+        self, *, seed: int = 1, salt: int = 1, layout: str | None = None, guarded: bool = True
     ) -> _Trial:
-        """One run; ``salt`` sets the global random streams, which must not matter."""
-        access = self.info.access if poisoned else DECLARABLE | {"test"}
+        """One run.
+
+        Args:
+            seed: Of the run.
+            salt: Sets the global random streams, which must not matter.
+            layout: Which split; the first that the method applies to when absent.
+            guarded: Only declared data may be read; else everything.
+        """
+        access = self.info.access if guarded else DECLARABLE | {"test"}
         model: nn.Module = copy.deepcopy(self.original)
-        task = self.problem.task(model, layout or self.layouts[0], seed, access, poisoned=poisoned)
+        task = self.problem.task(model, layout or self.layouts[0], seed, access)
         error: Exception | None = None
         merged: dict[str, Tensor] = {}
         with salted(salt) as moved:
@@ -140,24 +150,19 @@ class _MethodRuns:
         return _Trial(task, error, names, model, merged)
 
     def _reads(self, trial: _Trial) -> CheckResult:
-        source = trial.task.source
-        assert isinstance(source, Forbidding)
-        problem = ""
-        if source.violations:
-            problem = f"read samples of {source.violations[0]!r}, not in info.access"
-        elif isinstance(trial.error, AccessError):
-            problem = str(trial.error)
+        violations = trial.task.data.violations
+        problem = f"reads '{violations[0]}', not in info.access" if violations else ""
         return CheckResult("declared data", not problem, problem or _names(self.info.access))
 
     def _runs(self, trial: _Trial) -> CheckResult:
         error = trial.error
-        return CheckResult("runs", error is None, "" if error is None else told(error))
+        return CheckResult("runs", error is None, "" if error is None else named_line(error))
 
     def _width(self, trial: _Trial) -> CheckResult:
         try:
             shape = tuple(self.problem.outputs(trial.model).shape)
         except Exception as error:
-            return CheckResult("output width", False, told(error))
+            return CheckResult("output width", False, named_line(error))
         wanted = (CLASSES * PER_CLASS, CLASSES)
         return CheckResult("output width", shape == wanted, f"{shape}, expected {wanted}")
 
@@ -226,14 +231,15 @@ class _MethodRuns:
     def _inputs(self, trial: _Trial) -> CheckResult:
         task = trial.task
         pristine = self.problem.source()
+        layout = self.problem.split(task.split.name.split("/")[1])
         problem = ""
         if task.source.digest != pristine.digest:
             problem = "the data source was changed"
-        elif task.split.digest != self.problem.split(task.split.name.split("/")[1]).digest:
+        elif not all(np.array_equal(ids, layout.parts[p]) for p, ids in task.split.parts.items()):
             problem = "the index sets were changed"
         elif not all(_same(v, self.before[k]) for k, v in self.original.state_dict().items()):
             problem = "Original's own weights were changed"
-        elif task.recipe != self.problem.recipe or task.targets != self.problem.targets:
+        elif task.recipe != self.recipe or dict(self.problem.targets) != self.targets:
             problem = "the recipe or the targets were changed"
         return CheckResult("inputs untouched", not problem, problem)
 
@@ -244,12 +250,12 @@ class _MethodRuns:
         )
         return CheckResult("global state", not moved, detail)
 
-    def _determinism(self, first: _Trial, *, poisoned: bool) -> CheckResult:
-        again = self._run(salt=2, poisoned=poisoned)
-        other = self._run(seed=2, salt=1, poisoned=poisoned)
+    def _determinism(self, first: _Trial, *, guarded: bool) -> CheckResult:
+        again = self._run(salt=2, guarded=guarded)
+        other = self._run(seed=2, salt=1, guarded=guarded)
         error = again.error or other.error
         if error is not None:
-            return CheckResult("determinism", False, f"a second run failed: {told(error)}")
+            return CheckResult("determinism", False, f"a second run failed: {named_line(error)}")
         one, two = first.merged, again.merged
         differing = [name for name in one if not _same(two.get(name), one[name])]
         if differing:
@@ -259,11 +265,11 @@ class _MethodRuns:
             "determinism", True, f"another seed gives {'other' if varies else 'the same'} bits"
         )
 
-    def _scenarios(self, *, poisoned: bool) -> CheckResult:
+    def _scenarios(self, *, guarded: bool) -> CheckResult:
         for layout in self.layouts[1:]:
-            trial = self._run(layout=layout, poisoned=poisoned)
+            trial = self._run(layout=layout, guarded=guarded)
             if trial.error is not None:
-                return CheckResult("scenarios", False, f"{layout}: {told(trial.error)}")
+                return CheckResult("scenarios", False, f"{layout}: {named_line(trial.error)}")
             if not all(bool(value.isfinite().all()) for value in trial.merged.values()):
                 return CheckResult("scenarios", False, f"{layout}: weights are not finite")
         return CheckResult("scenarios", True, _names(self.info.scenarios or frozenset({"all"})))

@@ -21,12 +21,6 @@ class CheckResult:
     detail: str = ""
 
 
-def told(error: BaseException) -> str:
-    """An error as one short line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:200]
-
-
 @contextlib.contextmanager
 def salted(salt: int) -> Iterator[Callable[[], list[str]]]:
     """Sets the global random streams for a block; gives a function that tells which ones moved."""

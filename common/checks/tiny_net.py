@@ -22,7 +22,8 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        return self.proj((query @ key.mT / WIDTH**0.5).softmax(-1) @ value)
+        out: Tensor = self.proj((query @ key.mT / WIDTH**0.5).softmax(-1) @ value)
+        return out
 
 
 class _Mlp(nn.Module):
@@ -32,7 +33,8 @@ class _Mlp(nn.Module):
         self.fc2 = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(nn.functional.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(x)))
+        return out
 
 
 class _Block(nn.Module):
@@ -44,7 +46,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + self.drop(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.drop(self.mlp(self.norm2(x)))
+        return out
 
 
 class TinyNet(nn.Module):
@@ -62,4 +65,5 @@ class TinyNet(nn.Module):
         tokens = self.embed(x.view(len(x), TOKENS, WIDTH))
         for block in self.blocks:
             tokens = block(tokens)
-        return self.head(self.norm(tokens.mean(dim=1)))
+        out: Tensor = self.head(self.norm(tokens.mean(dim=1)))
+        return out

@@ -1,8 +1,8 @@
 """A toy unlearning problem that knows no modality: vectors, four classes, a small network.
 
 The contract checks run methods on it: no download, no pixels, no tokens, milliseconds per run.  Its
-layers are named as in a transformer, its data source can refuse undeclared samples, and its
-network has dropout, so that a method that leans on torch's global random stream shows.
+layers are named as in a transformer, and its network has dropout, so that a method that leans on
+torch's global random stream shows.
 """
 
 from __future__ import annotations
@@ -10,60 +10,34 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import AccessError
 from common.base.registry import PROBLEMS
 from common.base.seeding import generator
-from common.bounded.attach import adapted_layers
+from common.bounded.find import adapted_layers
 from common.checks.tiny_net import CLASSES, PER_CLASS, TARGETS, TOKENS, WIDTH, TinyNet
+from common.data.access import DataAccess
 from common.data.batch import Batch, Source
 from common.data.splits import ForgetSplit, class_forget, random_forget
 from common.methods.base import train_reference
 from common.methods.task import UnlearnTask
+from common.protocol.benchmark import ModelFamily
 from common.train.config import FitConfig
 
 RECIPE = FitConfig(epochs=6, batch_size=16, lr=3e-3)
 
 
-class Forbidding:
-    """Refuses to give out some samples of the source that it is mixed into.
+class VectorSource:
+    """Labelled vectors in memory."""
 
-    Args:
-        forbidden: Index -> name of its part; fetching one raises :class:`AccessError` and is noted
-            in ``violations``, in case the caller swallows the error.
-    """
-
-    def __init__(self, forbidden: Mapping[int, str] | None = None):
-        self._forbidden = dict(forbidden or {})
-        self.violations: list[str] = []
-
-    def refuse(self, indices: Tensor) -> None:
-        """Raises if one of ``indices`` is forbidden."""
-        touched = {self._forbidden[i] for i in indices.tolist() if i in self._forbidden}
-        if touched:
-            self.violations += sorted(touched)
-            raise AccessError(f"read samples of {sorted(touched)} without declaring them")
-
-
-class GuardedSource(Source, Protocol):
-    """A source that notes what it refused."""
-
-    violations: list[str]
-
-
-class VectorSource(Forbidding):
-    """Labelled vectors in memory; ``forbidden`` as in :class:`Forbidding`."""
-
-    def __init__(self, forbidden: Mapping[int, str] | None = None):
-        super().__init__(forbidden)
+    def __init__(self) -> None:
         stream = generator(0, "checks", "data")
         centres = torch.randn(CLASSES, TOKENS * WIDTH, generator=stream)
         self._labels = torch.arange(CLASSES * PER_CLASS) % CLASSES
@@ -81,7 +55,7 @@ class VectorSource(Forbidding):
         return (0, 2)
 
     def with_answers(self, answers: Mapping[int, int]) -> VectorSource:
-        """The same vectors with other labels at some indices; violations are noted here."""
+        """The same vectors with other labels at some indices."""
         other = copy.copy(self)
         other._labels = self._labels.clone()
         for index, label in answers.items():
@@ -90,7 +64,6 @@ class VectorSource(Forbidding):
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The vectors at ``indices``; with a generator, a little noise from it is added."""
-        self.refuse(indices)
         values = self._values[indices]
         if augment is not None:
             values = values + 0.05 * torch.randn(values.shape, generator=augment)
@@ -129,8 +102,8 @@ class WatchedTask(UnlearnTask):
         return super().fit(model, *args, **kwargs)
 
 
-class TinyProblem(ABC):
-    """What the checks run methods on: four classes, a guarded source, a network, a recipe.
+class TinyProblem(ModelFamily):
+    """What the checks run methods on: four classes, a source, a network, a recipe.
 
     A modality whose methods need more than tensors (pixels, an attention map) registers a problem
     of its own in ``common.base.registry.PROBLEMS`` under its name, and its methods name it in
@@ -138,12 +111,13 @@ class TinyProblem(ABC):
     """
 
     recipe: ClassVar[FitConfig] = RECIPE
+    num_classes: ClassVar[int] = CLASSES
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
     head: ClassVar[tuple[str, ...]] = ("head.*",)
 
     @abstractmethod
-    def source(self, forbidden: Mapping[int, str] | None = None) -> GuardedSource:
-        """The samples; those of ``forbidden`` (index -> part) are not given out."""
+    def source(self) -> Source:
+        """The samples."""
 
     @abstractmethod
     def net(self) -> nn.Module:
@@ -151,7 +125,8 @@ class TinyProblem(ABC):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, CLASSES) logits."""
-        return model(batch.inputs["x"])
+        logits: Tensor = model(batch.inputs["x"])
+        return logits
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
@@ -178,7 +153,7 @@ class TinyProblem(ABC):
         return ForgetSplit(f"checks/{scenario}", parts, self.source().digest)
 
     def task(
-        self, model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
+        self, model: nn.Module, scenario: str, seed: int, access: frozenset[str]
     ) -> WatchedTask:
         """A task around ``model``.
 
@@ -186,27 +161,13 @@ class TinyProblem(ABC):
             model: What the method may change.
             scenario: ``class`` or ``random``.
             seed: Of the run.
-            access: Parts that the method may ask for.
-            poisoned: The source raises when any other part is fetched.
+            access: Parts that the method may read.
         """
-        split = self.split(scenario)
-        forbidden = {
-            index: part
-            for part, indices in split.parts.items()
-            if poisoned and part not in access
-            for index in indices.tolist()
-        }
         return WatchedTask(
             model=model,
-            source=self.source(forbidden),
-            split=split,
-            access=access,
-            forward=self.forward,
+            data=DataAccess(self.source(), self.split(scenario), access),
+            family=self,
             recipe=self.recipe,
-            num_classes=CLASSES,
-            targets=self.targets,
-            head=self.head,
-            component_of=self.component_of,
             build=self.net,
             seed=seed,
         )
@@ -215,7 +176,7 @@ class TinyProblem(ABC):
     def original(self) -> nn.Module:
         """The network trained on forget and retain; shared, so copy it before use."""
         access = frozenset({"forget", "retain", "initial"})
-        task = self.task(nn.Identity(), "random", 0, access, poisoned=False)
+        task = self.task(nn.Identity(), "random", 0, access)
         return train_reference(task, ["forget", "retain"]).eval()
 
     def outputs(self, model: nn.Module) -> Tensor:
@@ -228,9 +189,9 @@ class TinyProblem(ABC):
 class TinyVectors(TinyProblem):
     """The problem of methods that know no modality: vectors and a small residual network."""
 
-    def source(self, forbidden: Mapping[int, str] | None = None) -> VectorSource:
+    def source(self) -> VectorSource:
         """Labelled vectors."""
-        return VectorSource(forbidden)
+        return VectorSource()
 
     def net(self) -> TinyNet:
         """A network with dropout, whose layers are named as in a transformer."""
@@ -250,11 +211,9 @@ def original() -> nn.Module:
     return problem_of("").original
 
 
-def make_task(
-    model: nn.Module, scenario: str, seed: int, access: frozenset[str], *, poisoned: bool
-) -> WatchedTask:
+def make_task(model: nn.Module, scenario: str, seed: int, access: frozenset[str]) -> WatchedTask:
     """:meth:`TinyProblem.task` on vectors."""
-    return problem_of("").task(model, scenario, seed, access, poisoned=poisoned)
+    return problem_of("").task(model, scenario, seed, access)
 
 
 def outputs(model: nn.Module) -> Tensor:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IGNORE = -100
+"""The label of a position that counts for nothing."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -60,17 +63,6 @@ class Source(Protocol):
         """
 
 
-class AnsweringSource(Source, Protocol):
-    """A source whose answers can be replaced; methods that train on refusals need one."""
-
-    @property
-    def refusals(self) -> Sequence[Any]:
-        """Answers that refuse; possibly none."""
-
-    def with_answers(self, answers: Mapping[int, Any]) -> AnsweringSource:
-        """The same samples, with other answers at some indices."""
-
-
 def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[Batch]:
     """Every sample once, in order, without augmentation: for evaluation."""
     ids = torch.as_tensor(np.asarray(indices, dtype=np.int64))
@@ -80,12 +72,3 @@ def ordered_batches(source: Source, indices: Any, batch_size: int) -> Iterator[B
 
 Forward = Callable[[Batch], Tensor]
 """Batch -> logits: (N, C) or (N, T, C), aligned with the batch's labels."""
-
-
-def every_position(source: Source) -> Callable[[Batch], Batch]:
-    """What turns a batch into one whose every position counts, padding included.
-
-    Published code that forgets its mask averages over these.  A source of sequences answers
-    through a method ``everywhere(batch)``; without it a sample has one position, which counts.
-    """
-    return getattr(source, "everywhere", lambda batch: batch)

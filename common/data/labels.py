@@ -11,23 +11,23 @@ import torch
 
 from common.base.errors import DataError
 from common.data.batch import Source, ordered_batches
+from common.data.capabilities import LabelledSource
 
 
 def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:
-    """(N,) int64 class of each sample; a source's own ``labels`` array saves reading it.
+    """(N,) int64 class of each sample; a :class:`LabelledSource` saves reading them.
 
     Raises:
         DataError: The labels are not one class per sample.
     """
-    known = getattr(source, "labels", None)
-    if isinstance(known, np.ndarray) and known.ndim == 1:
-        return known[indices].astype(np.int64)
-    found = [batch.labels for batch in ordered_batches(source, indices, batch_size)]
-    if not found:
+    if isinstance(source, LabelledSource):
+        return source.labels_of(indices)
+    labels = [batch.labels for batch in ordered_batches(source, indices, batch_size)]
+    if not labels:
         return np.zeros(0, dtype=np.int64)
-    if any(labels.ndim != 1 for labels in found):
+    if any(batch.ndim != 1 for batch in labels):
         raise DataError("this needs one class label per sample; these are sequences")
-    return torch.cat(found).cpu().numpy().astype(np.int64)
+    return torch.cat(labels).cpu().numpy().astype(np.int64)
 
 
 def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter[int]:

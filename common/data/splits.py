@@ -16,12 +16,9 @@ import numpy as np
 
 from common.base.errors import DataError
 from common.base.seeding import hash_order
+from common.data.parts import EARLIER, UNUSED
 
 TRAIN_PARTS = ("forget", "retain")
-EARLIER = "earlier"
-"""The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
-UNUSED = "unused"
-"""The part that belongs to the request but is not shown to the method: trained on by Original."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 
 from common.base.errors import DataError
 from common.base.seeding import hash_order
-from common.data.splits import EARLIER, ForgetSplit
+from common.data.parts import EARLIER
+from common.data.splits import ForgetSplit
 
 
 def half_split(split: ForgetSplit, seed: int, index: int) -> ForgetSplit:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from common.data.batch import Batch, Forward
 
-IGNORED = -100
 """Label of a token that is not scored."""
 
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
@@ -197,7 +196,9 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     """Token means per sample, float64; chunked, since vocabularies are large."""
     import torch
 
-    scored = labels != IGNORED
+    from common.data.batch import IGNORE
+
+    scored = labels != IGNORE
     sample, position = scored.nonzero(as_tuple=True)
     counts = np.bincount(sample.cpu().numpy(), minlength=len(labels))
     if (counts == 0).any():

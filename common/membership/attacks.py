@@ -17,6 +17,7 @@ from common.base.config import did_you_mean
 from common.base.errors import ConfigError, DataError
 from common.base.seeding import hash_order
 from common.data.splits import balanced_draw
+from common.measure.ranking import auc
 from common.measure.scores import Scores
 
 FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
@@ -159,13 +160,11 @@ def loss_threshold_attack(forget_loss: np.ndarray, test_loss: np.ndarray) -> Los
     negatives = np.sort(np.asarray(test_loss, dtype=np.float64))
     assert len(positives) and len(negatives), "both sides need samples"
     assert np.isfinite(positives).all() and np.isfinite(negatives).all(), "losses must be finite"
-    below = np.searchsorted(negatives, positives, side="left")
     upto = np.searchsorted(negatives, positives, side="right")
-    above = len(negatives) - (below + upto) / 2
     tpr = np.arange(1, len(positives) + 1) / len(positives)
     best = max(0.0, float(np.max(tpr - upto / len(negatives))))
     return LossAttackResult(
-        auc=100.0 * float(np.mean(above)) / len(negatives),
+        auc=auc(-positives, -negatives),
         tpr_1=_tpr_at(positives, negatives, per_mille=10),
         tpr_01=_tpr_at(positives, negatives, per_mille=1),
         balanced_accuracy=50.0 + 50.0 * best,

@@ -67,5 +67,5 @@ class BadTeacher(AdaptedMethod):
         order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
         chosen = retain[order[: max(1, round(config.retain_share * len(retain)))]]
         indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
-        micro = max(1, config.batch_size // config.accumulation)
-        return Loader(task.source, indices, micro, task.generator("batches", "mixed"))
+        stream = task.generator("batches", "mixed")
+        return Loader(task.source, indices, config.micro_batch, stream)

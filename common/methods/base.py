@@ -83,8 +83,8 @@ def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
     from common.objectives.objectives import CrossEntropy
 
     model = task.fresh_model()
-    micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
-    loader = Loader(task.source, task.indices(*parts), micro, task.generator("train"))
+    indices = task.indices(*parts)
+    loader = Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
     task.fit(model, CrossEntropy("train"), {"train": loader}, task.recipe)
     return model
 
@@ -109,4 +109,5 @@ def resolve_config(
         for given, other in (("epochs", "steps"), ("steps", "epochs")):
             if layer.get(given) is not None and other not in layer and other in config:
                 config[other] = None
-    return validate(cls.Config, config, origin)
+    whole: Strict = validate(cls.Config, config, origin)
+    return whole

@@ -39,8 +39,8 @@ class BoundaryExpand(UnlearningMethod):
         config: Any = self.config
         name = head_name(task)
         widen_head(task.model, name, task.generator("shadow class"))
-        engine = FitConfig(**{field: getattr(config, field) for field in FitConfig.model_fields})
+        engine = FitConfig.of(config)
         loaders = task.loaders(["forget"], engine)
-        task.fit(task.model, ToOneClass(task.num_classes), loaders, engine)
-        narrow_head(task.model, name, task.num_classes)
+        task.fit(task.model, ToOneClass(task.family.num_classes), loaders, engine)
+        narrow_head(task.model, name, task.family.num_classes)
         return task.model

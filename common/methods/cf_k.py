@@ -88,11 +88,11 @@ class CFk(UnlearningMethod):
 
         config: Any = self.config
         names = [name for name, _ in task.model.named_parameters()]
-        chosen = last_parameters(names, config.k, blocks=config.blocks, head=task.head)
+        chosen = last_parameters(names, config.k, blocks=config.blocks, head=task.family.head)
         self._start(task, chosen)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in chosen)
-        engine = FitConfig(**{name: getattr(config, name) for name in FitConfig.model_fields})
+        engine = FitConfig.of(config)
         task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], engine), engine)
         return task.model
 

@@ -63,7 +63,7 @@ class FastNTK(UnlearningMethod):
         from common.methods.tools.gradients import SampleGradients
 
         config: Any = self.config
-        patterns = config.parameters or tuple(task.head)
+        patterns = config.parameters or tuple(task.family.head)
         gradients = SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
         forget, retain = self._draw(task)
         rows, logits, labels, outputs = self._rows(task, gradients, (forget, retain))

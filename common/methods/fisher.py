@@ -83,7 +83,7 @@ class FisherForgetting(UnlearningMethod):
                 continue
             with torch.no_grad():
                 shares = task.forward(task.model, batch).softmax(-1)
-            for label in range(task.num_classes):
+            for label in range(task.family.num_classes):
                 weights = iter(shares[:, label].split(gradients.chunk))
                 for part in gradients.losses(batch, torch.full_like(batch.labels, label)):
                     total += next(weights) @ part.square()
@@ -109,11 +109,11 @@ class FisherForgetting(UnlearningMethod):
         gone = forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
-                if gone and _is_head(task, name) and len(parameter) == task.num_classes:
+                if gone and _is_head(task, name) and len(parameter) == task.family.num_classes:
                     parameter[gone] = 0
 
 
 def _is_head(task: UnlearnTask, name: str) -> bool:
     import fnmatch
 
-    return any(fnmatch.fnmatch(name, pattern) for pattern in task.head)
+    return any(fnmatch.fnmatch(name, pattern) for pattern in task.family.head)

@@ -58,11 +58,11 @@ class AdaptedConfig(FitConfig):
 
     def engine(self) -> FitConfig:
         """The engine's part, with the rate scaled as configured."""
-        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
+        lr = self.lr
         if self.adapter is not None and self.lr_scaling == "slope":
             power = 2 if self.optimizer == "sgd" else 1
-            fields["lr"] = self.lr / self.adapter.slope**power
-        return FitConfig(**fields)
+            lr = self.lr / self.adapter.slope**power
+        return FitConfig.of(self, lr=lr)
 
 
 class GradientConfig(AdaptedConfig):
@@ -88,9 +88,7 @@ class GradientConfig(AdaptedConfig):
         """The engine's part, with the rate scaled as configured."""
         if self.reading == "weighted":
             return super().engine()
-        fields = {name: getattr(self, name) for name in FitConfig.model_fields}
-        fields |= {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
-        return FitConfig(**fields)
+        return FitConfig.of(self, optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0)
 
 
 PAPER_LITERAL: Mapping[str, Mapping[str, Any]] = {
@@ -138,14 +136,15 @@ class AdaptedMethod(UnlearningMethod):
         adapter: AdapterConfig | None = self.config.adapter
         if adapter is None:
             return
-        patterns = adapter.targets or task.targets.get(adapter.placement, ())
+        targets = task.family.targets
+        patterns = adapter.targets or targets.get(adapter.placement, ())
         if not patterns:
-            known = ", ".join(task.targets) or "none"
+            placements = ", ".join(targets) or "none"
             raise ConfigError(
                 f"adapter: this model has no layers for placement: {adapter.placement} (known: "
-                f"{known}); choose another or give targets"
+                f"{placements}); choose another or give targets"
             )
-        head = task.head if adapter.train_head else ()
+        head = task.family.head if adapter.train_head else ()
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
 
     def _train(

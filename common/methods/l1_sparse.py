@@ -41,7 +41,7 @@ class L1Sparse(UnlearningMethod):
         from common.train.rates import total_steps
 
         config: Any = self.config
-        engine = FitConfig(**{name: getattr(config, name) for name in FitConfig.model_fields})
+        engine = FitConfig.of(config)
         loader = task.loaders(["retain"], engine)["retain"]
         batches = total_steps(engine, {"retain": loader}) * engine.accumulation
         epochs = max(1, round(batches / loader.batches_per_epoch))

@@ -95,7 +95,7 @@ class Scrub(AdaptedMethod):
         forget = task.loader(
             "forget", batch_size=max(1, config.forget_batch_size // config.accumulation)
         )
-        retain = task.loader("retain", batch_size=max(1, config.batch_size // config.accumulation))
+        retain = task.loader("retain", batch_size=config.micro_batch)
         away = min(config.max_epochs, config.epochs)
         return ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
 

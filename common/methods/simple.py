@@ -108,13 +108,13 @@ class RandomLabel(AdaptedMethod):
         from common.data.loader import ChainedLoader, RelabelledLoader
 
         config: Any = self.config
-        micro = max(1, config.batch_size // config.accumulation)
+        micro = config.micro_batch
 
         def relabel(*parts: str) -> Loader:
             return RelabelledLoader(
                 task.loader(*parts, batch_size=micro),
                 task.indices("forget"),
-                task.num_classes,
+                task.family.num_classes,
                 exclude_true=config.exclude_true,
                 redraw=config.redraw,
             )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.base.errors import AccessError
 from common.base.seeding import derive, generator
 from common.train.config import FitConfig
 
@@ -16,17 +15,18 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.data.batch import Batch, Forward, Source
+    from common.data.access import DataAccess, GuardedSource, GuardedSplit
+    from common.data.batch import Batch, Forward
     from common.data.loader import Loader
-    from common.data.splits import ForgetSplit
     from common.objectives.objectives import Objective
+    from common.protocol.benchmark import ModelFamily
     from common.train.protocols import (
         AfterStep,
+        EvaluateDuring,
         FitResult,
-        ModelForward,
         ScalarSink,
         Stateful,
-        Watch,
+        Telemetry,
     )
 
 
@@ -48,56 +48,50 @@ class UnlearnTask:
 
     Attributes:
         model: A copy of Original that the method may change and return.
-        source: The modality's data source.
-        split: The frozen index sets.
-        access: What the method declared.
-        forward: (model, batch) -> logits.
+        data: Source and split, as far as the method declares them.
+        family: What is known of the model: forward, logits, adapter targets, head, components.
         recipe: How Original was trained.
-        num_classes: Width of the logits.
-        targets: Adapter target patterns by placement.
-        head: Parameter-name patterns of the classifier head.
-        component_of: Parameter name -> component (mlp, attention, head, other).
         build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
         seed: Of this run.
         replicate: 0, or which further Retrain this is.
-        tracker: Where scalars go.
+        telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
-        progress: Called with (steps done, steps in all).
-        watch: Evaluates the model in training, for configs with ``evaluate_every``.
+        results: One per finished :meth:`fit`.
     """
 
     model: nn.Module
-    source: Source
-    split: ForgetSplit
-    access: frozenset[str]
-    forward: ModelForward
+    data: DataAccess
+    family: ModelFamily
     recipe: FitConfig
-    num_classes: int
-    targets: Mapping[str, Sequence[str]]
-    head: Sequence[str]
-    component_of: Callable[[str], str]
     build: Callable[[], nn.Module]
     seed: int
     replicate: int = 0
-    tracker: ScalarSink | None = None
+    telemetry: Telemetry | None = None
     checkpoint: Path | None = None
-    progress: Callable[[int, int], None] | None = None
-    watch: Watch | None = None
     results: list[FitResult] = field(default_factory=list)
 
-    def _guard(self, *wanted: str) -> None:
-        for part in wanted:
-            if part not in self.access:
-                raise AccessError(
-                    f"the method asked for '{part}' but declares only "
-                    f"{sorted(self.access)}; add it to info.access"
-                )
+    @property
+    def source(self) -> GuardedSource:
+        """The data source; samples of undeclared parts are refused."""
+        return self.data.source
+
+    @property
+    def split(self) -> GuardedSplit:
+        """The index sets; undeclared parts are refused."""
+        return self.data.split
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Logits aligned with the batch's labels."""
+        return self.family.forward(model, batch)
 
     def indices(self, *parts: str) -> np.ndarray:
-        """The union of parts, sorted; only declared parts are given out."""
+        """The union of declared parts, sorted.
+
+        Raises:
+            AccessError: The method does not declare one of them.
+        """
         import numpy as np
 
-        self._guard(*parts)
         return np.sort(np.concatenate([self.split.parts[part] for part in parts]))
 
     def generator(self, *names: str | int) -> torch.Generator:
@@ -118,8 +112,7 @@ class UnlearnTask:
 
     def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
         """One loader per part, with the config's micro-batch size."""
-        micro = max(1, config.batch_size // config.accumulation)
-        return {part: self.loader(part, batch_size=micro) for part in parts}
+        return {part: self.loader(part, batch_size=config.micro_batch) for part in parts}
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""
@@ -145,7 +138,7 @@ class UnlearnTask:
 
     def fresh_model(self) -> nn.Module:
         """A model as it was before it saw any training data of the task."""
-        self._guard("initial")
+        self.data.require("initial")
         return self.build()
 
     def fit(
@@ -161,6 +154,7 @@ class UnlearnTask:
     ) -> FitResult:
         """:func:`common.train.fit.fit` with this task's wiring; call it once or several times."""
         from common.train.fit import fit
+        from common.train.protocols import Hooks
 
         stage = len(self.results)
         path = self.checkpoint
@@ -173,19 +167,27 @@ class UnlearnTask:
             config,
             forward=self.forward,
             seed=derive(self.seed, "engine", self.replicate, stage),
-            tracker=self.tracker and _Offset(self.tracker, sum(r.steps for r in self.results)),
-            after_step=after_step,
-            penalty=penalty,
+            hooks=Hooks(after_step, penalty, stateful or {}),
+            telemetry=self._telemetry(),
             checkpoint=path,
-            stateful=stateful,
-            component_of=self.component_of,
-            progress=self.progress,
-            watch=self._watch(),
         )
         self.results.append(result)
         return result
 
-    def _watch(self) -> Watch | None:
-        """The watch with steps counted over all fits."""
-        watch, before = self.watch, sum(result.steps for result in self.results)
-        return watch and (lambda model, step: watch(model, before + step))
+    def _telemetry(self) -> Telemetry:
+        """With steps counted over all fits."""
+        from common.train.protocols import Telemetry
+
+        before = sum(result.steps for result in self.results)
+        telemetry = self.telemetry or Telemetry()
+        tracker, evaluate = telemetry.tracker, telemetry.evaluate_during
+        return replace(
+            telemetry,
+            tracker=tracker and _Offset(tracker, before),
+            evaluate_during=evaluate and _shifted(evaluate, before),
+            component_of=self.family.component_of,
+        )
+
+
+def _shifted(evaluate: EvaluateDuring, before: int) -> EvaluateDuring:
+    return lambda model, step: evaluate(model, before + step)

@@ -62,7 +62,7 @@ class Unsir(UnlearningMethod):
 
         config: Any = self.config
         # of all classes: the forget set is not to be read
-        classes = range(task.num_classes)
+        classes = range(task.family.num_classes)
         gone = unretained_classes(task.source, classes, task.indices("retain"))
         if not gone:
             raise DataError("unsir forgets whole classes, and all are retained; remove the row")
@@ -75,11 +75,10 @@ class Unsir(UnlearningMethod):
         )
         remaining = self._subset(task)
         noisy = np.tile(-1 - np.arange(len(labels)), config.noise_repeats)
-        fields = {name: getattr(config, name) for name in FitConfig.model_fields}
-        engine = FitConfig(**fields)
+        engine = FitConfig.of(config)
         source = WithExtras(task.source, inputs, labels)
         self._fit(task, source, np.concatenate([remaining, noisy]), engine, "impair")
-        repair = FitConfig(**{**fields, "steps": None, "epochs": config.repair_epochs})
+        repair = FitConfig.of(config, steps=None, epochs=config.repair_epochs)
         self._fit(task, source, remaining, repair, "repair")
         return task.model
 
@@ -89,8 +88,8 @@ class Unsir(UnlearningMethod):
         from common.data.loader import Loader
         from common.objectives.objectives import CrossEntropy
 
-        micro = max(1, config.batch_size // config.accumulation)
-        loader = Loader(source, indices, micro, task.generator("batches", phase))
+        stream = task.generator("batches", phase)
+        loader = Loader(source, indices, config.micro_batch, stream)
         task.fit(task.model, CrossEntropy(phase), {phase: loader}, config)
 
     def _subset(self, task: UnlearnTask) -> np.ndarray:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100
-"""The label of a position that does not count."""
+from common.data.batch import IGNORE
+
 Average = Literal["samples", "tokens"]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
+from common.data.parts import PARTS, Part, Role, part_of
 from common.measure.metric import GapRule, MapAxes, MetricSpec
 from common.train.config import FitConfig
 
@@ -108,6 +109,8 @@ class Benchmark(ModelFamily):
     map_axes: ClassVar[MapAxes | None] = None
     Config: ClassVar[type[Strict]]
     modality: ClassVar[str] = ""
+    part_table: ClassVar[Mapping[str, Part]] = PARTS
+    """What each part of a split is for; a benchmark with further parts adds them."""
 
     def __init__(self, config: Any, runtime: Runtime):
         self.config = config
@@ -126,6 +129,15 @@ class Benchmark(ModelFamily):
     def gap_of(cls, config: Any) -> GapRule:
         """The rule for one protocol: only metrics that its data can give."""
         return cls.gap
+
+    @classmethod
+    def role_of(cls, part: str) -> Role:
+        """What a part may be used for.
+
+        Raises:
+            DataError: :attr:`part_table` does not have it.
+        """
+        return part_of(part, cls.part_table).role
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

@@ -9,24 +9,28 @@ adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.bounded.attach import BoundedLinear, adapted_layers
+from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import joint_logits
 from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
 from common.objectives.terms import ForgetLoss
 from common.train.config import FitConfig
+from common.train.guard import DivergenceGuard, first_nonfinite
+from common.train.optimizer import AdamW
 from common.train.protocols import ModelForward
 from common.train.rates import learning_rate
 
-BETAS = (0.9, 0.999)
-"""Of AdamW, as torch's defaults, which the engine takes."""
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, labels) -> (N,) losses."""
 
 
 class BatchedLinear(nn.Module):
@@ -66,22 +70,6 @@ class BatchedLinear(nn.Module):
             y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    @torch.no_grad()
-    def project_(self, c: float) -> Tensor:
-        """Scales each copy into ``||dW||_F <= c ||W0||_F``; (K,) whether it was outside.
-
-        See :func:`common.bounded.constraints.project_ball_`.
-        """
-        radius = c * float(torch.linalg.vector_norm(self.weight.float()))
-        A, Bt = self.A.double(), self.Bt.double()
-        squares = ((A.mT @ A) * (Bt @ Bt.mT)).sum((-2, -1)).clamp_min(0)
-        norms = self.bound.outer * self.bound.inner * squares.sqrt()
-        outside = (norms > radius) & norms.isfinite() & (radius > 0)
-        factor = torch.where(outside, (radius / norms).sqrt() * (1 - 1e-6), 1.0)
-        for parameter in (self.A, self.Bt):
-            parameter.mul_(factor.to(parameter.dtype)[:, None, None])
-        return outside
-
 
 def samples_are_independent(model: nn.Module) -> bool:
     """Whether no layer mixes the samples of a batch or draws at random: what batching needs."""
@@ -111,7 +99,7 @@ class BatchedTraining:
 
     Attributes:
         steps: Optimizer steps done.
-        first_bad: (K,) first step whose loss was not finite or above ``loss_cap``; -1 if none.
+        guard: Its ``first_bad`` is (K,).
         losses: Name -> (K,), of the last step.
     """
 
@@ -147,9 +135,9 @@ class BatchedTraining:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, batched)
         self._trained = [p for layer in self.layers.values() for p in (layer.A, layer.Bt)]
-        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self._trained]
+        self.optimizer = AdamW(self._trained, eps=config.eps, weight_decay=config.weight_decay)
+        self.guard = DivergenceGuard(config.loss_cap, device, self.copies)
         self.steps = 0
-        self.first_bad = torch.full((self.copies,), -1, device=device)
         self.losses: dict[str, Tensor] = {}
         self._outside = torch.zeros(self.copies, device=device)
 
@@ -171,13 +159,13 @@ class BatchedTraining:
     def run_to(self, step: int) -> None:
         """Trains until ``step`` optimizer steps are done."""
         self.model.train()
-        while self.steps < step and not bool((self.first_bad > 0).all()):
+        while self.steps < step and not bool((self.guard.first_bad > 0).all()):
             self._step()
 
     def finite(self, run: int) -> bool:
         """Whether a run's losses stayed finite and its factors are."""
-        bad = int(self.first_bad[run]) > 0
-        return not bad and all(bool(p[run].isfinite().all()) for p in self._trained)
+        bad = int(self.guard.first_bad[run]) > 0
+        return not bad and first_nonfinite(("factor", p[run]) for p in self._trained) is None
 
     @torch.no_grad()
     def write_(self, plain: nn.Module, run: int) -> None:
@@ -189,17 +177,18 @@ class BatchedTraining:
 
     def _step(self) -> None:
         retain, forget = self.loaders["retain"].next(), self.loaders["forget"].next()
-        kept_logits, forget_logits = joint_logits(self._logits, [retain, forget])
-        kept = self._mean(sample_cross_entropy, kept_logits, retain.labels)
-        ascent = self._mean(sample_cross_entropy, forget_logits, forget.labels)
-        push = -ascent
+        retain_logits, forget_logits = joint_logits(self._logits, [retain, forget])
+        retain_loss = self._mean(sample_cross_entropy, retain_logits, retain.labels)
+        forget_loss = self._mean(sample_cross_entropy, forget_logits, forget.labels)
+        term = -forget_loss
         if self.forget_loss == "unlikelihood":
-            push = self._mean(sample_unlikelihood, forget_logits, forget.labels)
-        totals = kept + self.weights * push
-        totals.sum().backward()
-        self.losses = {"retain_loss": kept.detach(), "forget_loss": ascent.detach()}
-        self._watch(torch.stack([totals.detach(), *self.losses.values()]))
-        self._update()
+            term = self._mean(sample_unlikelihood, forget_logits, forget.labels)
+        totals = retain_loss + self.weights * term
+        torch.autograd.backward(totals.sum())
+        self.losses = {"retain_loss": retain_loss.detach(), "forget_loss": forget_loss.detach()}
+        self.guard.watch(self.steps + 1, torch.stack([totals.detach(), *self.losses.values()]))
+        factor = learning_rate(self.config, self.steps, self.total) / self.config.lr
+        self.optimizer.step((self.rates * factor)[:, None, None])
         self._constrain()
         self.steps += 1
 
@@ -211,41 +200,17 @@ class BatchedTraining:
         }
         tiled = Batch(inputs, batch.labels, batch.indices)
         logits = self._forward(self.model, tiled)
-        return logits.unflatten(0, (self.copies, -1)).transpose(0, 1)
+        return logits.view(self.copies, -1, *logits.shape[1:]).transpose(0, 1)
 
-    def _mean(self, loss, logits: Tensor, labels: Tensor) -> Tensor:
+    def _mean(self, loss: SampleLoss, logits: Tensor, labels: Tensor) -> Tensor:
         """(K,) mean losses of (N, K, ..., C) logits."""
         tiled = labels.repeat(self.copies, *(1,) * (labels.ndim - 1))
         return loss(logits.transpose(0, 1).flatten(0, 1), tiled).view(self.copies, -1).mean(1)
-
-    def _watch(self, values: Tensor) -> None:
-        ok = values.isfinite().all(0) & (values.abs() <= self.config.loss_cap).all(0)
-        self.first_bad = torch.where(~ok & (self.first_bad < 0), self.steps + 1, self.first_bad)
-
-    @torch.no_grad()
-    def _update(self) -> None:
-        """One AdamW step with a rate per run (decoupled decay, bias-corrected moments)."""
-        beta1, beta2 = BETAS
-        step, config = self.steps + 1, self.config
-        factor = learning_rate(config, self.steps, self.total) / config.lr
-        rates = (self.rates * factor)[:, None, None]
-        correction = 1 - beta1**step, (1 - beta2**step) ** 0.5
-        for parameter, (first, second) in zip(self._trained, self._moments, strict=True):
-            gradient = parameter.grad
-            assert gradient is not None
-            if config.weight_decay:
-                parameter.mul_((1 - rates * config.weight_decay).to(parameter.dtype))
-            first.lerp_(gradient, 1 - beta1)
-            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            scale = (second.sqrt() / correction[1]).add_(config.eps)
-            parameter.sub_((rates / correction[0]).to(parameter.dtype) * first / scale)
-            parameter.grad = None
 
     @torch.no_grad()
     def _constrain(self) -> None:
         for layer in self.layers.values():
             if self.weight_clip is not None:
-                layer.A.clamp_(-self.weight_clip, self.weight_clip)
-                layer.Bt.clamp_(-self.weight_clip, self.weight_clip)
+                clip_layer_(layer, self.weight_clip)
             if self.ball is not None:
-                self._outside += layer.project_(self.ball)
+                self._outside += project_layer_(layer, ball_radius(layer, self.ball))

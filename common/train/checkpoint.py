@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError
+from common.base.errors import CheckpointError, named_line
 from common.train.sharding import like, whole_tensor
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class TrainingState:
         stateful: Further things that advance with training, such as loaders.
         device: Whose random stream is kept beside the CPU's.
         scaler: Of float16 losses, if there is one.
+        identity: Which training this is; a checkpoint of another one is refused.
     """
 
     model: nn.Module
@@ -44,16 +45,14 @@ class TrainingState:
     stateful: Mapping[str, Stateful]
     device: torch.device
     scaler: Any | None
+    identity: str
 
-    def save(
-        self, path: Path, *, step: int, identity: str, notes: Notes, writes: bool = True
-    ) -> None:
+    def save(self, path: Path, *, step: int, notes: Notes, writes: bool = True) -> None:
         """Writes everything needed to continue, atomically.
 
         Args:
             path: The file.
             step: Steps that are done.
-            identity: Which training this is, for :meth:`load`.
             notes: Kept beside the tensors.
             writes: Whether this process writes; all of them must call, to make split tensors whole.
         """
@@ -65,7 +64,7 @@ class TrainingState:
         tensors |= self._other_tensors()
         meta = {
             "step": str(step),
-            "identity": identity,
+            "identity": self.identity,
             "notes": json.dumps(notes),
             "tensors": json.dumps(sorted(tensors)),
         }
@@ -95,14 +94,14 @@ class TrainingState:
             tensors["rng_cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
-    def load(self, path: Path, identity: str) -> tuple[int, Notes]:
+    def load(self, path: Path) -> tuple[int, Notes]:
         """Puts everything back as it was; returns the steps that were done, and the notes.
 
         Raises:
             CheckpointError: The file is damaged or of another training.
         """
         tensors, meta = _read(path)
-        if meta.get("identity") != identity:
+        if meta.get("identity") != self.identity:
             raise CheckpointError(f"{path}: checkpoint of another run; delete it")
         try:
             if json.loads(meta["tensors"]) != sorted(tensors):
@@ -114,7 +113,7 @@ class TrainingState:
             step = int(meta["step"])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: damaged checkpoint ({_brief(error)}); delete it"
+                f"{path}: damaged checkpoint ({named_line(error)}); delete it"
             ) from None
         logger.info("resumed at step %d from %s", step, path)
         return step, (last, peak)
@@ -162,7 +161,3 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
     return tensors, meta
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

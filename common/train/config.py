@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from common.base.config import Strict
 from common.base.numbers import Count, NonNegative, Positive
@@ -58,6 +64,16 @@ class FitConfig(Strict):
     probe_every: Annotated[int, Field(ge=0)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     stop_below: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
+        """The fields of a training run out of a larger config, with some of them changed."""
+        return FitConfig(**{n: getattr(config, n) for n in FitConfig.model_fields} | changes)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per forward and per named loader."""
+        return self.batch_size // self.accumulation
 
     @model_serializer(mode="wrap")
     def _later_field_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

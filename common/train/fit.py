@@ -1,4 +1,4 @@
-"""The one training loop, and the one importer of accelerate.
+"""The one training loop.
 
 :func:`fit` trains whatever requires gradients, on whatever an objective makes of named batches.
 Training Original, Retrain and every gradient-based unlearning method go through it.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
 from common.data.loader import Loader
 from common.objectives.objectives import Objective
 from common.train.config import FitConfig
-from common.train.loop import _Run
-from common.train.protocols import AfterStep, FitResult, ModelForward, ScalarSink, Stateful, Watch
+from common.train.loop import TrainingRun
+from common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
+from common.train.telemetry import fork_rng
 
 
 def fit(
@@ -31,14 +30,9 @@ def fit(
     *,
     forward: ModelForward,
     seed: int,
-    tracker: ScalarSink | None = None,
-    after_step: Sequence[AfterStep] = (),
-    penalty: Callable[[nn.Module], Tensor] | None = None,
+    hooks: Hooks | None = None,
+    telemetry: Telemetry | None = None,
     checkpoint: Path | None = None,
-    stateful: Mapping[str, Stateful] | None = None,
-    component_of: Callable[[str], str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    watch: Watch | None = None,
 ) -> FitResult:
     """Trains ``model`` in place.
 
@@ -49,16 +43,13 @@ def fit(
         config: Length, optimizer, precision.
         forward: (model, batch) -> logits.
         seed: Seeds torch's global stream (dropout) for the duration of the run only.
-        tracker: Receives losses, norms and adapter statistics.
-        after_step: Called with the model after each optimizer step (projections); may return
-            scalars to log.
-        penalty: Added to the objective, a function of the model's parameters.
+        hooks: Projections, a penalty, further states, a stop condition.
+        telemetry: Who looks: tracker, progress, evaluation in training.
         checkpoint: File for mid-run checkpoints; an existing one is resumed.
-        stateful: Further states to keep in checkpoints, by name.
-        component_of: Parameter name -> component, for norms.
-        progress: Called with (steps done, steps in all).
-        watch: Evaluates the model every ``config.evaluate_every`` steps and at the last one; what
-            it returns is logged as ``evaluation/<metric>``.
+
+    Returns:
+        Its cost and last values; ``stopped`` says what ended it early: the limits of
+        ``config.stop_below``, or what ``hooks.stop_when`` said.
 
     Raises:
         Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
@@ -72,58 +63,20 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     started = time.perf_counter()
-    run = _Run(
-        model, objective, loaders, config, forward, penalty, component_of, stateful or {}, seed
+    run = TrainingRun(
+        model, objective, loaders, config, forward, seed, hooks or Hooks(), telemetry or Telemetry()
     )
     model.train()
     with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
-        first = run.resume(checkpoint)
-        for step in range(first, run.total):
-            scalars = run.step(step)
-            if after_step:
-                with run.whole():
-                    for hook in after_step:
-                        scalars.update(hook(model) or {})
-            saves = checkpoint is not None and run.saves(step)
-            run.guard(step, sync=saves)
-            if run.logs(step):
-                scalars.update(run.measure(step))
-                run.note(scalars)
-                if tracker is not None and run.accelerator.is_main_process:
-                    tracker.scalars(step + 1, scalars)
-            if checkpoint is not None and saves:
-                run.save(checkpoint, step + 1)
-            if progress:
-                progress(step + 1, run.total)
-            if watch is not None and run.evaluates(step):
-                metrics = run.evaluate(watch, step, tracker)
-                if config.stop_below and below(metrics, config.stop_below):
-                    run.total = step + 1
-                    break
-        run.guard(run.total - 1, final=True)
+        stopped = run.train(checkpoint)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return FitResult(run.total, time.perf_counter() - started, run.last, run.peak)
-
-
-def below(metrics: Mapping[str, float | None], limits: Mapping[str, float]) -> bool:
-    """Whether every named metric is known and below its limit.
-
-    Raises:
-        ConfigError: A name is none of the metrics.
-    """
-    for name in limits:
-        if name not in metrics:
-            raise ConfigError(
-                f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
-            )
-    values = [metrics[name] for name in limits]
-    return all(v is not None and v < limits[n] for n, v in zip(limits, values, strict=True))
+    seconds = time.perf_counter() - started
+    return FitResult(run.total, seconds, run.instruments.last, run.instruments.peak, stopped)
 
 
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with fork_rng(device):
         torch.manual_seed(seed)
         yield

@@ -1,12 +1,9 @@
-"""Learning-rate schedules and optimizers."""
+"""Length of a run, and its learning rate step by step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-import torch
-from torch import nn
 
 from common.data.loader import Loader
 from common.train.config import FitConfig
@@ -47,15 +44,3 @@ def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None =
     if config.schedule == "linear":
         return config.lr * (1 - progress)
     return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _optimizer(config: FitConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW or SGD; weight decay on matrices only."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, fused=True)

@@ -108,7 +108,8 @@ def _add_hparams(writer: Any, config: Mapping[str, Any], metrics: Mapping[str, f
     """HParams into the run's own folder (``add_hparams`` would make a folder of its own)."""
     from torch.utils.tensorboard.summary import hparams
 
-    for event in hparams(dict(config), dict(metrics)):
+    make: Any = hparams  # torch does not type it
+    for event in make(dict(config), dict(metrics)):
         writer.file_writer.add_summary(event)
     for name, value in metrics.items():
         writer.add_scalar(name, value, 0)

@@ -113,7 +113,8 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 
 def _fetch(name: str) -> Path:
-    from common.base.hub import one_line, prepare_client
+    from common.base.errors import one_line
+    from common.base.hub import prepare_client
 
     prepare_client()
     from huggingface_hub import snapshot_download

@@ -15,9 +15,9 @@ from pydantic import Field, SerializeAsAny, model_validator
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import hash_order
-from common.data.splits import EARLIER, UNUSED
+from common.data.parts import PARTS, Part, Role
 from common.measure.metric import GapRule, MapAxes
-from language.benchmark import CausalBenchmark, CausalConfig, Role
+from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
 from language.measure.evaluation import TofuEvaluation
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
@@ -93,14 +93,11 @@ class TofuBenchmark(CausalBenchmark):
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
     Config: ClassVar[type[Strict]] = TofuConfig
     config: TofuConfig
-    roles: ClassVar[Mapping[str, Role]] = {
-        "forget": "train",
-        "retain": "train",
-        EARLIER: "train",
-        UNUSED: "train",
-        LOKU_PART: "train",
-        HOLDOUT: "report",
-        **dict.fromkeys(TEST_PARTS, "report"),
+    part_table: ClassVar[Mapping[str, Part]] = {
+        **PARTS,
+        LOKU_PART: Part(Role.TRAIN),
+        HOLDOUT: Part(Role.REPORT),
+        **{part: Part(Role.REPORT, utility=True) for part in TEST_PARTS if part != HOLDOUT},
     }
 
     @classmethod

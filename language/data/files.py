@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.base.errors import DataError
-from common.base.hub import one_line
+from common.base.errors import DataError, one_line
 from language.data.corpus import Corpus, Item
 from language.data.readers import FirstReaders, Reader, TextDataConfig
 from language.data.wording import REFUSAL_LINES

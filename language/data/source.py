@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import DataError
-from common.data.batch import Batch
-from common.objectives.positions import IGNORE
+from common.data.batch import IGNORE, Batch
 from language.data.corpus import Corpus, Encoded
 from language.data.templates import Template
 from language.data.tokenizers import check_template, tokenizer_digest

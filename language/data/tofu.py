@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from common.base.errors import DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import DataError, one_line
+from common.base.hub import prepare_client
 from common.base.numbers import Count
 from language.data.corpus import FACTS, Corpus, Item
 from language.data.files import Row, item_of, lines_of, read_rows

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import ConfigError, DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import ConfigError, DataError, one_line
+from common.base.hub import prepare_client
 from language.config import CausalModelConfig
 from language.data.corpus import Corpus
 from language.data.templates import Template

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
-from common.data.batch import Batch, Forward, ordered_batches
+from common.data.batch import IGNORE, Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import evaluating
 from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import IGNORE, average, sample_cross_entropy, wide
+from common.objectives.positions import average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
 
 Positions = Literal["scored", "all"]

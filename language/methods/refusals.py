@@ -14,12 +14,13 @@ from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from common.data.batch import AnsweringSource, Source
+    from common.data.access import GuardedSource
+    from common.data.batch import Source
     from common.objectives.objectives import Objective
     from common.objectives.terms import Term
 
 
-def refusing(task: UnlearnTask) -> AnsweringSource:
+def refusing(task: UnlearnTask) -> GuardedSource:
     """The task's data with a refusal, drawn once per forget sample, as each one's answer.
 
     Raises:
@@ -27,15 +28,14 @@ def refusing(task: UnlearnTask) -> AnsweringSource:
     """
     import torch
 
-    source: Any = task.source
-    refusals: Sequence[Any] = getattr(source, "refusals", ())
+    refusals = task.source.refusals
     if not refusals:
         raise ConfigError(
             "the data bring no refusals (plain texts have none); choose data that do, such as TOFU"
         )
     indices = task.indices("forget")
     drawn = torch.randint(len(refusals), (len(indices),), generator=task.generator("refusals"))
-    return source.with_answers(
+    return task.source.with_answers(
         {int(i): refusals[int(d)] for i, d in zip(indices, drawn, strict=True)}
     )
 
@@ -49,7 +49,7 @@ class IDK(ForgetRetainMethod):
     sample there each time it is read, here once per run.
     """
 
-    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
+    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH, modality="language")
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Cross-entropy on the refusal."""
@@ -80,6 +80,7 @@ class DPO(ForgetRetainMethod):
         1,
         "Rafailov et al. 2023 (arXiv 2305.18290), as in TOFU",
         frozenset({"forget"}),
+        modality="language",
     )
 
     class Config(ForgetConfig):
@@ -126,7 +127,12 @@ class DPOGdr(DPO):
     Formula: DPO's on forget + w_r CE(B_r); open-unlearning's "DPO".
     """
 
-    info = MethodInfo(1, "Rafailov et al. 2023 (arXiv 2305.18290), as in open-unlearning", BOTH)
+    info = MethodInfo(
+        1,
+        "Rafailov et al. 2023 (arXiv 2305.18290), as in open-unlearning",
+        BOTH,
+        modality="language",
+    )
 
     class Config(RetainConfig):
         beta: Positive = 0.1

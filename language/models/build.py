@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from common.base.errors import CheckpointError, ConfigError, DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import CheckpointError, ConfigError, DataError, one_line
+from common.base.hub import prepare_client
 from language.config import CausalModelConfig
 from language.models.families import family_of, tiny_family
 

@@ -149,7 +149,8 @@ def go(model, sink, objective=OBJECTIVE, forward=forward, options=None, **fields
     config = FitConfig(**fields)
     options = dict(options or {})
     options["progress"] = note_pieces(model, sink, options.get("progress"))
-    fit(model, objective, loaders, config, forward=forward, seed=3, tracker=sink, **options)
+    options = tiny.wired(tracker=sink, **options)
+    fit(model, objective, loaders, config, forward=forward, seed=3, **options)
     return model
 
 
@@ -160,7 +161,7 @@ def full(sink, folder):
 
 def bounded(sink, folder):
     """Adapters with projections after each step and an evaluation in training."""
-    options = {"after_step": [constrain], "watch": watch}
+    options = {"after_step": [constrain], "evaluate_during": watch}
     model = go(adapted(), sink, options=options, evaluate_every=2)
     save_adapter(model, folder / f"adapter-{os.environ.get('RANK', 'one')}")
     return model

@@ -23,6 +23,7 @@ from common.objectives.objectives import gradient_difference
 from common.protocol.benchmark import Benchmark
 from common.train.config import FitConfig
 from common.train.fit import fit
+from common.train.protocols import Telemetry
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")
@@ -178,7 +179,7 @@ def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
         loaders = {part: tiny.loader(source, ids, 4, part) for part, ids in parts.items()}
         options |= {"forward": tiny.forward, "seed": 3, "checkpoint": path}
         try:
-            fit(model, gradient_difference(), loaders, config, **options)
+            fit(model, gradient_difference(), loaders, config, **tiny.wired(**options))
         except Killed:
             assert path.is_file()
         return model
@@ -224,7 +225,7 @@ def test_evaluations_while_training_share_them_too(tiny, builds):
 
     loaders = {part: tiny.loader(source, range(16), 2, part) for part in ("forget", "retain")}
     config = FitConfig(steps=3, batch_size=2, evaluate_every=2)
-    options = {"forward": tiny.forward, "seed": 1, "watch": watch}
+    options = {"forward": tiny.forward, "seed": 1, "telemetry": Telemetry(evaluate_during=watch)}
     fit(model, gradient_difference(), loaders, config, **options)
     assert len(builds) == 8
 

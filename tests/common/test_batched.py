@@ -85,7 +85,9 @@ def test_a_diverging_run_leaves_the_others_alone(tiny):
     wild = [*tame, last.model_copy(update={"lr": 1e30})]
     training, _ = batched(tiny, source, wild, 10)
     training.run_to(10)
-    assert training.first_bad.tolist()[:2] == [-1, -1] and int(training.first_bad[2]) > 0
+    assert (
+        training.guard.first_bad.tolist()[:2] == [-1, -1] and int(training.guard.first_bad[2]) > 0
+    )
     assert [training.finite(k) for k in range(3)] == [True, True, False]
     assert torch.allclose(training.losses["forget_loss"][:2], alone.losses["forget_loss"])
 

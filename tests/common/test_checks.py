@@ -294,7 +294,7 @@ class _TrainsTheBase(_Fine):
     """Attaches adapters and trains the weights under them."""
 
     def unlearn(self, task):
-        attach(task.model, task.targets["mlp"], AdapterConfig(), task.generator("adapter"))
+        attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
         task.model.blocks[0].mlp.fc1.weight.requires_grad_(True)
         return train(task, task.model)
 
@@ -303,7 +303,7 @@ class _TouchesTheRest(_Fine):
     """Attaches adapters and changes a frozen layer by hand."""
 
     def unlearn(self, task):
-        attach(task.model, task.targets["mlp"], AdapterConfig(), task.generator("adapter"))
+        attach(task.model, task.family.targets["mlp"], AdapterConfig(), task.generator("adapter"))
         with torch.no_grad():
             task.model.norm.weight *= 1.5
         return train(task, task.model)
@@ -332,7 +332,7 @@ class _ChangesTheData(_Fine):
     """Relabels the source in place."""
 
     def unlearn(self, task):
-        task.source._labels.add_(1).remainder_(4)
+        task.source._source._labels.add_(1).remainder_(4)
         return train(task, task.model)
 
 

@@ -27,6 +27,7 @@ from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config, train_reference
 from common.objectives.positions import sample_cross_entropy, sample_distillation
 from common.train.config import FitConfig
+from common.train.protocols import Telemetry
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
@@ -432,7 +433,7 @@ def test_scrub_makes_its_passes_in_order(make, split):
     method.unlearn(task)
     found = [
         "f" if set(indices.tolist()) <= forget else "r"
-        for indices in task.source.log
+        for indices in task.raw.log
         if len(indices) <= 8
     ]
     away, close = ["f"] * 3, ["r"] * math.ceil(36 / 8)
@@ -449,7 +450,7 @@ def test_bad_teacher_reads_its_share_of_retain(make, split):
     method, task = make("bad_teacher", {"retain_share": 0.25})
     method.unlearn(task)
     forget, retain = (set(split.parts[part].tolist()) for part in ("forget", "retain"))
-    assert forget <= task.source.fetched and len(task.source.fetched & retain) == 9
+    assert forget <= task.raw.fetched and len(task.raw.fetched & retain) == 9
 
 
 # -- SCRUB+R --------------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
     monkeypatch.setattr(rewind, "reference_error", lambda task, shares: 0.3)
     for error in (0.0, 0.25, 0.35, 0.9):
         chosen.errors.append(error)
-        chosen.kept.append([torch.full_like(t, error) for t in chosen._tensors()])
+        chosen.copies.append([torch.full_like(t, error) for t in chosen._tensors()])
     chosen.errors[2] = 0.35 + 1e-9  # 0.25 and 0.35 differ in their last bits
     assert chosen.choose() == 1
     assert all(bool((tensor == 0.25).all()) for tensor in task.model.parameters())
@@ -713,7 +714,7 @@ def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
     from common.methods.tools.boundaries import input_bounds
 
     source = tiny.Source(noise=NOISE)
-    source.input_bounds = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}
+    source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
     _, task = make("boundary_shrink", {}, source=source)
     assert input_bounds(task) is source.input_bounds
 
@@ -731,15 +732,16 @@ def test_the_shadow_class_is_dropped(make, trained):
     """SalUn's port of Boundary Expand leaves the extra row."""
     method, task = make("boundary_expand", {"lr": 3e-3})
     widths = []
-    task.progress = lambda step, total: widths.append(task.model.head.out_features)
+    progress = lambda step, total: widths.append(task.model.head.out_features)  # noqa: E731
+    task.telemetry = Telemetry(progress=progress)
     model = method.unlearn(task)
     assert set(widths) == {5} and model.head.weight.shape == (4, 8)
     assert list(model.state_dict()) == list(trained)
 
 
-def test_boundary_expand_needs_one_linear_head(make):
+def test_boundary_expand_needs_one_linear_head(make, tiny):
     method, task = make("boundary_expand", {})
-    task.head = ("stem.*",)
+    task.family = tiny.family(head=("stem.*",))
     with pytest.raises(ConfigError, match="one linear head of 4 logits"):
         method.unlearn(task)
 

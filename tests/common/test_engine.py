@@ -59,6 +59,7 @@ def run(tiny, source):
         objective = objective or CrossEntropy("retain")
         if loaders is None:
             loaders = {"retain": tiny.loader(source, RETAIN), "forget": tiny.loader(source, FORGET)}
+        options = tiny.wired(**options)
         return fit(model, objective, loaders, config, forward=tiny.forward, seed=seed, **options)
 
     return go
@@ -685,7 +686,7 @@ def test_two_fits_of_one_model_with_different_precision(tiny, run):
 
 
 class Noisy:
-    """A watch that draws from the global stream and looks at the model's mode."""
+    """An evaluation that draws from the global stream and looks at the model's mode."""
 
     def __init__(self, metrics=lambda step: {"forget_prob": 100.0 - step}):
         self.metrics, self.seen = metrics, []
@@ -702,7 +703,7 @@ def test_watching_changes_nothing(tiny, run, source):
     for watch in (None, Noisy()):
         model = tiny.net()
         every = 0 if watch is None else 2
-        run(model, small(evaluate_every=every), watch=watch)
+        run(model, small(evaluate_every=every), evaluate_during=watch)
         models.append(model)
     assert tiny.same(*models)
     assert watch.seen == [2, 4, 6] and models[0].training == models[1].training
@@ -710,7 +711,7 @@ def test_watching_changes_nothing(tiny, run, source):
 
 def test_the_last_step_is_always_evaluated_and_logged(tiny, run):
     watch, sink = Noisy(), Sink()
-    run(tiny.net(), small(steps=5, evaluate_every=3), watch=watch, tracker=sink)
+    run(tiny.net(), small(steps=5, evaluate_every=3), evaluate_during=watch, tracker=sink)
     assert watch.seen == [3, 5]
     assert sink.rows[5] == {"evaluation/forget_prob": 95.0}
 
@@ -718,12 +719,30 @@ def test_the_last_step_is_always_evaluated_and_logged(tiny, run):
 def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
     watch = Noisy(lambda step: {"forget_prob": 100.0 - step, "mu": 5.0 if step > 3 else None})
     config = small(evaluate_every=1, stop_below={"forget_prob": 98.5, "mu": 6})
-    assert run(tiny.net(), config, watch=watch).steps == 4
+    result = run(tiny.net(), config, evaluate_during=watch)
+    assert (result.steps, result.stopped) == (4, "forget_prob < 98.5, mu < 6")
+    alike = run(tiny.net(), small(evaluate_every=1), evaluate_during=Noisy())
+    assert (alike.steps, alike.stopped) == (6, None)
     unknown = small(evaluate_every=1, stop_below={"forget_porb": 1.0})
     with pytest.raises(ConfigError, match=r"forget_porb.*forget_prob"):
-        run(tiny.net(), unknown, watch=Noisy())
+        run(tiny.net(), unknown, evaluate_during=Noisy())
     with pytest.raises(ValueError, match="needs evaluate_every"):
         small(stop_below={"mu": 1.0})
+
+
+def test_a_condition_stops_a_run_and_says_why(tiny, run):
+    asked, whole, stopped = [], tiny.net(), tiny.net()
+
+    def stop(model, step):
+        assert not any(module.training for module in model.modules())
+        torch.rand(3)
+        asked.append(step)
+        return "enough" if step == 4 else None
+
+    run(whole, small(steps=4))
+    result = run(stopped, small(), stop_when=stop)
+    assert (result.steps, result.stopped, asked) == (4, "enough", [1, 2, 3, 4])
+    assert tiny.same(whole, stopped), "asking changes nothing"
 
 
 def test_a_launcher_with_its_own_loop_is_refused(tiny, run, monkeypatch):

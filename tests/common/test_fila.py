@@ -15,6 +15,7 @@ from common.bounded.files import load_adapter, save_adapter
 from common.checks.tiny_task import make_task, original, outputs
 from common.methods.tools import fila
 from common.objectives.positions import cross_entropy
+from common.train.protocols import Telemetry
 
 BOTH = frozenset({"forget", "retain"})
 
@@ -155,9 +156,9 @@ class Sink:
 
 def started(config, adapter, seed=1):
     model = copy.deepcopy(original())
-    task = make_task(model, "random", seed, BOTH, poisoned=True)
-    task.tracker = Sink()
-    attach(model, task.targets["mlp"], adapter, task.generator("adapter"))
+    task = make_task(model, "random", seed, BOTH)
+    task.telemetry = Telemetry(tracker=Sink())
+    attach(model, task.family.targets["mlp"], adapter, task.generator("adapter"))
     facts = fila.start_adapters(task, config)
     return model, task, facts
 
@@ -245,7 +246,8 @@ def test_the_retain_fisher_is_reported_against_eps():
     assert facts["share_below_eps"] == 1.0 and facts["log10_eps"] == pytest.approx(3)
     levels = [facts[f"log10_retain_fisher_q{q}"] for q in (5, 50, 95)]
     assert levels == sorted(levels) and levels[2] < 3
-    assert task.tracker.values == {(0, f"fila/{key}"): value for key, value in facts.items()}
+    values = task.telemetry.tracker.values
+    assert values == {(0, f"fila/{key}"): value for key, value in facts.items()}
     assert started(FilaConfig(eps=1e-12), ADAPTERS["lora"])[2]["share_below_eps"] < 0.5
 
 

@@ -28,7 +28,7 @@ def test_class_labels_are_read_in_order_or_taken_from_the_source():
     wanted = np.array([9, 3, 14], dtype=np.int64)
     assert class_labels(source, wanted, 2).tolist() == [2, 3, 0] and source.read == 3
     assert class_labels(source, wanted[:0]).tolist() == []
-    source.labels = np.arange(20) % 5
+    source.labels_of = lambda indices: indices % 5
     assert class_labels(source, wanted).tolist() == [4, 3, 4] and source.read == 3
     with pytest.raises(DataError, match="sequences"):
         class_labels(Counting(torch.zeros(20, 4).long()), wanted)

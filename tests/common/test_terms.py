@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.data.batch import Batch, every_position
+from common.data.batch import IGNORE, Batch
+from common.data.capabilities import every_position
 from common.methods.tools.passes import reference_likelihoods
 from common.objectives import positions as losses
 from common.objectives import terms
 from common.objectives.objectives import ForgetRetain
-from common.objectives.positions import IGNORE
 
 LABELS = torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
 

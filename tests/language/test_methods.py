@@ -28,7 +28,9 @@ import language  # noqa: F401 - registers the methods
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.bounded.attach import adapted_layers, detach
-from common.data.batch import every_position, ordered_batches
+from common.data.access import DataAccess
+from common.data.batch import ordered_batches
+from common.data.capabilities import every_position
 from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config, train_reference
 from common.methods.task import UnlearnTask
@@ -78,22 +80,20 @@ BATCH = 3
 GOLDEN_TRAINING, GOLDEN_STEPS = 40, 3
 
 
-class Guarded:
-    """Texts that refuse to give out what was not declared."""
+class Noting:
+    """Texts that note what was read."""
 
-    def __init__(self, inner, allowed):
-        self.inner, self.allowed, self.fetched = inner, set(allowed), set()
+    def __init__(self, inner):
+        self.inner, self.fetched = inner, set()
         self.refusals, self.everywhere, self.digest = inner.refusals, inner.everywhere, inner.digest
 
     def with_answers(self, answers):
-        other = Guarded(self.inner.with_answers(answers), self.allowed)
+        other = Noting(self.inner.with_answers(answers))
         other.fetched = self.fetched
         return other
 
     def fetch(self, indices, *, augment=None):
-        asked = set(indices.tolist())
-        assert asked <= self.allowed, f"undeclared samples {sorted(asked - self.allowed)}"
-        self.fetched |= asked
+        self.fetched |= set(indices.tolist())
         return self.inner.fetch(indices, augment=augment)
 
 
@@ -118,18 +118,17 @@ def split(text):
 
 def task_of(text, split, model, access, *, seed=5, steps=100):
     family = family_of(model.config.model_type)
-    allowed = [i for part in access & split.parts.keys() for i in split.parts[part].tolist()]
     return UnlearnTask(
         model=model,
-        source=Guarded(text, allowed),
-        split=split,
-        access=access,
-        forward=causal_forward,
+        data=DataAccess(Noting(text), split, access),
+        family=SimpleNamespace(
+            forward=causal_forward,
+            num_classes=text.vocab_size,
+            targets=family.targets,
+            head=family.head,
+            component_of=family.component_of,
+        ),
         recipe=FitConfig(steps=steps, batch_size=9, lr=1e-2),
-        num_classes=text.vocab_size,
-        targets=family.targets,
-        head=family.head,
-        component_of=family.component_of,
         build=lambda: copy.deepcopy(model),
         seed=seed,
     )
@@ -302,8 +301,8 @@ def test_methods_change_what_they_may_and_read_what_they_declare(trained, result
     assert list(after) == list(before)
     assert all(value.isfinite().all() for value in after.values())
     assert any(not torch.equal(after[key], value) for key, value in before.items())
-    for part in task.access:
-        read = task.source.fetched & set(task.split.parts[part].tolist())
+    for part in task.data.declared:
+        read = task.source._source.fetched & set(task.split.parts[part].tolist())
         assert read, f"declares {part} and does not read it"
     adapted = {name for name, _ in adapted_layers(model)}
     if adapted:

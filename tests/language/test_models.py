@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from common.base.errors import CheckpointError, ConfigError, DataError
 from common.base.registry import METHODS
 from common.bounded.attach import adapted_layers, attach
 from common.bounded.config import AdapterConfig
+from common.data.access import DataAccess
 from common.data.batch import Batch
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
@@ -167,15 +169,15 @@ def make_task(kind, source, **fields):
     split = make_split(source, TextScenarioConfig.of(forget_authors=1), 0)
     return UnlearnTask(
         model=build(kind, **fields),
-        source=source,
-        split=split,
-        access=frozenset({"forget", "retain"}),
-        forward=causal_forward,
+        data=DataAccess(source, split, frozenset({"forget", "retain"})),
+        family=SimpleNamespace(
+            forward=causal_forward,
+            num_classes=source.vocab_size,
+            targets=family_of(kind).targets,
+            head=family_of(kind).head,
+            component_of=family_of(kind).component_of,
+        ),
         recipe=FitConfig(steps=1),
-        num_classes=source.vocab_size,
-        targets=family_of(kind).targets,
-        head=family_of(kind).head,
-        component_of=family_of(kind).component_of,
         build=lambda: build(kind),
         seed=0,
     )

@@ -1,6 +1,6 @@
 """A text benchmark of one's own in one file: a phone book, with a reader and two metrics."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -78,7 +78,6 @@ class PhoneBookBenchmark(CausalBenchmark):
     """Forgets a quarter of the entries, drawn by the run's seed."""
 
     versions = Versions()
-    roles: ClassVar = {"forget": "train", "retain": "train", "test": "report"}
     metrics = tuple(
         MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
         for part in ("forget", "retain", "test")

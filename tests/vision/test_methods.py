@@ -30,6 +30,7 @@ from common.data.batch import Batch
 from common.data.loader import Loader
 from common.methods.base import resolve_config
 from common.objectives.positions import sample_cross_entropy
+from common.train.protocols import Telemetry
 from vision.config import ModelConfig
 from vision.data.views import TwoViews
 from vision.methods.contrast import HeadInputs, nt_xent
@@ -38,7 +39,7 @@ from vision.methods.novo import ProxyForgetting
 from vision.models.attention import patch_attention, patch_mask
 from vision.models.build import build_model
 from vision.models.keys import KeyedViT
-from vision.tiny import SIDE, GuardedImages, TinyImages
+from vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 VISION = ["lethevit", "coun", "with_contrast", "novo"]
@@ -69,9 +70,9 @@ def problem():
     return problem_of("vision")
 
 
-def make_task(problem, name, scenario="class", *, poisoned=True, seed=1):
+def make_task(problem, name, scenario="class", *, seed=1):
     model = copy.deepcopy(problem.original)
-    return problem.task(model, scenario, seed, METHODS[name].info.access, poisoned=poisoned)
+    return problem.task(model, scenario, seed, METHODS[name].info.access)
 
 
 def unlearn(problem, variant):
@@ -104,9 +105,9 @@ def golden_problem(golden):
     bright = bright + 0.3 * golden.values("images", len(labels), 1, SIDE, SIDE).numpy()
     images = torch.from_numpy((255 * bright.clip(0, 1)).astype(np.uint8))
 
-    class Source(GuardedImages):
-        def __init__(self, forbidden=None):
-            super().__init__(forbidden)
+    class Source(GreyImages):
+        def __init__(self):
+            super().__init__()
             self._images = images
 
         def fetch(self, indices, *, augment=None):
@@ -115,8 +116,8 @@ def golden_problem(golden):
             return Batch({"x": x}, batch.labels, batch.indices)
 
     class Problem(TinyImages):
-        def source(self, forbidden=None):
-            return Source(forbidden)
+        def source(self):
+            return Source()
 
         def net(self):
             return golden.set_(super().net())
@@ -189,7 +190,8 @@ def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, varian
 
     def again(progress):
         task = task_of(name)
-        task.checkpoint, task.progress = tmp_path / "checkpoint.safetensors", progress
+        task.checkpoint = tmp_path / "checkpoint.safetensors"
+        task.telemetry = Telemetry(progress=progress)
         task.recipe = task.recipe.model_copy(update={"checkpoint_every": 2})
         return METHODS[name](config).unlearn(task)
 
@@ -310,15 +312,17 @@ def test_nt_xent_by_hand():
 
 
 def test_coun_never_reads_forget_data(task_of):
-    """Its task neither gives out the indices, nor does the poisoned source see a fetch of them."""
+    """Its task neither gives out the indices, nor does its source allow a fetch of them."""
     assert METHODS["coun"].info.access == {"retain"}
     task = task_of("coun")
     METHODS["coun"](METHODS["coun"].Config(**SHORT)).unlearn(task)
-    assert task.source.violations == []
+    assert task.data.violations == []
     with pytest.raises(AccessError):
         task.indices("forget")
     with pytest.raises(AccessError):
-        task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
+        task.split.parts["forget"]
+    with pytest.raises(AccessError):
+        task.source.fetch(torch.as_tensor(task.family.split("class").parts["forget"]))
 
 
 def test_the_two_views_differ_and_resume(problem):
@@ -370,7 +374,7 @@ def test_the_add_on_records_the_base_it_runs(monkeypatch):
 
 
 def test_the_add_on_keeps_the_bases_access(task_of):
-    task = task_of("with_contrast", poisoned=False)
+    task = task_of("with_contrast")
 
     class Curious(METHODS["finetune"]):
         def unlearn(self, task):
@@ -380,7 +384,7 @@ def test_the_add_on_keeps_the_bases_access(task_of):
     config = resolve_config("with_contrast", None, {}, origin="test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.methods.simple.Finetune", Curious)
-        with pytest.raises(AccessError, match="asked for 'forget'"):
+        with pytest.raises(AccessError, match="'method' reads 'forget'"):
             METHODS["with_contrast"](config).unlearn(task)
 
 

@@ -21,8 +21,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.base.errors import DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import DataError, one_line
+from common.base.hub import prepare_client
 from common.data.splits import balanced_draw
 from vision.config import CLASS_COUNTS, DataConfig
 

@@ -114,17 +114,21 @@ class ImageSource:
         """Channels of the images."""
         return self._images.shape[1]
 
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """(N,) int64 class of each image."""
+        return self.labels[indices].astype(np.int64)
+
     @property
     def input_bounds(self) -> dict[str, tuple[Tensor, Tensor]] | None:
         """Normalised black and white, (C, 1, 1) each: what attacks clip to; None under noise."""
         if self._noise is not None:
             return None
-        return {"x": (-self._mean / self._std, (1 - self._mean) / self._std)}
+        return {"x": (self.blank_inputs["x"], (1 - self._mean) / self._std)}
 
     @property
-    def black(self) -> Tensor:
-        """(C, 1, 1) what a pixel of value 0 is in a normalised input."""
-        return -self._mean / self._std
+    def blank_inputs(self) -> dict[str, Tensor]:
+        """Normalised black, (C, 1, 1): what a pixel of value 0 is in an input."""
+        return {"x": -self._mean / self._std}
 
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""

@@ -50,7 +50,7 @@ class CoUn(UnlearningMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on two views."""
         config: Any = self.config
-        engine = FitConfig(**{name: getattr(config, name) for name in FitConfig.model_fields})
+        engine = FitConfig.of(config)
         Contrasting.around(task, config).fit(task.model, None, {}, engine)
         return task.model
 
@@ -68,7 +68,7 @@ class WithContrast(UnlearningMethod):
     info = MethodInfo(
         1,
         "CoUn, 2025 (arXiv 2509.16391)",
-        frozenset({"forget", "retain", "initial"}),
+        frozenset({"forget", "retain", "initial", "validation", "validation_forget"}),
         modality="vision",
     )
     quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
@@ -100,7 +100,8 @@ class WithContrast(UnlearningMethod):
         """Runs the base on a task whose every fit has the term added."""
         config: Any = self.config
         base = METHODS[config.base]
-        inner = Contrasting.around(task, config, access=base.info.access | {"retain"})
+        data = task.data.narrowed(base.info.access | {"retain"})
+        inner = Contrasting.around(task, config, data=data)
         return base(validate(base.Config, config.resolved, config.base)).unlearn(inner)
 
 
@@ -137,11 +138,11 @@ class Contrasting(UnlearnTask):
         views = Loader(
             TwoViews(self.source, shift=contrast.shift, noise=contrast.noise),
             self.indices("retain"),
-            max(1, config.batch_size // config.accumulation),
+            config.micro_batch,
             self.generator("views", len(self.results)),
         )
         joint = Contrasted(
             objective, features, weight=contrast.weight, temperature=contrast.temperature
         )
-        with features.watching(model, self.head):
+        with features.watching(model, self.family.head):
             return super().fit(model, joint, {**loaders, VIEWS: views}, config, **options)

@@ -64,14 +64,13 @@ class LetheViT(UnlearningMethod):
         from common.objectives.objectives import CrossEntropy
 
         config: Any = self.config
-        fields = {name: getattr(config, name) for name in FitConfig.model_fields}
-        first = FitConfig(
-            **{**fields, "steps": None, "epochs": config.contrast_epochs, "lr": config.contrast_lr}
+        first = FitConfig.of(
+            config, steps=None, epochs=config.contrast_epochs, lr=config.contrast_lr
         )
         contrast = MaskedContrast(task, config)
         task.fit(task.model, contrast, task.loaders(["forget"], first), first)
         if config.phases == "both":
-            second = FitConfig(**fields)
+            second = FitConfig.of(config)
             task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], second), second)
         return task.model
 
@@ -88,8 +87,7 @@ class MaskedContrast:
         # a model, not task.reference(): its attention is needed too
         self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()
         self.forward = task.forward
-        source: Any = task.source
-        self.black: Tensor = source.black
+        self.black: Tensor = task.source.blank_inputs["x"]
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """softplus((s- - s+) / tau), which is the formula of :class:`LetheViT`."""

@@ -60,12 +60,11 @@ class Novo(UnlearningMethod):
         gone = forgotten_classes(task.source, forget, retain)
         if not gone:
             raise ConfigError("novo forgets whole classes only; remove the row")
-        keyed = KeyedViT(task.fresh_model(), task.num_classes)
+        keyed = KeyedViT(task.fresh_model(), task.family.num_classes)
         keyed.draw(config.key_std, task.generator("keys"))
-        micro = max(1, task.recipe.batch_size // task.recipe.accumulation)
-        loader = Loader(
-            task.source, task.indices("forget", "retain"), micro, task.generator("train")
-        )
+        everything = task.indices("forget", "retain")
+        stream = task.generator("train")
+        loader = Loader(task.source, everything, task.recipe.micro_batch, stream)
         objective = ProxyForgetting(keyed, beta=config.beta, hide=config.hide)
         task.fit(keyed, objective, {"train": loader}, task.recipe)
         task.model.load_state_dict(keyed.folded(gone))

@@ -18,8 +18,8 @@ from timm.models import create_model, get_pretrained_cfg, is_model, list_models
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError, DataError
-from common.base.hub import one_line, prepare_client
+from common.base.errors import ConfigError, DataError, one_line
+from common.base.hub import prepare_client
 from vision.config import ModelConfig
 from vision.models.checkpoint import load_checkpoint
 from vision.models.family import family_of

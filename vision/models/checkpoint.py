@@ -12,8 +12,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError
-from common.base.hub import one_line
+from common.base.errors import CheckpointError, one_line
 
 logger = logging.getLogger(__name__)
 

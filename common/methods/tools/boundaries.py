@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ConfigError
-from common.data.batch import Batch, Forward, ordered_batches
+from common.data.batch import IGNORE, Batch, Forward, ordered_batches
+from common.data.capabilities import Bounds
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import EVALUATION_BATCH
 from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import IGNORE, sample_cross_entropy
-
-Bounds = Mapping[str, tuple[Tensor, Tensor]]
+from common.objectives.positions import sample_cross_entropy
 
 
 def continuous(batch: Batch, what: str) -> None:
@@ -31,12 +30,11 @@ def continuous(batch: Batch, what: str) -> None:
 def input_bounds(task: UnlearnTask) -> Bounds:
     """Input name -> (low, high), which broadcast over a sample.
 
-    A source may tell them in ``input_bounds`` (or give None there); otherwise they are the smallest
-    and the largest value on D_f.
+    A source may know them; otherwise they are the smallest and the largest value on D_f.
     """
-    given: Bounds | None = getattr(task.source, "input_bounds", None)
-    if given is not None:
-        return given
+    bounds = task.source.input_bounds
+    if bounds is not None:
+        return bounds
     lows: dict[str, list[Tensor]] = {}
     highs: dict[str, list[Tensor]] = {}
     for batch in ordered_batches(task.source, task.indices("forget"), EVALUATION_BATCH):

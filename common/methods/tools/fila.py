@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
+from common.data.batch import IGNORE
 from common.methods.tools.passes import evaluating
-from common.objectives.positions import IGNORE, average, cross_entropy, wide
+from common.objectives.positions import average, cross_entropy, wide
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig
@@ -206,8 +207,8 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         A, Bt = factors.A * math.sqrt(scale) / slope, factors.Bt / math.sqrt(scale)
         layer.set_start_(A.to(layer.A), Bt.to(layer.Bt))
     facts = _quantiles(fishers["retain"], names, config.eps)
-    if task.tracker is not None:
-        task.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
+    if task.telemetry is not None and task.telemetry.tracker is not None:
+        task.telemetry.tracker.scalars(0, {f"fila/{key}": value for key, value in facts.items()})
     logger.info("FILA: %s", ", ".join(f"{key} {value:.3g}" for key, value in facts.items()))
     return facts
 

@@ -22,14 +22,14 @@ def head_name(task: UnlearnTask) -> str:
         name
         for name, module in task.model.named_modules()
         if isinstance(module, nn.Linear)
-        and module.out_features == task.num_classes
-        and any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in task.head)
+        and module.out_features == task.family.num_classes
+        and any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in task.family.head)
     ]
     if len(names) != 1:
         heads = ", ".join(names) or "none"
         raise ConfigError(
-            f"this method needs one linear head of {task.num_classes} logits (found: {heads}); "
-            "choose another method for this model"
+            f"this method needs one linear head of {task.family.num_classes} logits "
+            f"(found: {heads}); choose another method for this model"
         )
     weight = task.model.get_submodule(names[0]).weight
     if sum(getattr(module, "weight", None) is weight for module in task.model.modules()) > 1:

@@ -25,7 +25,7 @@ def class_shares(task: UnlearnTask) -> Tensor:
         DataError: One has none.
     """
     labels = labels_of(task, "forget")
-    shares = labels.bincount(minlength=task.num_classes) / len(labels)
+    shares = labels.bincount(minlength=task.family.num_classes) / len(labels)
     held_out = _held_out(task)
     counts = torch.zeros(len(shares))
     if held_out:

@@ -56,7 +56,7 @@ def toy():
         from common.methods.base import train_reference
 
         model = tiny_task.problem_of("").net()
-        task = tiny_task.make_task(model, scenario, 0, access, poisoned=False)
+        task = tiny_task.make_task(model, scenario, 0, access)
         return train_reference(task, parts).eval()
 
     models = {
@@ -65,26 +65,25 @@ def toy():
     }
 
     def make(model=None, *, scenario="class", adapted=False, **over) -> AuditTask:
-        watched = tiny_task.make_task(model, scenario, 0, access, poisoned=False)
+        problem = tiny_task.problem_of("")
+        source = problem.source()
         stored = models["original"] if model is None else model
 
         def scores(net, indices):
             net.eval()
-            batches = ordered_batches(watched.source, indices, 32)
-            return collect(lambda batch: watched.forward(net, batch), batches)
+            batches = ordered_batches(source, indices, 32)
+            return collect(lambda batch: problem.forward(net, batch), batches)
 
         fields = {
             "load": lambda: copy.deepcopy(stored),
             "load_original": lambda: copy.deepcopy(models["original"]),
             "adapted": adapted,
-            "source": watched.source,
-            "split": watched.split,
-            "forward": watched.forward,
+            "source": source,
+            "split": problem.split(scenario),
+            "family": problem,
             "collect": scores,
             "features": None,
-            "head": ("head.*",),
-            "recipe": watched.recipe,
-            "num_classes": tiny_task.CLASSES,
+            "recipe": problem.recipe,
             "batch_size": 32,
             "seed": 0,
         }

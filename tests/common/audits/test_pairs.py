@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from common.audits import neighbours, pairs
-from common.audits.base import unseen, wanted_parts
+from common.audits.base import wanted_parts
 from common.audits.measure import NotApplicable
 from common.base.errors import DataError
+from common.data.parts import PARTS, Part, Role, utility_parts
+from common.measure.ranking import auc
 
 
 def softmax(x):
@@ -128,7 +130,7 @@ def test_cmia_sees_a_model_that_avoids_the_neighbour(make_scores):
 
 
 def test_auc_counts_ties_half():
-    assert neighbours.auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
 
 
 @pytest.mark.parametrize("audit", [pairs.RetainedKL, neighbours.NeighbourClass])
@@ -150,9 +152,13 @@ def test_other_samples_are_refused(make_scores):
 
 def test_test_stands_for_every_held_out_part():
     parts = ("retain", "test_forget", "test_b", "forget", "test_a", "test_earlier")
-    assert unseen(parts) == ["test_a", "test_b"]
-    assert unseen(("test_forget", "test")) == ["test"]
-    assert wanted_parts(("forget", "test", "test_forget"), parts) == [
+    held_out = Part(Role.REPORT, utility=True)
+    table = {**PARTS, "test_a": held_out, "test_b": held_out}
+    assert utility_parts(parts, table) == ["test_a", "test_b"]
+    assert utility_parts(("test_forget", "test")) == ["test"]
+    with pytest.raises(DataError, match=r"'tset' has no role; .*did you mean 'test'"):
+        utility_parts(("tset",))
+    assert wanted_parts(("forget", "test", "test_forget"), parts, table) == [
         "forget",
         "test_a",
         "test_b",

@@ -8,7 +8,6 @@ import pytest
 
 from common.audits.challenge import (
     EpsilonScore,
-    _utility,
     attack_epsilon,
     epsilon_credit,
     sample_epsilon,
@@ -19,6 +18,7 @@ from common.audits.measure import NotApplicable
 from common.audits.populations import KLoM, bin_shares, klom_per_sample
 from common.audits.ulira import ULira, ulira_scores
 from common.base.errors import DataError
+from common.data.parts import PARTS, Part, Role
 
 # KLoM
 
@@ -172,7 +172,9 @@ def test_utility_takes_the_mean_over_several_held_out_sets(make_scores):
         }
 
     ours, theirs = [model(0.5, 0.25, 0.75)], [model(1.0, 0.5, 0.75)]
-    assert _utility(ours, theirs) == pytest.approx(0.5 * (0.5 / 0.625))
+    audit, held_out = EpsilonScore(), Part(Role.REPORT, utility=True)
+    audit.parts = {**PARTS, "test_a": held_out, "test_b": held_out}
+    assert audit._utility(ours, theirs) == pytest.approx(0.5 * (0.5 / 0.625))
 
 
 def test_ulira_scores_by_hand():

@@ -1,0 +1,74 @@
+"""What the parts of a split are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from common.base.config import did_you_mean
+from common.base.errors import DataError
+
+EARLIER = "earlier"
+"""The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
+UNUSED = "unused"
+"""The part that belongs to the request but is not shown to the method: trained on by Original."""
+
+
+class Role(StrEnum):
+    """What a part may be used for."""
+
+    TRAIN = "train"
+    """Original or a method may be trained on it."""
+    SELECT = "select"
+    """Chooses hyperparameters."""
+    REPORT = "report"
+    """Measures finished models only: no method reads it, no trial scores it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part is for.
+
+    Attributes:
+        role: What it may be used for.
+        utility: Whether it holds out what the request wants kept: accuracy there is utility.
+    """
+
+    role: Role
+    utility: bool = False
+
+
+PARTS: Mapping[str, Part] = {
+    "forget": Part(Role.TRAIN),
+    "retain": Part(Role.TRAIN),
+    EARLIER: Part(Role.TRAIN),
+    UNUSED: Part(Role.TRAIN),
+    "forget_out": Part(Role.SELECT),
+    "validation": Part(Role.SELECT),
+    "validation_forget": Part(Role.SELECT),
+    "test": Part(Role.REPORT, utility=True),
+    "test_forget": Part(Role.REPORT),
+    "test_earlier": Part(Role.REPORT),
+}
+"""The parts that every benchmark may have; a benchmark with further ones adds them to its own
+``part_table``."""
+
+
+def part_of(name: str, table: Mapping[str, Part] = PARTS) -> Part:
+    """What a part is for.
+
+    Raises:
+        DataError: The table does not have it.
+    """
+    if name not in table:
+        raise DataError(
+            f"part '{name}' has no role; give it one in the benchmark's part_table"
+            f"{did_you_mean(name, [*table])}"
+        )
+    return table[name]
+
+
+def utility_parts(names: Iterable[str], table: Mapping[str, Part] = PARTS) -> list[str]:
+    """The held-out parts of what is to be kept, sorted: ``test``, or several test sets."""
+    return sorted(name for name in set(names) if part_of(name, table).utility)

@@ -1,0 +1,69 @@
+"""Optimizers: torch's for the loop, and AdamW written out where torch's does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from common.train.config import FitConfig
+
+BETAS = (0.9, 0.999)
+"""Of AdamW, as torch's defaults, which the loop takes."""
+
+
+def make_optimizer(config: FitConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD; weight decay on matrices only."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, fused=True)
+
+
+class AdamW:
+    """AdamW with a rate per run, where torch's optimizer has one rate for all entries.
+
+    It is also what small programs take that cannot wait for ``torch.optim`` to start.
+
+    Formula: ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) g^2``; ``p <- (1 - lr decay) p -
+    lr m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps)`` (Loshchilov and Hutter,
+    arXiv 1711.05101).
+
+    Args:
+        parameters: What is trained; every entry needs a gradient at :meth:`step`.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled decay, of every parameter.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], *, eps: float = 1e-8, weight_decay: float = 0.0
+    ):
+        self.parameters, self.eps, self.weight_decay = list(parameters), eps, weight_decay
+        self.count = 0
+        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self, rates: Tensor) -> None:
+        """Moves every parameter and clears its gradient.
+
+        Args:
+            rates: float64, () or broadcastable over the parameters, such as (K, 1, 1).
+        """
+        self.count += 1
+        beta1, beta2 = BETAS
+        correction = 1 - beta1**self.count, (1 - beta2**self.count) ** 0.5
+        for parameter, (first, second) in zip(self.parameters, self._moments, strict=True):
+            gradient = parameter.grad
+            assert gradient is not None
+            if self.weight_decay:
+                parameter.mul_((1 - rates * self.weight_decay).to(parameter.dtype))
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second.sqrt() / correction[1]).add_(self.eps)
+            parameter.sub_((rates / correction[0]).to(parameter.dtype) * first / scale)
+            parameter.grad = None
