@@ -100,7 +100,6 @@ class LanguageConfig(Strict):
 class LanguageBenchmark(Benchmark):
     """Fictitious authors under forgetting requests (see the module docstring)."""
 
-    version = 1
     metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
@@ -123,8 +122,10 @@ class LanguageBenchmark(Benchmark):
             return {**text, "scenario": config.scenario}
         if kind == "train":
             return {**text, "train": config.train}
-        assert kind == "evaluate", kind
-        return {"evaluation": config.evaluation}
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+        assert kind == "measure", kind
+        return {"truth": config.evaluation.truth}
 
     @classmethod
     def compare(

@@ -16,7 +16,7 @@ from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
 from common.data.parts import Role
-from common.protocol.benchmark import Benchmark, Runtime, pick_device
+from common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
 from common.train.config import FitConfig
 from vision.config import CLASS_COUNTS, DataConfig, ModelConfig, ScenarioConfig
 from vision.metrics import GAP, MAP_AXES, METRICS, accuracy_metrics, vision_metrics
@@ -76,7 +76,7 @@ class VisionConfig(Strict):
 class VisionBenchmark(ImageClassifiers, Benchmark):
     """Image classification under forgetting requests (see the module docstring)."""
 
-    version = 2
+    versions = Versions(measure=2)
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
@@ -86,13 +86,15 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
-        """Data and scenario for splits; data, model and recipe for training."""
+        """Data and scenario of a split; data, model and recipe of a training; the attacks."""
         if kind == "split":
             return {"data": config.data, "scenario": config.scenario}
         if kind == "train":
             return {"data": config.data, "model": config.model, "train": config.train}
-        assert kind == "evaluate", kind
-        return {"evaluation": config.evaluation}
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"features"})}
+        assert kind == "measure", kind
+        return {"features": config.evaluation.features}
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)

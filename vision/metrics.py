@@ -50,6 +50,8 @@ METRICS: tuple[MetricSpec, ...] = (
         "SVC b.acc",
         doc="balanced accuracy of the MIA's SVC on "
         "the data it was fitted on: near 50 it measures threshold noise",
+        calibration="Balanced accuracy of the MIA's SVC on Retrain's own data: {} % (50: no "
+        "signal, the MIA column is then threshold noise).",
     ),
     MetricSpec("mia_auc", "target", "AUC", doc="forget against test by loss; 50 is no signal"),
     MetricSpec("mia_tpr_1", "target", "TPR@1%", doc="true positives at 1 % false positives"),
@@ -66,6 +68,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "forget loss",
         unit="nats",
         doc="mean cross-entropy on the forget set",
+        digits=2,
     ),
     MetricSpec("test_loss", "target", "test loss", unit="nats", doc="mean cross-entropy on test"),
 )

@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.audits.plan import AuditPlanner, Design, Shadows
 from benchmarks.audits.streams import stream
 from benchmarks.audits.work import AUDIT_FILE
-from benchmarks.pipeline.evaluating import read_scores
+from benchmarks.pipeline.measuring import read_scores
 from benchmarks.pipeline.stage import Result, Stage
-from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedRow
+from benchmarks.spec.suite import FLOOR
 from common.audits.base import Audit, ModelAudit, PairAudit, PopulationAudit
 from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.sequential import Sequential

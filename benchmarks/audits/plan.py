@@ -202,7 +202,7 @@ def suite_of_record(record: RunRecord) -> ResolvedSuite:
     names = dict.fromkeys([*REFERENCES, record.method])
     params = {record.method: record.params}
     spec = Suite(
-        suite=f"record-{record.stages.get('evaluate', record.method)[:8]}",
+        suite=f"record-{record.stages.get('measure', record.method)[:8]}",
         benchmark=record.benchmark,
         protocol=record.protocol,
         seeds=(record.seed,),

@@ -1,4 +1,4 @@
-"""An audit report as tables for people and as JSON."""
+"""Audits -> sections and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audits.derive import AuditTable, Cell
-from benchmarks.report.table import markdown_table
+from benchmarks.report.cells import significant
+from benchmarks.report.section import Section, table
 from benchmarks.spec.resolve import ResolvedSuite
 from common.audits import AUDITS
 from common.audits.measure import NOT_APPLICABLE, Measure
@@ -15,95 +16,63 @@ from common.base.config import canonical
 from common.store.stages import StageStore
 
 
-def number(value: float | None) -> str:
-    """Three significant digits; a dash where undefined."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def sections(tables: Sequence[AuditTable], depth: int = 3) -> list[Section]:
+    """A section per audit: its table, and how to read it."""
+    return [_section(audited, depth) for audited in tables]
 
 
-def shown(measure: Measure | None) -> str:
+def _section(audited: AuditTable, depth: int) -> Section:
+    columns = audited.columns
+    measures = {
+        label: {column: audited.summary(label, column) for column in columns}
+        for label in audited.rows
+    }
+    info = audited.audit.info
+    intervals = dict.fromkeys(
+        m.interval for row in measures.values() for m in row.values() if m and m.low is not None
+    )
+    reading = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
+    lines = [*([reading] if columns else ()), *_notes(audited, measures)]
+    rows = [[label, *_cells(audited, label, row)] for label, row in measures.items()]
+    content = table(["row", *columns], rows) if columns else None
+    title = f"{audited.name}: {AUDITS.entry(audited.name).summary}"
+    return Section(title, content=content, lines=tuple(lines), depth=depth)
+
+
+def measure_cell(measure: Measure | None) -> str:
     """``value [low, high]``; a star where there is a note."""
     if measure is None:
         return ""
     star = "*" if measure.note else ""
     if measure.low is None or measure.high is None:
-        return number(measure.value) + star
-    return f"{number(measure.value)} [{number(measure.low)}, {number(measure.high)}]{star}"
+        return significant(measure.value) + star
+    ends = f"[{significant(measure.low)}, {significant(measure.high)}]"
+    return f"{significant(measure.value)} {ends}{star}"
 
 
-def table_rows(table: AuditTable) -> tuple[list[str], list[list[str]], list[str]]:
-    """(heads, rows, lines below) of an audit's table."""
-    columns = table.columns
-    found = {
-        label: {column: table.summary(label, column) for column in columns} for label in table.rows
-    }
-    rows = [[label, *_cells(table, label, row)] for label, row in found.items()]
-    intervals = dict.fromkeys(
-        m.interval for row in found.values() for m in row.values() if m and m.low is not None
-    )
-    info = table.audit.info
-    head = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
-    return ["row", *columns], rows, [*([head] if columns else ()), *_notes(table, found)]
-
-
-def _cells(table: AuditTable, label: str, row: Mapping[str, Measure | None]) -> list[str]:
+def _cells(audited: AuditTable, label: str, row: Mapping[str, Measure | None]) -> list[str]:
     """A row's cells; ``n/a`` in all of them where the audit has no meaning for it."""
-    reasons = [cell for cell in table.rows[label].values() if isinstance(cell, str)]
+    reasons = [cell for cell in audited.rows[label].values() if isinstance(cell, str)]
     if reasons and all(reason.startswith(NOT_APPLICABLE) for reason in reasons):
-        return [shown(measure) or "n/a" for measure in row.values()]
-    return [shown(measure) for measure in row.values()]
+        return [measure_cell(measure) or "n/a" for measure in row.values()]
+    return [measure_cell(measure) for measure in row.values()]
 
 
-def summary(table: AuditTable) -> str:
-    """What an audit measures, in a line."""
-    return AUDITS.entry(table.name).summary
-
-
-def to_markdown(tables: Sequence[AuditTable], level: str = "###") -> str:
-    """Every audit under a heading of its own."""
-    blocks = []
-    for table in tables:
-        heads, rows, lines = table_rows(table)
-        blocks.append(f"{level} {table.name}: {summary(table)}")
-        blocks += [markdown_table(heads, rows)] if len(heads) > 1 else []
-        blocks.append("\n".join(f"- {line}" for line in lines))
-    return "\n\n".join(block for block in blocks if block)
-
-
-def pieces(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """A table as one or more that fit a width of characters, each with the first column."""
-    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
-    chosen: list[int] = []
-    for place in range(1, len(heads)):
-        if chosen and widths[0] + sum(widths[k] for k in chosen) + widths[place] > width:
-            yield _columns(heads, rows, [0, *chosen])
-            chosen = []
-        chosen.append(place)
-    yield _columns(heads, rows, [0, *chosen])
-
-
-def _columns(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], places: Sequence[int]
-) -> tuple[list[str], list[list[str]]]:
-    return [heads[k] for k in places], [[row[k] for k in places] for row in rows]
-
-
-def _notes(table: AuditTable, found: Mapping[str, Mapping[str, Measure | None]]) -> Iterator[str]:
+def _notes(
+    audited: AuditTable, measures: Mapping[str, Mapping[str, Measure | None]]
+) -> Iterator[str]:
     """Every note once, with the columns and rows that it belongs to."""
     places: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for label, row in found.items():
+    for label, row in measures.items():
         for column, measure in row.items():
             if measure is not None and measure.note:
                 columns, labels = places.setdefault(f"* {measure.note}", ({}, {}))
                 columns[column], labels[label] = None, None
-    for label, cells in table.rows.items():
+    for label, cells in audited.rows.items():
         for reason in dict.fromkeys(cell for cell in cells.values() if isinstance(cell, str)):
             places.setdefault(reason, ({}, {}))[1][label] = None
     for text, (columns, labels) in places.items():
-        rows = "" if len(labels) == len(table.rows) else f" ({', '.join(labels)})"
+        rows = "" if len(labels) == len(audited.rows) else f" ({', '.join(labels)})"
         where = f": {', '.join(columns)}" if columns else ""
         yield f"{text}{where}{rows}"
 
@@ -140,22 +109,6 @@ def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:
 def report_path(store: Path, suite: str) -> Path:
     """Where a suite's audits are written."""
     return store / "suites" / suite / "audits.json"
-
-
-def print_audits(console: Any, tables: Sequence[AuditTable]) -> None:
-    """Every audit: what it measures, its table, how to read it."""
-    from benchmarks.audits.report import pieces, summary, table_rows
-    from benchmarks.report.table import rich_table
-
-    for table in tables:
-        heads, rows, lines = table_rows(table)
-        console.print(f"[bold]{table.name}[/bold]: {summary(table)}", highlight=False)
-        if len(heads) > 1:
-            for piece in pieces(heads, rows, console.width):
-                console.print(rich_table(None, *piece))
-        for line in lines:
-            console.print(line, style="dim", highlight=False, markup=False)
-        console.print()
 
 
 def audit_tables(suite: ResolvedSuite, store: StageStore) -> list[AuditTable]:

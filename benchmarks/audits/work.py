@@ -34,7 +34,7 @@ class AuditProbe(StageKind[AuditSpec]):
     """Runs one audit on a stored model; it may train the model further."""
 
     Spec = AuditSpec
-    order = 5
+    order = 6
     trains = True
 
     def work(self, site: Worksite, spec: AuditSpec) -> None:

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.options import (
-    STORE,
-    DataRoot,
-    Device,
-    ExecutorName,
-    Only,
-    Overrides,
-    Plugins,
-    Seeds,
-    Store,
-    Threads,
-    Workers,
-    console,
-    make_runtime,
-    register_all,
-    resolve_suite,
-)
+from benchmarks.cli.command import command
+from benchmarks.cli.options import STORE, Machine, Pool, Selection, console
 from common.base import processes
 from common.base.errors import ConfigError
 
@@ -37,16 +23,50 @@ if TYPE_CHECKING:
     from common.audits.base import Audit
     from common.protocol.benchmark import Runtime
 
-app = typer.Typer()
+
+@dataclass(frozen=True)
+class ShadowOptions:
+    """Which models audits over many models need."""
+
+    shadows: Annotated[
+        int, typer.Option(help="Train N shadows per row and seed; prints the cost first.", min=0)
+    ] = 0
+    design: Annotated[
+        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
+    ] = "fixed"
+    originals: Annotated[
+        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
+    ] = 0
+    yes: Annotated[bool, typer.Option("--yes", help="Train what was priced.")] = False
+
+    def population(self) -> Shadows | None:
+        """The shadows to train; None without any."""
+        from benchmarks.audits.plan import Shadows
+
+        if self.design not in ("fixed", "halves"):
+            raise ConfigError(f"--design {self.design}: choose fixed or halves")
+        if self.shadows == 0:
+            return None
+        if self.shadows < 2:
+            raise ConfigError("--shadows 1: a distribution needs two models or more")
+        if self.originals and self.design == "halves":
+            raise ConfigError("--originals: halves need an Original each; leave it out")
+        return Shadows(self.shadows, self.design, self.originals or None)  # type: ignore[arg-type]
 
 
-@app.command(
-    epilog="Examples:  unlearn audit --list  ·  unlearn audit digits-class  ·  unlearn audit "
-    "digits-class --minutes --only gd_sine  ·  unlearn audit digits-class --audits relearn --with "
-    "relearn.shots=20  ·  unlearn audit digits-class --shadows 16  ·  unlearn audit "
-    "runs/stages/evaluate-0123/record.json"
+@command(
+    "unlearn audit --list",
+    "unlearn audit digits-class",
+    "unlearn audit digits-class --minutes --only gd_sine",
+    "unlearn audit digits-class --audits relearn --with relearn.shots=20",
+    "unlearn audit digits-class --shadows 16",
+    "unlearn audit runs/stages/measure-0123/record.json",
 )
 def audit(
+    machine: Machine,
+    selection: Selection,
+    pool: Pool,
+    population: ShadowOptions,
     suite: Annotated[
         str | None, typer.Argument(help="Suite name, YAML file, or the record.json of one run.")
     ] = None,
@@ -58,26 +78,6 @@ def audit(
     with_: Annotated[
         list[str] | None, typer.Option("--with", help="Setting: audit.key=value (repeatable).")
     ] = None,
-    shadows: Annotated[
-        int, typer.Option(help="Train N shadows per row and seed; prints the cost first.", min=0)
-    ] = 0,
-    design: Annotated[
-        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
-    ] = "fixed",
-    originals: Annotated[
-        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
-    ] = 0,
-    yes: Annotated[bool, typer.Option("--yes", help="Train what was priced.")] = False,
-    store: Store = STORE,
-    data_root: DataRoot = None,
-    set_: Overrides = None,
-    seeds: Seeds = None,
-    only: Only = None,
-    device: Device = "auto",
-    threads: Threads = 1,
-    workers: Workers = 0,
-    executor: ExecutorName = "auto",
-    plugin: Plugins = None,
 ) -> None:
     """Audit what a suite has run, always beside Retrain against a second Retrain.
 
@@ -88,7 +88,6 @@ def audit(
     cost and wait in the same way. Give suite, --set, --seeds and --only as
     for run. The tables are also written to suites/SUITE/audits.json in the store.
     """
-    register_all(plugin)
     if list_:
         _list(audits)
         return
@@ -98,18 +97,17 @@ def audit(
     from benchmarks.cli.session import finish
     from common.store.stages import StageStore
 
-    resolved, store = _target(suite, store, set_, seeds, only)
-    chosen = choose(audits, minutes, with_ or ())
-    wanted = _shadows(shadows, design, originals)
-    if wanted is not None:
-        _check_shadows(wanted, chosen, len(resolved.spec.seeds))
-    runtime = make_runtime(store, data_root, device, threads, plugin)
+    resolved, store = _target(suite, machine.store, selection)
+    chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
+    if shadows is not None:
+        _check_shadows(shadows, chosen, len(resolved.spec.seeds))
+    runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
         raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
-    failed = _work(planner, chosen, wanted, yes, (runtime, workers, executor))
+    failed = _work(planner, chosen, shadows, yes=population.yes, how=(runtime, pool))
     if not failed and processes.is_main():
-        _report(planner, chosen, wanted)
+        _report(planner, chosen, shadows)
     finish(failed)
 
 
@@ -162,20 +160,6 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     return {name: make_audit(name, given.get(name), f"--with {name}") for name in classes}
 
 
-def _shadows(count: int, design: str, originals: int) -> Shadows | None:
-    from benchmarks.audits.plan import Shadows
-
-    if design not in ("fixed", "halves"):
-        raise ConfigError(f"--design {design}: choose fixed or halves")
-    if count == 0:
-        return None
-    if count < 2:
-        raise ConfigError("--shadows 1: a distribution needs two models or more")
-    if originals and design == "halves":
-        raise ConfigError("--originals: halves need an Original each; leave it out")
-    return Shadows(count, design, originals or None)  # type: ignore[arg-type]
-
-
 def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
     """Refuses trainings that no chosen audit would read; seeds may share one population."""
     from common.audits.base import PopulationAudit
@@ -194,18 +178,16 @@ def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) ->
         raise ConfigError(f"--shadows {shadows.count}: {name} needs {least[name]} or more")
 
 
-def _target(
-    suite: str, store: Path, set_: list[str] | None, seeds: str | None, only: str | None
-) -> tuple[ResolvedSuite, Path]:
+def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuite, Path]:
     """A suite, or the one-row suite of a record with the store that it lies in."""
     path = Path(suite)
     if path.suffix != ".json":
-        return resolve_suite(suite, set_, seeds, only), store
+        return selection.suite(suite), store
     from benchmarks.audits.plan import suite_of_record
     from common.base.errors import DataError
     from common.store.records import RunRecord
 
-    if set_ or seeds or only:
+    if selection.set_ or selection.seeds or selection.only:
         raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
     try:
         record = RunRecord.load(path)
@@ -223,8 +205,9 @@ def _work(
     planner: AuditPlanner,
     audits: Mapping[str, Audit],
     shadows: Shadows | None,
+    *,
     yes: bool,
-    how: tuple[Runtime, int, str],
+    how: tuple[Runtime, Pool],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     from benchmarks.audits.streams import stream_plan
@@ -249,52 +232,51 @@ def _work(
     return _run(Plan(planner.suite, planner.probes(probes)), how) if probes else {}
 
 
-def _run(plan: Plan, how: tuple[Runtime, int, str]) -> dict[str, str]:
+def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
     from benchmarks.cli.session import working
     from benchmarks.pipeline.schedule import run_plan
 
-    runtime = how[0]
-    with working(f"{plan.suite.name} audits", *how) as (pool, display):
-        execution = run_plan(plan, runtime, pool, watcher=display)
+    runtime, pool = how
+    with working(f"{plan.suite.name} audits", runtime, pool) as (executor, display):
+        execution = run_plan(plan, runtime, executor, watcher=display)
     return execution.failed
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
     from benchmarks.audits.cost import costs
-    from benchmarks.report.table import left, rich_table
+    from benchmarks.report.cells import duration
+    from benchmarks.report.section import Section, table
+    from benchmarks.report.terminal import show
 
-    found = costs(plan, planner.store, list(planner.base.stages()))
-    heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
-    console.print(left(rich_table("To be trained", heads, [_cost_row(cost) for cost in found])))
-    unknown = [cost.kind for cost in found if cost.seconds is None]
-    total = sum(cost.seconds or 0.0 for cost in found)
-    text = f"About {_duration(total)} of one process for what is missing"
+    priced = costs(plan, planner.store, list(planner.base.stages()))
+    unknown = [cost.kind for cost in priced if cost.seconds is None]
+    total = sum(cost.seconds or 0.0 for cost in priced)
+    text = f"About {duration(total)} of one process for what is missing"
     text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
-    console.print(text + ", from the recorded seconds of such stages.", highlight=False)
-    for label in dict.fromkeys(plan.waiting):
-        console.print(f"{label}: its tuning is not finished: left out", highlight=False)
+    text += ", from the recorded seconds of such stages."
+    open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
+    heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
+    content = table(heads, [_cost_row(cost) for cost in priced], words=True)
+    show(console, [Section("To be trained", (text, *open_), content)])
 
 
 def _cost_row(cost: Cost) -> list[str]:
-    size = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
-    about = "?" if cost.seconds is None else _duration(cost.seconds)
-    return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, size]
+    from benchmarks.report.cells import duration
 
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
+    about = "?" if cost.seconds is None else duration(cost.seconds)
+    return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk]
 
 
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     from benchmarks.audits.derive import AuditReport
-    from benchmarks.audits.report import print_audits, report_json, report_path
+    from benchmarks.audits.report import report_json, report_path, sections
+    from benchmarks.report.terminal import show
     from common.store.stages import write_json
 
     tables = AuditReport(planner, audits, shadows).tables()
-    print_audits(console, tables)
+    show(console, sections(tables))
     path = report_path(planner.store.root, planner.suite.name)
     write_json(path, report_json(planner.suite.name, tables))
     console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,15 +28,92 @@ Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Python file
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override: key.sub=value (repeatable).")
 ]
-Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds, e.g. 1,2,3.")]
-Only = Annotated[str | None, typer.Option(help="Only these rows, comma-separated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int, typer.Option(help="Torch threads of each process.", min=1)]
 Workers = Annotated[
     int, typer.Option(help="Worker processes; 0: one per core on a CPU, one on a GPU.", min=0)
 ]
-ExecutorName = Annotated[str, typer.Option("--executor", help="auto, inline, processes, ray.")]
 STORE = Path("runs")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which seeds and rows of a suite, and with which overrides; plugins are loaded first."""
+
+    set_: Overrides = None
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds, e.g. 1,2,3.")] = None
+    only: Annotated[str | None, typer.Option(help="Only these rows, comma-separated.")] = None
+    plugin: Plugins = None
+
+    def __post_init__(self) -> None:
+        register_all(self.plugin)
+
+    def suite(self, name: str) -> ResolvedSuite:
+        """The suite of a command line."""
+        from benchmarks.spec.resolve import load_suite
+
+        return load_suite(name, self.set_ or (), seeds=self.numbers, only=self.rows)
+
+    def suites(self, name: str) -> list[ResolvedSuite]:
+        """The suite of a command line, or all suites of a group."""
+        from benchmarks.spec.suite import suite_groups
+
+        return [self.suite(each) for each in suite_groups().get(name, [name])]
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The seeds; None: as configured."""
+        try:
+            return [int(part) for part in self.seeds.split(",")] if self.seeds else None
+        except ValueError:
+            raise ConfigError(f"--seeds {self.seeds}: write whole numbers with commas") from None
+
+    @property
+    def rows(self) -> list[str]:
+        """Labels of the rows; none: all."""
+        return [part.strip() for part in self.only.split(",")] if self.only else []
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where stages are kept, and where and how they run: nothing here changes a number."""
+
+    store: Store = STORE
+    data_root: DataRoot = None
+    device: Device = "auto"
+    threads: Threads = 1
+    plugin: Plugins = None
+
+    def runtime(self, store: Path | None = None) -> Runtime:
+        """The same, checked.
+
+        Args:
+            store: Another store than the option's.
+        """
+        from common.protocol.benchmark import Runtime
+        from common.store.stages import check_writable
+
+        store = store or self.store
+        if self.data_root is not None and not self.data_root.is_dir():
+            raise ConfigError(f"--data-root {self.data_root}: no such folder")
+        check_writable(store, "--store")
+        return Runtime(
+            store=store.absolute(),
+            data_root=self.data_root and self.data_root.absolute(),
+            device=self.device,
+            threads=self.threads,
+            plugins=tuple(str(Path(path).absolute()) for path in self.plugin or ()),
+        )
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Who runs the stages."""
+
+    workers: Workers = 0
+    executor: Annotated[str, typer.Option("--executor", help="auto, inline, processes, ray.")] = (
+        "auto"
+    )
 
 
 def register_all(plugins: list[str] | None) -> None:
@@ -46,55 +124,7 @@ def register_all(plugins: list[str] | None) -> None:
     load_plugins(plugins or ())
 
 
-def make_runtime(
-    store: Path, data_root: Path | None, device: str, threads: int, plugins: list[str] | None
-) -> Runtime:
-    """What does not change numbers, checked."""
-    from common.protocol.benchmark import Runtime
-    from common.store.stages import check_writable
-
-    if data_root is not None and not data_root.is_dir():
-        raise ConfigError(f"--data-root {data_root}: no such folder")
-    check_writable(store, "--store")
-    return Runtime(
-        store=store.absolute(),
-        data_root=data_root and data_root.absolute(),
-        device=device,
-        threads=threads,
-        plugins=tuple(str(Path(p).absolute()) for p in plugins or ()),
-    )
-
-
-def resolve_suite(
-    name: str, overrides: list[str] | None, seeds: str | None, only: str | None
-) -> ResolvedSuite:
-    """The suite of a command line."""
-    from benchmarks.spec.resolve import load_suite
-
-    numbers, rows = split_lists(seeds, only)
-    return load_suite(name, overrides or (), seeds=numbers, only=rows)
-
-
-def resolve_suites(
-    name: str, overrides: list[str] | None, seeds: str | None, only: str | None
-) -> list[ResolvedSuite]:
-    """The suite of a command line, or all suites of a group."""
-    from benchmarks.spec.suite import suite_groups
-
-    names = suite_groups().get(name, [name])
-    return [resolve_suite(each, overrides, seeds, only) for each in names]
-
-
-def split_lists(seeds: str | None, only: str | None) -> tuple[list[int] | None, list[str]]:
-    """``--seeds`` as numbers (None: as configured) and ``--only`` as labels."""
-    try:
-        numbers = [int(part) for part in seeds.split(",")] if seeds else None
-    except ValueError:
-        raise ConfigError(f"--seeds {seeds}: write whole numbers with commas") from None
-    return numbers, [part.strip() for part in only.split(",")] if only else []
-
-
-def tell(text: str) -> None:
+def print_error(text: str) -> None:
     """One line on stderr, however long."""
     line = " ".join(text.split())
     error_console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from benchmarks.cli.options import console, tell
+from benchmarks.cli.options import Pool, console, print_error
 from benchmarks.pipeline.executors import abandon, make_executor
 from benchmarks.pipeline.progress import Display
 
@@ -21,30 +21,27 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def working(
-    title: str, runtime: Runtime, workers: int, executor: str
-) -> Iterator[tuple[Executor, Display]]:
-    """A pool and a display around the running of a plan; an interruption stops the workers.
+def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor, Display]]:
+    """An executor and a display around the running of a plan; an interruption stops the workers.
 
     Args:
         title: What the display calls it.
         runtime: Device, threads and plugins of the workers.
-        workers: How many; 0 takes what fits the device.
-        executor: Its name, of :data:`benchmarks.pipeline.executors.NAMES`.
+        pool: How many workers (0: as many as the device takes), and which executor.
     """
-    count = workers or default_workers(runtime.device)
-    pool = make_executor(executor, count, runtime.threads, runtime.plugins)
+    count = pool.workers or default_workers(runtime.device)
+    executor = make_executor(pool.executor, count, runtime.threads, runtime.plugins)
     try:
         with Display(console, title) as display:
-            yield pool, display
+            yield executor, display
     except BaseException:
-        abandon(pool)
+        abandon(executor)
         raise
-    pool.shutdown()
+    executor.shutdown()
 
 
 def run_with_audits(
-    suite: ResolvedSuite, runtime: Runtime, workers: int, executor: str
+    suite: ResolvedSuite, runtime: Runtime, pool: Pool
 ) -> tuple[int, dict[str, str]]:
     """Runs what the store lacks of a suite and of its own audits.
 
@@ -55,12 +52,12 @@ def run_with_audits(
     from benchmarks.pipeline.schedule import run_plan, run_suite
     from common.store.stages import StageStore
 
-    with working(suite.name, runtime, workers, executor) as (pool, display):
-        execution = run_suite(suite, runtime, pool, watcher=display)
+    with working(suite.name, runtime, pool) as (executor, display):
+        execution = run_suite(suite, runtime, executor, watcher=display)
         if not suite.audits:
             return execution.executed, execution.failed
         plan = probe_plan(suite, StageStore(runtime.store))
-        audits = run_plan(plan, runtime, pool, watcher=display)
+        audits = run_plan(plan, runtime, executor, watcher=display)
     return execution.executed + audits.executed, execution.failed | audits.failed
 
 
@@ -75,8 +72,8 @@ def default_workers(device: str) -> int:
 
 
 def finish(failed: dict[str, str]) -> None:
-    """Tells what failed; exit code 1 if anything did."""
+    """Prints what failed; exit code 1 if anything did."""
     for text in failed.values():
-        tell(f"failed: {text}")
+        print_error(f"failed: {text}")
     if failed:
         raise typer.Exit(1)

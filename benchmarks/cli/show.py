@@ -1,27 +1,118 @@
-"""What ``unlearn ls`` and ``unlearn show`` print."""
+"""The commands ``ls`` and ``show``."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import defaultdict
+from typing import Annotated
 
+import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 
-from benchmarks.leaderboard.sweep import short, sources
-from benchmarks.report.table import left, rich_table
+from benchmarks.cli.command import command
+from benchmarks.cli.options import Plugins, console, register_all
+from benchmarks.report.cells import settings
+from benchmarks.report.section import Section, table
+from benchmarks.report.terminal import show as show_sections
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
-from benchmarks.spec.suite import find_suite
-from benchmarks.spec.tune import Draw
-from common.base.config import canonical
+from benchmarks.spec.suite import find_suite, suite_groups, suite_names
+from common.base.config import canonical, did_you_mean, read_yaml
+from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
+from common.bounded.presets import PRESETS
+
+LISTS = ("methods", "suites", "maps", "benchmarks")
 
 
-def show_method(console: Console, name: str) -> None:
+@command("unlearn ls", "unlearn ls methods", "unlearn ls suites", name="ls")
+def list_all(
+    what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
+    plugin: Plugins = None,
+) -> None:
+    """List suites, maps, methods and benchmarks."""
+    register_all(plugin)
+    from benchmarks.maps.resolve import find_map, map_names
+
+    if what not in ("all", *LISTS):
+        raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
+    suites = [[n, str(read_yaml(find_suite(n)).get("title", ""))] for n in suite_names()]
+    suites += [[name, ", ".join(members)] for name, members in suite_groups().items()]
+    maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
+    registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
+    for name, title, heads, rows in (
+        ("suites", "Suites", ["suite", "what it measures"], suites),
+        ("maps", "Stability maps", ["map", "what it asks"], maps),
+        *(
+            (
+                name,
+                name.capitalize(),
+                ["name", "what it is"],
+                [[e.name, e.summary] for e in entries],
+            )
+            for name, entries in registered.items()
+        ),
+    ):
+        if what in ("all", name):
+            _show_words(title, heads, rows)
+    if what in ("all", "methods"):
+        crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
+        heads = ["name", "what is trained"]
+        _show_words("Any method with an adapter, through", heads, crossed)
+
+
+def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    show_sections(console, [Section(title, content=table(heads, rows, words=True))])
+
+
+@command(
+    "unlearn show gd_sine",
+    "unlearn show digits-class",
+    "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
+)
+def show(
+    name: Annotated[str, typer.Argument(help="A method, suite or benchmark, or: bounded.")],
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
+    placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
+    plugin: Plugins = None,
+) -> None:
+    """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
+    if name == "bounded":
+        _show_bounded(plan, rank, tokens, placement)
+        return
+    if plan is not None:
+        raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
+    register_all(plugin)
+    if name in METHODS:
+        show_method(name)
+    elif name in suite_names() or name.endswith((".yaml", ".yml")):
+        path = find_suite(name)
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file")
+        show_suite(name)
+    elif name in BENCHMARKS:
+        show_benchmark(name)
+    else:
+        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded"]
+        raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, names)}; see: unlearn ls")
+
+
+def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
+    from benchmarks.costs.model import layer_costs
+    from benchmarks.costs.report import sections
+
+    sizes = {"rank": rank, "tokens": tokens}
+    costs = None if model is None else layer_costs(model, placement=placement, **sizes)
+    show_sections(console, sections(costs))
+
+
+def show_method(name: str) -> None:
     """Formula, source, access, defaults and presets of a method."""
-
     cls, entry = METHODS[name], METHODS.entry(name)
     info = cls.info
     console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
@@ -39,48 +130,48 @@ def show_method(console: Console, name: str) -> None:
         console.print(f"[bold]preset {preset}[/bold]  {escape(text)}", highlight=False)
 
 
-def show_benchmark(console: Console, name: str) -> None:
+def show_benchmark(name: str) -> None:
     """What a benchmark is and measures."""
-
     cls = BENCHMARKS[name]
-    console.print(f"[bold]{name}[/bold]  version {cls.version}")
+    versions = ", ".join(f"{kind} {v}" for kind, v in dataclasses.asdict(cls.versions).items())
+    console.print(f"[bold]{name}[/bold]  versions: {versions}")
     console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
-    console.print(left(rich_table("Metrics", ["name", "head", "goal", "unit", "what"], rows)))
+    _show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)
 
 
-def show_suite(console: Console, name: str) -> None:
+def show_suite(name: str) -> None:
     """A suite's YAML, its trials, and what share of its model its adapters train, counted."""
+    from rich.syntax import Syntax
+
     suite = load_suite(name)
     text = find_suite(name).read_text(encoding="utf-8")
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
-    _show_tuning(console, suite)
-    _show_adapters(console, suite)
+    _show_tuning(suite)
+    _show_adapters(suite)
 
 
-def _show_tuning(console: Console, suite: ResolvedSuite) -> None:
+def _show_tuning(suite: ResolvedSuite) -> None:
+    from benchmarks.leaderboard.sweep import sources
+
     tune = suite.spec.tune
     if tune is None:
         return
     seeds = ", ".join(map(str, tune.seeds))
     title = f"Tuning: {tune.trials} trials per row on seed {seeds}"
-    cells = [[rows, sampler, space] for rows, sampler, space in sources(suite)]
-    console.print(left(rich_table(title, ["rows", "sampler", "from"], cells)))
+    cells = [[*source] for source in sources(suite)]
+    _show_words(title, ["rows", "sampler", "from"], cells)
     drawn: dict[str, list[str]] = defaultdict(list)
     for row in suite.rows:
         if row.search is not None and row.search.sampler != "grid":
-            drawn["\n".join(_values(draw) for draw in row.draws)].append(row.label)
+            drawn["\n".join(settings(draw.values) for draw in row.draws)].append(row.label)
     cells = [[", ".join(labels), trials] for trials, labels in drawn.items()]
     if cells:
         heads = ["rows", "first round" if tune.sampler == "tpe" else "trials"]
-        console.print(left(rich_table("Drawn", heads, cells)))
+        _show_words("Drawn", heads, cells)
 
 
-def _values(draw: Draw) -> str:
-    return ", ".join(f"{key}={short(value)}" for key, value in draw.values.items())
-
-
-def _show_adapters(console: Console, suite: ResolvedSuite) -> None:
+def _show_adapters(suite: ResolvedSuite) -> None:
     adapters = {}
     labels = defaultdict(list)
     for row in suite.rows:
@@ -101,4 +192,4 @@ def _show_adapters(console: Console, suite: ResolvedSuite) -> None:
             cells.append([str(rank), where, f"{trained:,}", f"{base:,}", percent, rows])
     if cells:
         heads = ["rank", "on", "trained", "of the model's", "share of both", "rows"]
-        console.print(left(rich_table("Adapters, counted", heads, cells)))
+        _show_words("Adapters, counted", heads, cells)

@@ -104,8 +104,8 @@ MODELS: Mapping[str, tuple[Family, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Adapters on one model.
+class LayerCosts:
+    """What adapters on one model cost.
 
     Attributes:
         model: Its name.
@@ -146,7 +146,9 @@ class Plan:
         return sum(layer.weights for layer in self.layers) / self.linear
 
 
-def make_plan(model: str, *, rank: int = 8, tokens: int = 4096, placement: str = "mlp") -> Plan:
+def layer_costs(
+    model: str, *, rank: int = 8, tokens: int = 4096, placement: str = "mlp"
+) -> LayerCosts:
     """Counts a known model's layers on the meta device.
 
     Raises:
@@ -165,7 +167,7 @@ def make_plan(model: str, *, rank: int = 8, tokens: int = 4096, placement: str =
     patterns = family.patterns(placement)
     chosen = {n: m for n, m in linear.items() if any(fnmatch.fnmatch(n, p) for p in patterns)}
     assert chosen, f"{model}: {patterns} match nothing"
-    return Plan(
+    return LayerCosts(
         model=model,
         base=sum(parameter.numel() for parameter in built.parameters()),
         linear=sum(module.weight.numel() for module in linear.values()),
@@ -192,10 +194,10 @@ def _on_meta(family: Family, sizes: Mapping[str, Any]) -> nn.Module:
 
 def _by_shape(linear: Mapping[str, Any]) -> tuple[Layers, ...]:
     """Layers of one shape together, in the model's order."""
-    found: dict[tuple[int, int], list[str]] = {}
+    shapes: dict[tuple[int, int], list[str]] = {}
     for name, module in linear.items():
         k, d = module.weight.shape
-        found.setdefault((k, d), []).append(name.rpartition(".")[2])
+        shapes.setdefault((k, d), []).append(name.rpartition(".")[2])
     return tuple(
-        Layers(k, d, len(names), tuple(dict.fromkeys(names))) for (k, d), names in found.items()
+        Layers(k, d, len(names), tuple(dict.fromkeys(names))) for (k, d), names in shapes.items()
     )

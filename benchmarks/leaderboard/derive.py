@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
-from benchmarks.pipeline.evaluating import read_record, read_scores
+from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, trial_gap
 from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import ResolvedSuite
+from benchmarks.spec.suite import FLOOR
 from common.base.config import canonical
 from common.base.errors import DataError
 from common.base.registry import BENCHMARKS

@@ -1,38 +1,64 @@
-"""Leaderboard -> terminal, Markdown, CSV and JSON.
-
-Pages and pictures: :mod:`benchmarks.leaderboard.picture`.
-"""
+"""Leaderboard -> sections."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from benchmarks.audits import report as audit_table
-from benchmarks.audits.report import print_audits
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.sweep import tuning_json, tuning_lines, tuning_table, tuning_text
+from benchmarks.audits.report import sections as audit_sections
+from benchmarks.leaderboard.board import Comparison, Leaderboard
+from benchmarks.leaderboard.picture import picture
+from benchmarks.leaderboard.sweep import tuning_sections
 from benchmarks.leaderboard.tables import (
-    BOUND_COLUMNS,
-    NEGLIGIBLE,
-    bound_rows,
+    cost_table,
+    dynamics_table,
     further_table,
     gap_table,
-    main_columns,
-    main_rows,
+    main_table,
 )
-from benchmarks.report.cells import plain
-from benchmarks.report.table import markdown_table
-from common.measure.gaps import Summary
+from benchmarks.report.cells import MISSING, number, spread
+from benchmarks.report.section import Section, Table, filled, table
+from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError
 
-if TYPE_CHECKING:
-    from benchmarks.spec.resolve import ResolvedSuite
-    from common.protocol.benchmark import Runtime
+NEGLIGIBLE = 0.005
+"""Differences of AG that two decimals do not show are none, however small their spread."""
 
-DIVERGED = "✗n: n of the row's seeds diverged; they are in no mean."
+
+def sections(board: Leaderboard) -> list[Section]:
+    """Everything that a leaderboard says, in order."""
+    spec = board.suite.spec
+    seeds = ", ".join(map(str, spec.seeds))
+    missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
+    return filled(
+        Section(f"{spec.suite} (v{spec.version}, measured)", (spec.title,), depth=1),
+        Section(text=(_provenance(board),), level="full"),
+        Section(text=(missing,), tone="warning"),
+        Section(content=picture(board), level="full"),
+        Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
+        Section(text=(floor_line(board), *calibration_lines(board))),
+        _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
+        _list("Diverged:", divergence_lines(board)),
+        Section(lines=tuple(inapplicable_lines(board))),
+        *_tables(
+            ("Signed gaps to Retrain, with 95 % t-intervals", gap_table(board)),
+            ("Did the bound act?", dynamics_table(board)),
+            ("What did it cost?", cost_table(board)),
+            ("Further measurements", further_table(board)),
+        ),
+        *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
+        *(tuning_sections(board) if board.trials else ()),
+        Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
+    )
+
+
+def _tables(*titled: tuple[str, Table]) -> list[Section]:
+    """Sections of files alone; tables without rows are left out."""
+    return [Section(title, content=rows, level="full") for title, rows in titled if rows.rows]
+
+
+def _list(head: str, lines: Sequence[str]) -> Section:
+    return Section(text=(head,) if lines else (), lines=tuple(lines))
 
 
 def legend(board: Leaderboard) -> str:
@@ -52,20 +78,19 @@ def floor_line(board: Leaderboard) -> str:
     seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)
     return (
         f"Noise floor ({board.rule.title} of a second Retrain against the first): "
-        f"{plain(board.floor.summary)} [{seeds}]."
+        f"{spread(board.floor.summary)} [{seeds}]."
     )
 
 
-def attack_line(board: Leaderboard) -> str:
-    """How much signal the headline MIA had on Retrain."""
+def calibration_lines(board: Leaderboard) -> list[str]:
+    """What Retrain's own values say about the table, for metrics that declare it."""
     retrain = next((row for row in board.rows if row.method == "retrain"), None)
-    summary = retrain.metrics.get("mia_bacc") if retrain else None
-    if summary is None:
-        return ""
-    return (
-        f"Balanced accuracy of the MIA's SVC on Retrain's own data: {plain(summary, 1)} % "
-        "(50: no signal, the MIA column is then threshold noise)."
-    )
+    values = retrain.metrics if retrain else {}
+    return [
+        spec.calibration.format(spread(values[name], spec.digits))
+        for name, spec in board.specs.items()
+        if spec.calibration and name in values
+    ]
 
 
 def divergence_lines(board: Leaderboard) -> list[str]:
@@ -86,197 +111,73 @@ def inapplicable_lines(board: Leaderboard) -> list[str]:
     ]
 
 
-def comparison_lines(board: Leaderboard) -> list[str]:
-    """Paired differences in words."""
-    lines = []
-    for item in board.comparisons:
-        summary = item.difference.summary
-        p = item.difference.p_value
-        interval = (
-            ""
-            if summary.low is None or summary.high is None
-            else (f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]")
-        )
-        reads = "no difference shown"
-        if abs(summary.mean) < NEGLIGIBLE:
-            reads = "the same to two decimals"
-        elif summary.low is not None and summary.high is not None:
-            if summary.high < 0:
-                reads = f"{item.first} is closer to Retrain"
-            elif summary.low > 0:
-                reads = f"{item.second} is closer to Retrain"
-        tail = "" if p is None else f", p {p:.2g}"
-        lines.append(
-            f"{board.rule.title} of {item.first} − {item.second}: {summary.mean:+.2f}"
-            f"{interval}{tail}, n {summary.n}: {reads}."
-        )
-    return lines
-
-
-def to_markdown(board: Leaderboard) -> str:
-    """The whole report as Markdown."""
-    spec = board.suite.spec
-    seeds = ", ".join(str(seed) for seed in spec.seeds)
-    parts = [f"# {spec.suite} (v{spec.version}, measured)", spec.title, _provenance(board)]
-    if not board.complete:
-        parts.append(f"**Incomplete: {board.missing} records are missing.**")
-    parts += [
-        f"Seeds {seeds}. {legend(board)}",
-        markdown_table(main_columns(board), main_rows(board)),
-        floor_line(board),
-        attack_line(board),
-    ]
-    lines = comparison_lines(board)
-    if lines:
-        parts.append("Paired comparisons:\n\n" + "\n".join(f"- {line}" for line in lines))
-    lost = divergence_lines(board)
-    if lost:
-        parts.append("Diverged:\n\n" + "\n".join(f"- {line}" for line in lost))
-    outside = inapplicable_lines(board)
-    if outside:
-        parts.append("\n".join(f"- {line}" for line in outside))
-    parts += [
-        "## Signed gaps to Retrain, with 95 % t-intervals",
-        markdown_table(*gap_table(board)),
-        "## Did the bound act, and what did it cost?",
-        markdown_table(BOUND_COLUMNS, bound_rows(board)),
-        "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound active` is "
-        "the share of entries above 0.5, where sine, tanh and identity begin to differ.",
-    ]
-    parts += ["## Further measurements", markdown_table(*further_table(board))]
-    if board.audits:
-        parts += ["## Audits", audit_table.to_markdown(board.audits)]
-    if board.trials:
-        parts += ["## Tuning", tuning_text(board)]
-        parts.append("\n".join(f"- {line}" for line in tuning_lines(board)))
-        parts.append(markdown_table(*tuning_table(board)))
-    if spec.notes:
-        parts.append(f"Notes: {spec.notes}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
+    """A paired difference in words."""
+    summary, p = comparison.difference.summary, comparison.difference.p_value
+    interval, reading = "", "no difference shown"
+    if summary.low is not None and summary.high is not None:
+        interval = f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]"
+        if summary.high < 0:
+            reading = f"{comparison.first} is closer to Retrain"
+        elif summary.low > 0:
+            reading = f"{comparison.second} is closer to Retrain"
+    if abs(summary.mean) < NEGLIGIBLE:
+        reading = "the same to two decimals"
+    return (
+        f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"
+        f"{interval}{'' if p is None else f', p {p:.2g}'}, n {summary.n}: {reading}."
+    )
 
 
 def _provenance(board: Leaderboard) -> str:
+    """Data, commit and packages of the first record."""
     if not board.records:
         return ""
     record = board.records[0][1]
     git = record.environment.get("git", {})
     commit = git.get("commit", "unknown")[:12] + (" (dirty)" if git.get("dirty") else "")
-    versions = record.environment.get("packages", {})
+    packages = record.environment.get("packages", {})
+    versions = [f"{name} {version}" for name, version in packages.items()]
     return (
         f"Data: {record.data.get('provenance', '?')}, digest {record.data['digest'][:12]}. "
-        f"Commit {commit}, torch {versions.get('torch', '?')}, timm {versions.get('timm', '?')}."
+        f"{', '.join([f'Commit {commit}', *versions])}."
     )
 
 
-def to_csv(board: Leaderboard) -> str:
-    """One line per record: label, seed, replicate, status, every metric."""
-    names = list(board.specs)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", "method", "seed", "replicate", "status", *names])
-    for label, record in board.records:
-        values = [record.metrics.get(name) for name in names]
-        writer.writerow(
-            [
-                label,
-                record.method,
-                record.seed,
-                record.replicate,
-                record.status,
-                *["" if value is None else repr(value) for value in values],
-            ]
-        )
-    return stream.getvalue()
+# Published tables --------------------------------------------------------------------------------
 
 
-def to_json(board: Leaderboard) -> dict[str, Any]:
-    """Everything as plain numbers."""
+def published_sections(labels: Sequence[str]) -> list[Section]:
+    """A section per published table, to be shown beside the measured ones.
 
-    def pack(summaries: Mapping[str, Summary]) -> dict[str, Any]:
-        return {name: vars(summary) for name, summary in summaries.items()}
-
-    rows = [
-        {
-            "row": row.label,
-            "method": row.method,
-            "seeds": row.seeds,
-            "diverged": {str(s): d for s, d in row.diverged.items()},
-            "inapplicable": row.inapplicable or None,
-            "separability": row.separability,
-            "metrics": pack(row.metrics),
-            "gaps": pack(row.gaps),
-            "derived": pack(row.derived),
-            "ag_per_seed": {str(s): v for s, v in row.ag_per_seed.items()},
-            "dynamics": row.dynamics,
-            "cost": row.cost,
-            "trials": row.trials,
-            "chosen": row.chosen,
-            "edges": list(row.edges),
-        }
-        for row in board.rows
-    ]
-    floor = board.floor.summary
-    return {
-        "suite": board.suite.name,
-        "version": board.suite.spec.version,
-        "kind": "measured",
-        "complete": board.complete,
-        "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
-        "rows": rows,
-        "tuning": tuning_json(board),
-        "audits": audit_table.to_json(board.audits),
-    }
+    Raises:
+        ConfigError: No such table.
+    """
+    tables = read_tables()
+    for label in labels:
+        if label not in tables:
+            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
+    return [_published(label, tables[label]) for label in labels]
 
 
-WIDE = 146
-"""Columns that the full main table needs; a narrower terminal gets the compact one."""
+def _published(label: str, published: Sequence[PublishedRow]) -> Section:
+    metrics = list(dict.fromkeys(name for row in published for name in row.values))
+    reference = next((row for row in published if row.method == "Retrain"), None)
+    rows = []
+    for row in published:
+        cells = [row.method, *[_printed(row.values.get(name)) for name in metrics]]
+        if reference is not None:
+            gap, printed = recomputed_gap(row, reference), row.values.get("AG")
+            differs = gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE
+            cells += [number(gap, 2), "differs from print" if differs else ""]
+        rows.append(cells)
+    heads = ["published", *metrics, *(["AG recomputed", ""] if reference is not None else ())]
+    title = f"{label} (published; not comparable with the measured table)"
+    return Section(title, content=table(heads, rows))
 
 
-def print_board(console: Any, board: Leaderboard) -> None:
-    """The leaderboard, its legend, its floor and its comparisons."""
-    from benchmarks.leaderboard import report as render
-    from benchmarks.report.table import rich_table
-
-    spec = board.suite.spec
-    title = f"{spec.suite} - {spec.title}" if spec.title else spec.suite
-    console.print()
-    compact = console.width < WIDE
-    heads = render.main_columns(board, compact=compact)
-    rows = render.main_rows(board, compact=compact)
-    console.print(rich_table(title, heads, rows, tight=compact))
-    console.print(render.legend(board), style="dim", highlight=False, markup=False)
-    if compact and any(row.diverged for row in board.rows):
-        console.print(render.DIVERGED, style="dim", highlight=False, markup=False)
-    for line in (render.floor_line(board), render.attack_line(board)):
-        if line:
-            console.print(line, highlight=False, markup=False)
-    for line in render.divergence_lines(board):
-        console.print(f"  diverged: {line}", style="yellow", highlight=False, markup=False)
-    for line in render.inapplicable_lines(board):
-        console.print(f"  {line}", style="dim", highlight=False, markup=False)
-    for line in render.comparison_lines(board):
-        console.print(f"  {line}", highlight=False, markup=False)
-    if not board.complete:
-        console.print(f"[yellow]Incomplete: {board.missing} records are missing.[/yellow]")
-    if board.audits:
-        console.print()
-        print_audits(console, board.audits)
-
-
-def print_places(console: Any, suite: ResolvedSuite, runtime: Runtime) -> None:
-    """Where everything was written."""
-    folder = _short_path(runtime.store / "suites" / suite.name)
-    boards = _short_path(runtime.store / "tensorboard" / suite.name)
-    console.print(
-        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
-        highlight=False,
-    )
-    console.print(f"[bold]Records[/bold]      {folder}/records.jsonl", highlight=False)
-    console.print(f"[bold]TensorBoard[/bold]  tensorboard --logdir {boards}", highlight=False)
-
-
-def _short_path(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _printed(value: tuple[float, float | None] | None) -> str:
+    if value is None:
+        return MISSING
+    mean, std = value
+    return f"{mean:g}" if std is None else f"{mean:g}±{std:g}"

@@ -1,44 +1,100 @@
-"""Cells and rows of the leaderboard tables."""
+"""The tables of a leaderboard."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
-from benchmarks.leaderboard.sweep import short
-from benchmarks.report.cells import _interval, _number, _percent, plain
-from benchmarks.report.table import FLOOR
+from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
+from benchmarks.report.section import Column, Mark, Table, table
+from benchmarks.spec.suite import FLOOR, REFERENCES
 
-COMPACT_COLUMNS = 4
-NEGLIGIBLE = 0.005
-"""Differences of AG that two decimals do not show are none, however small their spread."""
-MARKS: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
+NARROW_COLUMNS = 4
+SEPARABILITY: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
 
 
-def value_cell(row: BoardRow, name: str, digits: int = 1, *, spread: bool = True) -> str:
+def main_table(board: Leaderboard) -> Table:
+    """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
+    names, rule = board.suite.spec.columns, board.rule
+    heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
+    heads += [column.title for column in rule.also]
+    rows = []
+    for row in board.rows:
+        cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
+        cells += [value_cell(row, name, board.specs[name].digits) for name in names]
+        cells += [spread(row.derived.get("ag")), SEPARABILITY[row.separability]]
+        cells += [_mean(row, column.name, column.digits) for column in rule.also]
+        rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
+    heads += ["trials"] if board.trials else []
+    return table(heads, rows, narrow=narrow_table(board), marks=_marks(board))
+
+
+def narrow_table(board: Leaderboard) -> Table:
+    """The main table in 80 characters: means, gaps, AG.
+
+    Where the suite has too many columns, those that the gap rule calls compact stay.
+    """
+    names = list(board.suite.spec.columns)
+    if len(names) > NARROW_COLUMNS:
+        names = [name for name in names if name in board.rule.compact] or names
+    names = names[:NARROW_COLUMNS]
+    diverged = any(row.diverged for row in board.rows)
+    rows = []
+    for row in board.rows:
+        cells = [_narrow_value_cell(row, name, board.specs[name].digits) for name in names]
+        rows.append([row.label, *cells, _narrow_ag_cell(row, diverged=diverged)])
+    doc = "ends in ✗n where n of the row's seeds diverged, which are in no mean" if diverged else ""
+    ag = Column(f"{board.rule.title} ↓", doc=doc)
+    return table(["method", *_metric_heads(board, names), ag], rows, marks=_marks(board))
+
+
+def _metric_heads(board: Leaderboard, names: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"{board.specs[name].title} {board.specs[name].arrow[0]}" for name in names]
+
+
+def _marks(board: Leaderboard) -> dict[str, Mark]:
+    marks: dict[str, Mark] = {}
+    for row in board.rows:
+        if row.method in REFERENCES:
+            goal = row.method == "retrain" and row.label != FLOOR
+            marks[row.label] = "goal" if goal else "reference"
+    return marks
+
+
+def value_cell(row: BoardRow, name: str, digits: int = 1, *, with_spread: bool = True) -> str:
     """``97.0±0.9 +0.5``: mean, spread and signed gap."""
     summary = row.metrics.get(name)
     if summary is None:
-        return "–"
-    text = f"{summary.mean:.{digits}f}"
-    if spread and summary.std is not None:
-        text += f"±{summary.std:.{digits}f}"
+        return MISSING
+    text = spread(summary, digits) if with_spread else number(summary.mean, digits)
     gap = row.gaps.get(name)
     if gap is not None and not (row.method == "retrain" and row.label != FLOOR):
         text += f" {gap.mean:+.{digits}f}"
     return text
 
 
-def derived_cell(row: BoardRow, name: str, digits: int = 2) -> str:
-    """``1.43±0.43``."""
-    summary = row.derived.get(name)
-    return "–" if summary is None else plain(summary, digits)
+def _narrow_value_cell(row: BoardRow, name: str, digits: int) -> str:
+    """``97.0 +0.5`` in at most ten characters."""
+    text = value_cell(row, name, digits, with_spread=False)
+    gap = row.gaps.get(name)
+    value, space, _ = text.partition(" ")
+    return f"{value} {gap.mean:+.0f}" if space and gap and abs(gap.mean) >= 9.95 else text
 
 
-def mean_cell(row: BoardRow, name: str, digits: int) -> str:
+def _narrow_ag_cell(row: BoardRow, *, diverged: bool) -> str:
+    ag = row.derived.get("ag")
+    text = MISSING if ag is None else number(ag.mean, 2 if ag.mean < 10 else 1)
+    text += f" {SEPARABILITY[row.separability] or ' '}"
+    if diverged:
+        text += f" ✗{len(row.diverged)}" if row.diverged else "   "
+    return text
+
+
+def _mean(row: BoardRow, name: str, digits: int) -> str:
     """The mean alone; spreads are in the JSON."""
     summary = row.derived.get(name)
-    return "–" if summary is None else f"{summary.mean:.{digits}f}"
+    return number(None if summary is None else summary.mean, digits)
 
 
 def status_cell(row: BoardRow, planned: int) -> str:
@@ -49,116 +105,60 @@ def status_cell(row: BoardRow, planned: int) -> str:
     return text + (f" ({len(row.diverged)} diverged)" if row.diverged else "")
 
 
-def main_columns(board: Leaderboard, *, compact: bool = False) -> list[str]:
-    """Heads of the main table; ``compact`` fits 80 columns."""
-    specs = [board.specs[name] for name in _columns(board, compact=compact)]
-    titles = [f"{spec.title} {spec.arrow[0]}" for spec in specs]
-    if compact:
-        return ["method", *titles, f"{board.rule.title} ↓"]
-    heads = ["method", "n", *titles, f"{board.rule.title} ↓", ""]
-    heads += [column.title for column in board.rule.also]
-    return heads + (["trials"] if board.trials else [])
-
-
-def _columns(board: Leaderboard, *, compact: bool) -> list[str]:
-    """Metrics of the main table; where there are too many, the compact one keeps the rule's."""
-    names = list(board.suite.spec.columns)
-    if compact and len(names) > COMPACT_COLUMNS:
-        names = [name for name in names if name in board.rule.compact] or names
-    return names[:COMPACT_COLUMNS] if compact else names
-
-
-def main_rows(board: Leaderboard, *, compact: bool = False) -> list[list[str]]:
-    """Cells of the main table."""
-    return [
-        _compact_cells(board, row) if compact else _full_cells(board, row) for row in board.rows
-    ]
-
-
-def _compact_cells(board: Leaderboard, row: BoardRow) -> list[str]:
-    names = _columns(board, compact=True)
-    cells = [_short_value_cell(row, name, board.specs[name].digits) for name in names]
-    ag = row.derived.get("ag")
-    text = "–" if ag is None else f"{ag.mean:.{2 if ag.mean < 10 else 1}f}"
-    text += f" {MARKS[row.separability] or ' '}"
-    if any(other.diverged for other in board.rows):
-        text += f" ✗{len(row.diverged)}" if row.diverged else "   "
-    return [row.label, *cells, text]
-
-
-def _short_value_cell(row: BoardRow, name: str, digits: int) -> str:
-    """``97.0 +0.5`` in at most ten characters."""
-    text = value_cell(row, name, digits, spread=False)
-    gap = row.gaps.get(name)
-    value, space, _ = text.partition(" ")
-    return f"{value} {gap.mean:+.0f}" if space and gap and abs(gap.mean) >= 9.95 else text
-
-
-def _full_cells(board: Leaderboard, row: BoardRow) -> list[str]:
-    cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
+def gap_table(board: Leaderboard) -> Table:
+    """Signed gaps and AG with their 95 % t-intervals."""
     names = board.suite.spec.columns
-    cells += [value_cell(row, name, board.specs[name].digits) for name in names]
-    cells += [derived_cell(row, "ag"), MARKS[row.separability]]
-    cells += [mean_cell(row, column.name, column.digits) for column in board.rule.also]
-    return cells + ([str(row.trials or "–")] if board.trials else [])
-
-
-BOUND_COLUMNS = [
-    "method",
-    "‖dW‖/‖W0‖",
-    "max |arg|",
-    "bound active",
-    "logit spread",
-    "forget loss",
-    "trained %",
-    "seconds",
-    "chosen by tuning",
-]
-
-
-def bound_rows(board: Leaderboard) -> list[list[str]]:
-    """Cells of the second table: did the bound act, and what did a row cost?"""
-    rows = []
-    for row in board.rows:
-        dynamics, cost = row.dynamics, row.cost
-        loss = row.metrics.get("forget_loss")
-        base, trained = cost.get("base_parameters"), cost.get("trainable_parameters")
-        rows.append(
-            [
-                row.label,
-                _number(dynamics.get("last/adapter/delta_ratio"), 3),
-                _number(dynamics.get("last/adapter/max_argument"), 3),
-                _percent(dynamics.get("last/adapter/bound_active")),
-                _number(dynamics.get("last/logits/spread"), 2),
-                "–" if loss is None else plain(loss),
-                "–" if not base or trained is None else f"{100 * trained / base:.2f}",
-                _number(cost.get("seconds"), 1),
-                ", ".join(f"{key}={short(value)}" for key, value in row.chosen.items()) or "–",
-            ]
-        )
-    return rows
-
-
-def gap_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """Signed gaps and AG with their 95 % t-intervals: heads and rows."""
-    names = list(board.suite.spec.columns)
     heads = ["method", *[f"{board.specs[name].title} gap" for name in names], board.rule.title]
     rows = []
     for row in board.rows:
-        cells = [_interval(row.gaps.get(name), f"+.{board.specs[name].digits}f") for name in names]
-        rows.append([row.label, *cells, _interval(row.derived.get("ag"), ".2f")])
-    return heads, rows
+        cells = [interval(row.gaps.get(name), f"+.{board.specs[name].digits}f") for name in names]
+        rows.append([row.label, *cells, interval(row.derived.get("ag"), ".2f")])
+    return table(heads, rows, marks=_marks(board))
 
 
-def further_table(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """What was measured beside the main columns: heads and rows."""
-    names = [name for name in board.specs if name not in board.suite.spec.columns]
-    names = [name for name in names if any(name in row.metrics for row in board.rows)]
-    heads = ["method", *[board.specs[name].title for name in names]]
+ARGUMENT = "is the largest |omega A B^T| (the argument of phi)"
+ACTIVE = "is the share of entries above 0.5, where sine, tanh and identity begin to differ"
+LOGGED: Mapping[str, tuple[Column, Callable[[float | None], str]]] = {
+    "last/adapter/delta_ratio": (Column("‖dW‖/‖W0‖"), partial(number, digits=3)),
+    "last/adapter/max_argument": (Column("max |arg|", doc=ARGUMENT), partial(number, digits=3)),
+    "last/adapter/bound_active": (Column("bound active", doc=ACTIVE), percent),
+    "last/logits/spread": (Column("logit spread"), partial(number, digits=2)),
+}
+"""What trainings log of adapters and logits: name in a record's dynamics -> column, format."""
+
+
+def dynamics_table(board: Leaderboard) -> Table:
+    """What the trainings of these rows logged; no rows where they logged nothing of it."""
+    names = [name for name in LOGGED if any(name in row.dynamics for row in board.rows)]
+    rows = [
+        [row.label, *[LOGGED[name][1](row.dynamics.get(name)) for name in names]]
+        for row in board.rows
+        if names
+    ]
+    return table(["method", *[LOGGED[name][0] for name in names]], rows, marks=_marks(board))
+
+
+def cost_table(board: Leaderboard) -> Table:
+    """What every row trained, for how long, and with which tuned parameters."""
     rows = []
     for row in board.rows:
-        cells = [
-            plain(row.metrics[n], board.specs[n].digits) if n in row.metrics else "–" for n in names
-        ]
-        rows.append([row.label, *cells])
-    return heads, rows
+        base = row.cost.get("base_parameters")
+        trained = row.cost.get("trainable_parameters")
+        share = None if not base or trained is None else 100 * trained / base
+        cells = [number(share, 2), number(row.cost.get("seconds"), 1)]
+        rows.append([row.label, *cells, settings(row.chosen) or MISSING])
+    heads = ["method", "trained %", "seconds", "chosen by tuning"]
+    return table(heads, rows, marks=_marks(board))
+
+
+def further_table(board: Leaderboard) -> Table:
+    """What was measured beside the main columns; no rows where nothing was."""
+    names = [name for name in board.specs if name not in board.suite.spec.columns]
+    names = [name for name in names if any(name in row.metrics for row in board.rows)]
+    rows = [
+        [row.label, *[spread(row.metrics.get(name), board.specs[name].digits) for name in names]]
+        for row in board.rows
+        if names
+    ]
+    heads = ["method", *[board.specs[name].title for name in names]]
+    return table(heads, rows, marks=_marks(board))

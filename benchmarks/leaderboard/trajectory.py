@@ -6,17 +6,17 @@ have reported instead.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.pipeline.evaluating import read_scores
+from benchmarks.pipeline.measuring import read_scores
 from benchmarks.pipeline.stage import Stage
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from benchmarks.pipeline.worksite import SCALARS
+from benchmarks.report import svg
 from common.base.registry import BENCHMARKS
 from common.protocol.benchmark import Benchmark
 from common.store.stages import StageStore
@@ -38,15 +38,15 @@ def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[i
         for label, record in board.records
         if record.method == "retrain" and record.replicate == 0
     }
-    found: dict[str, dict[int, Trajectory]] = {}
+    trajectories: dict[str, dict[int, Trajectory]] = {}
     for label, record in board.records:
         if record.method in ("original", "retrain"):
             continue
         model = board.stage(label, record).parents["model"]
         trajectory = _trajectory(board, store, model, targets.get(record.seed))
         if trajectory:
-            found.setdefault(label, {})[record.seed] = trajectory
-    return found
+            trajectories.setdefault(label, {})[record.seed] = trajectory
+    return trajectories
 
 
 def _trajectory(
@@ -77,13 +77,13 @@ def _compared(
     from common.measure.scores import load_scores
 
     theirs = read_scores(store, target)
-    found: dict[int, dict[str, float]] = {}
+    compared: dict[int, dict[str, float]] = {}
     for step in steps:
         path = folder / TRAJECTORY / f"{step:06d}.safetensors"
         if path.is_file():
             metrics = benchmark.compare(board.suite.protocol, load_scores(path), theirs)
-            found[step] = {k: v for k, v in metrics.items() if v is not None}
-    return found
+            compared[step] = {k: v for k, v in metrics.items() if v is not None}
+    return compared
 
 
 def to_json(trajectories: Trajectories) -> dict[str, Any]:
@@ -96,30 +96,26 @@ def to_json(trajectories: Trajectories) -> dict[str, Any]:
 
 def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
     """One panel per main column: the mean over seeds by step; Retrain's mean dashed."""
-    names = [name for name in board.suite.spec.columns if _known(trajectories, name)]
-    width = LEFT + len(names) * (PANEL[0] + GAP)
-    height = TOP + PANEL[1] + 50 + 18 * len(trajectories)
+    lines = {
+        name: {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
+        for name in board.suite.spec.columns
+    }
+    panels = {name: by_label for name, by_label in lines.items() if any(by_label.values())}
+    bottom = TOP + PANEL[1] + 50
     body = [
-        _panel(board, trajectories, name, LEFT + i * (PANEL[0] + GAP))
-        for i, name in enumerate(names)
+        _panel(board, name, by_label, LEFT + index * (PANEL[0] + GAP))
+        for index, (name, by_label) in enumerate(panels.items())
     ]
-    legend = [
-        f'<text x="{LEFT}" y="{TOP + PANEL[1] + 50 + 18 * i}" fill="{COLOURS[i % len(COLOURS)]}">'
-        f"{html.escape(label)}</text>"
-        for i, label in enumerate(trajectories)
+    body += [
+        svg.text(LEFT, bottom + 18 * index, label, fill=COLOURS[index % len(COLOURS)])
+        for index, label in enumerate(trajectories)
     ]
-    title = html.escape(f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="10" y="20" font-size="14" font-weight="bold">{title}</text>'
-        + "".join(body + legend)
-        + "</svg>\n"
+    return svg.picture(
+        LEFT + len(panels) * (PANEL[0] + GAP),
+        bottom + 18 * len(trajectories),
+        body,
+        title=f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)",
     )
-
-
-def _known(trajectories: Trajectories, name: str) -> bool:
-    return any(name in m for s in trajectories.values() for t in s.values() for m in t.values())
 
 
 def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
@@ -128,39 +124,39 @@ def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
     line = {}
     for step in sorted(steps):
         values = [trajectory[step].get(name) for trajectory in by_seed.values()]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            line[step] = math.fsum(known) / len(known)
+        measured = [value for value in values if value is not None]
+        if len(measured) == len(values):
+            line[step] = math.fsum(measured) / len(measured)
     return line
 
 
-def _panel(board: Leaderboard, trajectories: Trajectories, name: str, left: int) -> str:
-    lines = {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
-    retrain = next((r.metrics.get(name) for r in board.rows if r.label == "retrain"), None)
-    values = [v for line in lines.values() for v in line.values()]
+def _panel(
+    board: Leaderboard, name: str, lines: Mapping[str, Mapping[int, float]], left: int
+) -> str:
+    retrain = next((row.metrics.get(name) for row in board.rows if row.label == "retrain"), None)
+    values = [value for line in lines.values() for value in line.values()]
     values += [retrain.mean] if retrain else []
     low, high = min(values), max(values)
-    last = max((step for line in lines.values() for step in line), default=1)
-    span = (high - low) or 1.0
+    last = max(step for line in lines.values() for step in line)
+    right, bottom = left + PANEL[0], TOP + PANEL[1]
 
-    def at(step: float, value: float) -> str:
-        x = left + PANEL[0] * step / last
-        return f"{x:.1f},{TOP + PANEL[1] * (1 - (value - low) / span):.1f}"
+    def at(step: float, value: float) -> tuple[float, float]:
+        share = (value - low) / ((high - low) or 1.0)
+        return left + PANEL[0] * step / last, bottom - PANEL[1] * share
 
+    side = {"text_anchor": "end", "fill": svg.GREY}
+    frame = {"x": left, "y": TOP, "width": PANEL[0], "height": PANEL[1]}
     parts = [
-        f'<rect x="{left}" y="{TOP}" width="{PANEL[0]}" height="{PANEL[1]}" fill="none" '
-        'stroke="#ccc"/>',
-        f'<text x="{left}" y="{TOP - 8}">{html.escape(board.specs[name].title)}</text>',
-        f'<text x="{left - 4}" y="{TOP + 10}" text-anchor="end" fill="#666">{high:.3g}</text>',
-        f'<text x="{left - 4}" y="{TOP + PANEL[1]}" text-anchor="end" fill="#666">{low:.3g}</text>',
-        f'<text x="{left + PANEL[0]}" y="{TOP + PANEL[1] + 16}" text-anchor="end" fill="#666">'
-        f"step {last}</text>",
+        svg.element("rect", **frame, fill="none", stroke="#ccc"),
+        svg.text(left, TOP - 8, board.specs[name].title),
+        svg.text(left - 4, TOP + 10, f"{high:.3g}", **side),
+        svg.text(left - 4, bottom, f"{low:.3g}", **side),
+        svg.text(right, bottom + 16, f"step {last}", **side),
     ]
     if retrain:
-        ends = " ".join(at(step, retrain.mean) for step in (0, last))
-        parts.append(f'<polyline points="{ends}" stroke="#888" stroke-dasharray="4" fill="none"/>')
+        ends = [at(step, retrain.mean) for step in (0, last)]
+        parts.append(svg.polyline(ends, stroke="#888", stroke_dasharray="4"))
     for index, line in enumerate(lines.values()):
-        points = " ".join(at(step, value) for step, value in line.items())
-        colour = COLOURS[index % len(COLOURS)]
-        parts.append(f'<polyline points="{points}" stroke="{colour}" fill="none"/>')
+        points = [at(step, value) for step, value in line.items()]
+        parts.append(svg.polyline(points, stroke=COLOURS[index % len(COLOURS)]))
     return "".join(parts)

@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.leaderboard import picture as page
-from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard import trajectory
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.trajectory import read_trajectories, to_json, to_svg
+from benchmarks.leaderboard.data import to_csv, to_json
+from benchmarks.leaderboard.picture import picture
+from benchmarks.leaderboard.report import sections
 from benchmarks.pipeline.worksite import SCALARS
-from common.store.stages import StageStore, write_json
+from benchmarks.report import html, markdown
+from benchmarks.report.files import json_text, write_files
+from common.store.stages import StageStore
+
+FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
+    "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),
+    "csv": ("leaderboard.csv", to_csv),
+    "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
+    "html": ("leaderboard.html", lambda board: html.write(sections(board))),
+    "svg": ("leaderboard.svg", lambda board: picture(board).svg),
+}
+"""Name of a format -> its file, and what makes its text."""
 
 
-def write_report(board: Leaderboard, root: Path, *, boards: bool) -> None:
-    """LEADERBOARD.md, .html, .svg, .csv, .json, records.jsonl; trajectories if there are some."""
-    folder = root / "suites" / board.suite.name
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "LEADERBOARD.md": render.to_markdown(board),
-        "leaderboard.html": page.to_html(board),
-        "leaderboard.svg": page.to_svg(board),
-        "leaderboard.csv": render.to_csv(board),
-        "records.jsonl": "".join(
-            json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})
-            + "\n"
-            for label, record in board.records
-        ),
-    }
-    for name, text in texts.items():
-        _replace(folder / name, text)
-    write_json(folder / "leaderboard.json", render.to_json(board))
-    paths = read_trajectories(board, StageStore(root))
-    if paths:
-        write_json(folder / "trajectory.json", to_json(paths))
-        _replace(folder / "trajectory.svg", to_svg(board, paths))
-    if boards:
-        export_boards(board, root)
+def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
+    """A file per format, records.jsonl, and trajectories if there are some.
+
+    Args:
+        board: The leaderboard.
+        root: Folder of the store.
+        events: Whether to export TensorBoard runs too.
+    """
+    files = {file: text(board) for file, text in FORMATS.values()}
+    files["records.jsonl"] = "".join(
+        json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})
+        + "\n"
+        for label, record in board.records
+    )
+    trajectories = trajectory.read_trajectories(board, StageStore(root))
+    if trajectories:
+        files["trajectory.json"] = json_text(trajectory.to_json(trajectories))
+        files["trajectory.svg"] = trajectory.to_svg(board, trajectories)
+    write_files(root / "suites" / board.suite.name, files)
+    if events:
+        export_events(board, root)
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def export_boards(board: Leaderboard, root: Path) -> None:
+def export_events(board: Leaderboard, root: Path) -> None:
     """One TensorBoard run per row and seed, so that its HParams table is the leaderboard."""
     from common.train.tracking import export_run
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.section import Section, table
 from common.base.errors import DataError
 from common.measure.gaps import ks_two_sample
 from language.measure.logs import EvaluationLog, read_logs, read_reference_values
@@ -30,7 +31,7 @@ _AGAINST = "_vs_retain90"
 
 
 @dataclass(frozen=True)
-class Row:
+class LoggedValue:
     """One published value beside ours.
 
     Attributes:
@@ -55,7 +56,7 @@ class Row:
         return self.error <= self.limit
 
 
-def verify_tofu_logs(data_root: Path) -> list[Row]:
+def verify_tofu_logs(data_root: Path) -> list[LoggedValue]:
     """Every value of ``reference_values.json`` whose logs are there, and each log's ROUGE.
 
     Raises:
@@ -63,21 +64,20 @@ def verify_tofu_logs(data_root: Path) -> list[Row]:
     """
     logs = read_logs(data_root)
     published = read_reference_values(data_root)
-    rows = []
+    values = []
     for name in sorted(set(logs) & set(published)):
         ours = _recomputed(logs[name], logs)
-        wanted = _flat(published[name])
-        rows += [
-            _row(name, metric, value, ours.get(metric, math.nan))
-            for metric, value in wanted.items()
+        values += [
+            _compared(name, metric, value, ours.get(metric, math.nan))
+            for metric, value in _flat(published[name]).items()
         ]
-        rows += _rouge_rows(logs[name])
-    if not rows:
+        values += _rouge_values(logs[name])
+    if not values:
         raise DataError(
             f"{data_root}: no log here has a published value; give the logs that "
             f"reference_values.json names: {', '.join(sorted(published)[:3]) or 'none'}"
         )
-    return rows
+    return values
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, float]:
@@ -92,34 +92,34 @@ def _flat(values: Mapping[str, Any]) -> dict[str, float]:
 def _recomputed(log: EvaluationLog, logs: Mapping[str, EvaluationLog]) -> dict[str, float]:
     """Our values under the published names; NaN where the retrained model's log is not there."""
     metrics = tofu_metrics(log.parts, style="tofu")
-    found = {
-        f"{published}_{_NAMES[prefix]}": _known(metrics[f"{prefix}_{ours}"]) / 100
+    values = {
+        f"{published}_{_NAMES[prefix]}": _or_nan(metrics[f"{prefix}_{ours}"]) / 100
         for prefix in PARTS
         for ours, published in _RATES.items()
     }
-    found["model_utility"] = _known(metrics["mu"])
+    values["model_utility"] = _or_nan(metrics["mu"])
     retrained = logs.get(log.name.replace(f"_{log.split}_", "_retain90_"))
     compared: Mapping[str, Any] = {}
     if retrained is not None:
         compared = tofu_compare(log.parts, retrained.parts, style="tofu")
         for place, one in enumerate((log, retrained)):
-            found[f"n_forget_rows[{place}]"] = len(one.parts["forget"]["answer_loss"])
-    found[f"forget_quality{_AGAINST}"] = _known(compared.get("fq"))
-    found[f"ks_statistic{_AGAINST}"] = _known(compared.get("ks"))
-    return found
+            values[f"n_forget_rows[{place}]"] = len(one.parts["forget"]["answer_loss"])
+    values[f"forget_quality{_AGAINST}"] = _or_nan(compared.get("fq"))
+    values[f"ks_statistic{_AGAINST}"] = _or_nan(compared.get("ks"))
+    return values
 
 
-def _known(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _row(log: str, metric: str, published: float, ours: float) -> Row:
+def _compared(log: str, metric: str, published: float, ours: float) -> LoggedValue:
     relative = metric.startswith("forget_quality")
     error = abs(ours - published) / (abs(published) if relative else 1.0)
-    return Row(log, metric, published, ours, error, FQ_TOLERANCE if relative else TOLERANCE)
+    return LoggedValue(log, metric, published, ours, error, FQ_TOLERANCE if relative else TOLERANCE)
 
 
-def _rouge_rows(log: EvaluationLog) -> Iterator[Row]:
+def _rouge_values(log: EvaluationLog) -> Iterator[LoggedValue]:
     """ROUGE of the logged texts against the logged scores, worst sample of each part."""
     for part, answers in log.answers.items():
         generated, truths = zip(*answers, strict=True)
@@ -127,7 +127,7 @@ def _rouge_rows(log: EvaluationLog) -> Iterator[Row]:
         for name, values in (("rouge_1_recall", ours.rouge_1), ("rouge_l_recall", ours.rouge_l)):
             logged = log.parts[part][name]
             worst = int(np.argmax(np.abs(values - logged)))
-            yield _row(
+            yield _compared(
                 log.name, f"{name} of {part}, worst row", float(logged[worst]), float(values[worst])
             )
 
@@ -181,15 +181,15 @@ def nearest_to_paper(data_root: Path, target: float = PAPER_ORIGINAL_FQ) -> Near
     ]
     if not pairs:
         return None
-    full, other, test = min(pairs, key=lambda pair: _apart(_known(pair[2]["fq"]), target))
+    full, other, test = min(pairs, key=lambda pair: _apart(_or_nan(pair[2]["fq"]), target))
     rows = tuple(len(log.parts["forget"]["answer_loss"]) for log in (full, other))
     steps = _steps(rows[0], target)
     return Nearest(
         full.name,
         other.name,
         (rows[0], rows[1]),
-        _known(test["ks"]),
-        _known(test["fq"]),
+        _or_nan(test["ks"]),
+        _or_nan(test["fq"]),
         steps,
         _p_value(rows[0], steps),
     )
@@ -211,28 +211,24 @@ def _p_value(n: int, steps: int) -> float:
     return ks_two_sample(first, [value + steps - 0.5 for value in first]).p_value
 
 
-def print_rows(console: Any, rows: Sequence[Row], nearest: Nearest | None) -> None:
+def sections(values: Sequence[LoggedValue], nearest: Nearest | None) -> list[Section]:
     """The table published | recomputed | difference, a verdict, and what the paper claims."""
-    from benchmarks.report.table import rich_table
-
-    cells = [
+    rows = [
         [
-            row.log,
-            row.metric,
-            f"{row.published:.9g}",
-            f"{row.recomputed:.9g}",
-            f"{row.recomputed - row.published:+.1e}",
-            "ok" if row.ok else "MISSED",
+            value.log,
+            value.metric,
+            f"{value.published:.9g}",
+            f"{value.recomputed:.9g}",
+            f"{value.recomputed - value.published:+.1e}",
+            "ok" if value.ok else "MISSED",
         ]
-        for row in rows
+        for value in values
     ]
     heads = ["log", "value", "published", "recomputed", "difference", ""]
-    console.print(rich_table("Published TOFU evaluation logs", heads, cells))
-    missed = sum(not row.ok for row in rows)
-    console.print(
-        f"{len(rows) - missed} of {len(rows)} values met (to {TOLERANCE:g}; forget quality to "
-        f"{FQ_TOLERANCE:g} of itself)",
-        highlight=False,
+    met = sum(value.ok for value in values)
+    verdict = (
+        f"{met} of {len(values)} values met (to {TOLERANCE:g}; forget quality to "
+        f"{FQ_TOLERANCE:g} of itself)"
     )
-    if nearest is not None:
-        console.print(nearest.text, highlight=False, markup=False)
+    text = (verdict, "" if nearest is None else nearest.text)
+    return [Section("Published TOFU evaluation logs", text, table(heads, rows))]

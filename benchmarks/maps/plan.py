@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.maps.cells import Cell, Edge, Target, judge
 from benchmarks.maps.resolve import GridRow, ResolvedMap
 from benchmarks.maps.work import CELLS, MapBlock
-from benchmarks.pipeline.evaluating import read_record
 from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import plan_rows
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
@@ -146,7 +146,7 @@ class MapPlanner:
         together = runs_together(row.cls, configs[0]) and _differ_in_rate_and_weight_only(configs)
         params = [canonical(config) for config in configs]
         identity = {
-            **self.lineage.config("evaluate"),
+            **self.lineage.identity("score"),
             "map_version": MapBlock.version,
             "method": row.method,
             "method_version": row.cls.info.version,
@@ -160,7 +160,7 @@ class MapPlanner:
             "map",
             name,
             identity,
-            {"split": self.lineage.split(seed), "original": self.lineage.original(seed)},
+            {"split": self.lineage.split(seed), "start": self.lineage.original(seed)},
             seed=seed,
             method=row.method,
             points=points,

@@ -38,7 +38,7 @@ class MapBlock(StageKind[MapSpec]):
     """Runs every config of a block from the same Original."""
 
     Spec = MapSpec
-    order = 6
+    order = 7
     trains = True
 
     def work(self, site: Worksite, spec: MapSpec) -> None:
@@ -49,7 +49,7 @@ class MapBlock(StageKind[MapSpec]):
         split = site.split()
         site.check_original(split)
         with site.writing() as folder:
-            original = site.model("original")
+            original = site.model("start")
 
             def task(access: frozenset[str]) -> UnlearnTask:
                 return site.task(split, access, model=copy.deepcopy(original), method=spec.method)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-from benchmarks.maps.report import MapBoard, to_json, to_markdown
-from common.store.stages import write_json
+from benchmarks.maps.board import MapBoard
+from benchmarks.maps.data import to_json
+from benchmarks.maps.draw import picture
+from benchmarks.maps.report import sections
+from benchmarks.report import html, markdown
+from benchmarks.report.files import json_text, write_files
 
 
 def write_map(board: MapBoard, root: Path) -> Path:
-    """MAP.md, map.json, map.svg and cells.jsonl below ``maps/<name>``; returns the folder."""
-    from benchmarks.maps.draw import to_svg
-
+    """MAP.md, map.html, map.json, map.svg and cells.jsonl below ``maps/<name>``: the folder."""
+    listed = sections(board)
+    cells = (json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.cells)
     folder = root / "maps" / board.resolved.name
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = (json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.cells)
-    texts = {"MAP.md": to_markdown(board), "map.svg": to_svg(board), "cells.jsonl": "".join(rows)}
-    for name, text in texts.items():
-        temporary = folder / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / name)
-    write_json(folder / "map.json", to_json(board))
+    files = {
+        "MAP.md": markdown.write(listed),
+        "map.html": html.write(listed),
+        "map.svg": picture(board).svg,
+        "map.json": json_text(to_json(board)),
+        "cells.jsonl": "".join(cells),
+    }
+    write_files(folder, files)
     return folder

@@ -55,7 +55,8 @@ for _name, _target, _summary in (
     ("original", "benchmarks.pipeline.training:Original", "Trains on everything."),
     ("retrain", "benchmarks.pipeline.training:Retrain", "Trains on the retain set alone."),
     ("unlearn", "benchmarks.pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
-    ("evaluate", "benchmarks.pipeline.evaluating:Evaluate", "Scores a model and measures."),
+    ("score", "benchmarks.pipeline.scoring:Score", "Scores a model in one pass."),
+    ("measure", "benchmarks.pipeline.measuring:Measure", "Metrics of stored scores."),
     ("audit", "benchmarks.audits.work:AuditProbe", "Runs one audit on a stored model."),
     ("map", "benchmarks.maps.work:MapBlock", "Runs some configs of a stability map."),
 ):

@@ -47,16 +47,18 @@ class Lineage:
             parents: Role -> stage.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
-        about = {"benchmark": self.suite.spec.benchmark, "version": self.benchmark.version}
+        benchmark = self.suite.spec.benchmark
         typed = KINDS[kind].Spec(
-            benchmark=self.suite.spec.benchmark, protocol=canonical(self.suite.protocol), **spec
+            benchmark=benchmark, protocol=canonical(self.suite.protocol), **spec
         )
-        stage = Stage(kind, typed, _hashed({**about, **identity}), parents, name)
+        hashed = _hashed({"benchmark": benchmark, **identity})
+        stage = Stage(kind, typed, hashed, parents, name)
         return self._stages.setdefault(stage.key, stage)
 
-    def config(self, part: str) -> dict[str, Any]:
-        """The part of the protocol that is hashed: of ``split``, ``train`` or ``evaluate``."""
-        return {"config": canonical(self.benchmark.identity(self.suite.protocol, part))}
+    def identity(self, part: str) -> dict[str, Any]:
+        """What of the benchmark is hashed: version and config of ``split``, ``train`` and so on."""
+        config = canonical(self.benchmark.identity(self.suite.protocol, part))
+        return {"version": getattr(self.benchmark.versions, part), "config": config}
 
     def done(self, stage: Stage) -> dict[str, Any] | None:
         """What a complete stage says of itself; None if it is not complete."""
@@ -83,11 +85,11 @@ class Lineage:
             index, count = request
             spec = {**spec, "request": index, "requests": count}
             name = f"request-{index + 1}-of-{count}/seed-{seed}"
-        return self.stage("split", name, {**self.config("split"), **spec}, {}, **spec)
+        return self.stage("split", name, {**self.identity("split"), **spec}, {}, **spec)
 
     def original(self, seed: int, replicate: int = 0, split: Stage | None = None) -> Stage:
         """Original; a further one of the same seed, or one on the training parts of ``split``."""
-        identity = {**self.config("train"), "seed": seed}
+        identity = {**self.identity("train"), "seed": seed}
         if replicate or split is not None:
             identity["replicate"] = replicate
         name = f"original-{replicate + 1}/seed-{seed}" if replicate else f"original/seed-{seed}"
@@ -101,7 +103,7 @@ class Lineage:
     def retrain(self, seed: int, replicate: int = 0, split: Stage | None = None) -> Stage:
         """Retrain, the ``replicate``-th of its seed; on another split than the suite's if given."""
         identity = {
-            **self.config("train"),
+            **self.identity("train"),
             "seed": seed,
             "replicate": replicate,
             "method_version": METHODS["retrain"].info.version,
@@ -155,7 +157,7 @@ class Lineage:
             "unlearn",
             f"{row.label}/{note or f'seed-{seed}'}",
             identity,
-            {"split": split or self.split(seed), "original": start or self._start(row, seed)},
+            {"split": split or self.split(seed), "start": start or self._start(row, seed)},
             seed=seed,
             replicate=replicate or 0,
             method=row.method,
@@ -187,11 +189,15 @@ class Lineage:
             trial: For tuning: without test data.
         """
         assert isinstance(model.spec, ModelSpec)
+        name = model.name + ("/trial" if trial else "")
+        parents = {"model": model, "split": split or self.split(seed)}
+        scoring = {**self.identity("score"), "trial": trial}
+        scores = self.stage("score", name, scoring, parents, seed=seed, trial=trial)
         return self.stage(
-            "evaluate",
-            model.name + ("/trial" if trial else ""),
-            {**self.config("evaluate"), "trial": trial},
-            {"model": model, "split": split or self.split(seed)},
+            "measure",
+            name,
+            self.identity("measure"),
+            {**parents, "scores": scores},
             seed=seed,
             replicate=replicate,
             trial=trial,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from benchmarks.pipeline.evaluating import read_record
 from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from benchmarks.spec.suite import REFERENCES

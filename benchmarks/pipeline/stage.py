@@ -62,7 +62,7 @@ class Stage:
     @property
     def start(self) -> Stage | None:
         """The stage whose model this one starts from; None where it starts from none."""
-        return self.parents.get("original")
+        return self.parents.get("start")
 
     @cached_property
     def key(self) -> str:

@@ -122,7 +122,7 @@ class Unlearn(StageKind[ModelSpec]):
         site.check_applicable(spec.method)
         split = site.split()
         site.check_original(split)
-        start = site.facts("original")
+        start = site.facts("start")
         if start["status"] != "ok":
             with site.writing():
                 detail = f"an earlier request diverged: {start.get('status_detail', '')}"
@@ -130,8 +130,8 @@ class Unlearn(StageKind[ModelSpec]):
             return
         method: UnlearningMethod = cls(validate(cls.Config, spec.params, site.stage.name))
         with site.writing() as folder:
-            original = site.model("original")
-            task = site.task(split, cls.info.access, model=original, method=spec.method)
+            start_model = site.model("start")
+            task = site.task(split, cls.info.access, model=start_model, method=spec.method)
             with site.recording(task, folder, _trajectory(site, split)):
                 outcome = unlearned(method, task)
             site.about |= outcome.facts()

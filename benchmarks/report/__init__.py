@@ -1,1 +1,1 @@
-"""Tables, numbers and pictures that every report is made of."""
+"""A report is a list of sections; one writer per format prints any list."""

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "published"
 TOLERANCE = 0.03
@@ -57,46 +53,3 @@ def recomputed_gap(row: PublishedRow, reference: PublishedRow) -> float | None:
     if len(names) != 4:
         return None
     return math.fsum(abs(row.values[n][0] - reference.values[n][0]) for n in names) / 4
-
-
-def published_tables(
-    labels: Sequence[str],
-) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, heads, rows) per table label.
-
-    Raises:
-        ConfigError: No such table.
-    """
-    tables = read_tables()
-    result = []
-    for label in labels:
-        if label not in tables:
-            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
-        result.append(_table(label, tables[label]))
-    return result
-
-
-def _table(label: str, rows: list[PublishedRow]) -> tuple[str, list[str], list[list[str]]]:
-    metrics = list(dict.fromkeys(name for row in rows for name in row.values))
-    reference = next((row for row in rows if row.method == "Retrain"), None)
-    heads = ["published", *metrics]
-    recomputed = reference is not None
-    if recomputed:
-        heads += ["AG recomputed", ""]
-    body = []
-    for row in rows:
-        cells = [row.method, *[_cell(row.values.get(name)) for name in metrics]]
-        if reference is not None:
-            gap = recomputed_gap(row, reference)
-            printed = row.values.get("AG")
-            differs = gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE
-            cells += ["–" if gap is None else f"{gap:.2f}", "differs from print" if differs else ""]
-        body.append(cells)
-    return f"{label} (published; not comparable with the measured table)", heads, body
-
-
-def _cell(value: tuple[float, float | None] | None) -> str:
-    if value is None:
-        return "–"
-    mean, std = value
-    return f"{mean:g}" if std is None else f"{mean:g}±{std:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -14,13 +14,12 @@ from common.base.config import (
     read_yaml,
 )
 from common.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
+from common.base.numbers import Count
 
 SUITES = Path(__file__).parents[1] / "suites"
 REFERENCES = ("original", "retrain")
+FLOOR = "retrain (second)"
+"""The row of the second Retrain."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
 """Names become folders, and parts of comma-separated lists."""
 
@@ -65,7 +64,7 @@ class Suite(Strict):
     """
 
     suite: Name
-    version: Annotated[int, Field(ge=1)] = 1
+    version: Count = 1
     title: str = ""
     notes: str = ""
     benchmark: str = "vision"

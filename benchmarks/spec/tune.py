@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from benchmarks.spec.space import Dimension
 from common.base.config import Strict, canonical, digest, is_whole, merge
 from common.base.errors import ConfigError
+from common.base.numbers import Count
 from common.base.registry import METHODS
 from common.base.seeding import derive
 from common.methods.base import resolve_config
@@ -37,11 +38,11 @@ class Tune(Strict):
     """
 
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    trials: Annotated[int, Field(ge=1)]
+    trials: Count
     grids: dict[str, dict[str, list[Any]]] = {}
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
     sampler: Literal["qmc", "random", "tpe"] = "qmc"
-    round: Annotated[int, Field(ge=1)] = 4
+    round: Count = 4
 
     @field_validator("grids", "spaces", mode="before")
     @classmethod

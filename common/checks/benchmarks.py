@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import fnmatch
 import json
 import os
@@ -26,12 +27,14 @@ from common.data.batch import Batch, ordered_batches
 from common.data.parts import Role
 from common.data.splits import TRAIN_PARTS, ForgetSplit
 from common.measure.metric import MetricSpec
-from common.protocol.benchmark import Benchmark, Runtime
+from common.measure.scores import without_probs
+from common.protocol.benchmark import Benchmark, Runtime, Versions
 from common.train.config import FitConfig
 
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 """Packages that take seconds to import; planning and listing must do without."""
 
+KINDS = tuple(field.name for field in dataclasses.fields(Versions))
 _SAMPLES = 24
 _IDENTITY_SCRIPT = """
 import importlib.util, json, sys
@@ -46,7 +49,7 @@ except ImportError:
 from common.base.config import digest
 cls = getattr(module, class_name)
 parsed = cls.Config.model_validate(config)
-digests = [digest(cls.identity(parsed, kind)) for kind in ("split", "train", "evaluate")]
+digests = [digest(cls.identity(parsed, kind)) for kind in KINDS]
 print(json.dumps([digests, sorted(set(sys.modules) & set(HEAVY))]))
 """
 
@@ -68,14 +71,19 @@ def check_benchmark(
     cls = BENCHMARKS[name]
     raw = config.model_dump(mode="json") if isinstance(config, Strict) else dict(config)
     parsed = validate(cls.Config, raw, f"protocol of {name}")
-    results = [_check_version(cls), _check_specs(cls), _check_identity(cls, parsed)]
+    results = [_check_versions(cls), _check_specs(cls), _check_identity(cls, parsed)]
     return results + _BenchmarkRuns(cls(parsed, runtime)).check()
 
 
-def _check_version(cls: type[Benchmark]) -> CheckResult:
-    version = getattr(cls, "version", None)
-    ok = isinstance(version, int) and not isinstance(version, bool) and version >= 1
-    return CheckResult("version", ok, "" if ok else f"version must be from 1, not {version!r}")
+def _check_versions(cls: type[Benchmark]) -> CheckResult:
+    versions = cls.versions
+    if hasattr(cls, "version") or not isinstance(versions, Versions):
+        return CheckResult("versions", False, "give versions = Versions(split=..., measure=...)")
+    for kind, version in dataclasses.asdict(versions).items():
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            problem = f"versions: {kind} must be from 1, not {version!r}"
+            return CheckResult("versions", False, problem)
+    return CheckResult("versions", True, "")
 
 
 def _check_specs(cls: type[Benchmark]) -> CheckResult:
@@ -95,12 +103,12 @@ def _check_specs(cls: type[Benchmark]) -> CheckResult:
 def _check_identity(cls: type[Benchmark], config: Strict) -> CheckResult:
     """Hashed the same here and in a process of its own, where nothing heavy may be imported."""
     try:
-        here = [digest(cls.identity(config, kind)) for kind in ("split", "train", "evaluate")]
+        here = [digest(cls.identity(config, kind)) for kind in KINDS]
     except Exception as error:
         return CheckResult("identity", False, f"cannot be hashed ({named_line(error)})")
     file = getattr(sys.modules[cls.__module__], "__file__", None)
     about = json.dumps([cls.__module__, file, cls.__qualname__, canonical(config)])
-    script = f"HEAVY = {HEAVY!r}\n{_IDENTITY_SCRIPT}"
+    script = f"HEAVY, KINDS = {HEAVY!r}, {KINDS!r}\n{_IDENTITY_SCRIPT}"
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, "-c", script, about],
@@ -229,6 +237,8 @@ class _BenchmarkRuns:
             parts = self.benchmark.parts(self.split, trial=trial, seed=1)
             few = {part: ids[:: max(1, len(ids) // _SAMPLES)] for part, ids in parts.items()}
             scores = self.benchmark.score(self.model, few)
+            if trial:
+                scores = without_probs(scores)
             found = self.benchmark.evaluate(scores, trial=trial, seed=1)
             if not found:
                 return "evaluate returns nothing"

@@ -23,6 +23,8 @@ class MetricSpec:
         unit: Unit of the number.
         doc: One sentence that says what is measured, on what.
         digits: Decimals in tables.
+        calibration: What Retrain's own value says about the other columns, as a sentence with
+            ``{}`` for the value; empty where it says nothing.
     """
 
     name: str
@@ -31,6 +33,7 @@ class MetricSpec:
     unit: str = "%"
     doc: str = ""
     digits: int = 1
+    calibration: str = ""
 
     def __post_init__(self) -> None:
         assert self.better in _ARROWS, f"{self.name}: better must be one of {[*_ARROWS]}"

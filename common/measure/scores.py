@@ -8,7 +8,7 @@ no metric runs the model again and no two metrics can disagree about its outputs
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,11 @@ class Scores:
     def select(self, positions: np.ndarray) -> Scores:
         """The scores at ``positions`` (int64 into 0..N-1 or a boolean mask), in that order."""
         return self._of_arrays({name: array[positions] for name, array in self._arrays().items()})
+
+
+def without_probs(parts: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Part -> scores without the (N, C) softmax, most of their size."""
+    return {part: replace(scores, probs=None) for part, scores in parts.items()}
 
 
 def save_scores(parts: Mapping[str, Scores], path: Path) -> None:

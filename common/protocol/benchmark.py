@@ -53,6 +53,23 @@ def pick_device(name: str) -> str:
     return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
 
 
+@dataclass(frozen=True)
+class Versions:
+    """Versions of what a benchmark does, each from 1; each is hashed into its own stages only.
+
+    Attributes:
+        split: Raised when the same seed would give other index sets.
+        train: Raised when Original and Retrain would come out otherwise.
+        score: Raised when the same model would get other scores.
+        measure: Raised when the same scores would give other metrics.
+    """
+
+    split: int = 1
+    train: int = 1
+    score: int = 1
+    measure: int = 1
+
+
 class ModelFamily(ABC):
     """What methods must know of the models they are given."""
 
@@ -86,7 +103,7 @@ class Benchmark(ModelFamily):
     Importing a subclass's module must not import torch; constructing it may.
     """
 
-    version: ClassVar[int]
+    versions: ClassVar[Versions] = Versions()
     metrics: ClassVar[tuple[MetricSpec, ...]]
     gap: ClassVar[GapRule]
     map_axes: ClassVar[MapAxes | None] = None
@@ -104,7 +121,8 @@ class Benchmark(ModelFamily):
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
         """The part of the config that a stage of ``kind`` depends on (it is hashed).
 
-        Kinds: ``split``, ``train`` (Original and Retrain), ``evaluate``.
+        Kinds: ``split``, ``train`` (Original and Retrain), ``score`` (a model's scores) and
+        ``measure`` (the metrics of stored scores, beside what is in ``score`` already).
         """
 
     @classmethod
@@ -186,7 +204,10 @@ class Benchmark(ModelFamily):
     def evaluate(
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
     ) -> dict[str, float | None]:
-        """Measurements of one model: nothing here refers to another model."""
+        """Measurements of one model, from stored scores alone.
+
+        Nothing here refers to another model.  A trial's scores hold no softmax (``probs``).
+        """
 
     def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """The metrics of :attr:`map_axes`.  Override it where they are cheaper alone.

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ import benchmarks  # registers
 from benchmarks.cli import main as cli_module
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.stage import Stage
+from benchmarks.report import html, markdown
+from benchmarks.report.section import Section, Table
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
 from common.base.config import merge
 from common.base.registry import METHODS
@@ -251,6 +254,32 @@ def find_stage() -> Callable[..., Stage]:
 
 
 @pytest.fixture(scope="session")
+def section_pages() -> Callable[[list[Section]], tuple[str, str]]:
+    """(Markdown, HTML) of sections, after checking that both hold every one of them, in order."""
+
+    def check(sections: list[Section]) -> tuple[str, str]:
+        text, page = markdown.write(sections), html.write(sections)
+        for written in (text.replace("\\|", "|"), unescape(page)):
+            place = 0
+            for piece in (piece for section in sections for piece in pieces(section)):
+                place = written.find(piece, place)
+                assert place >= 0, piece
+        return text, page
+
+    def pieces(section: Section) -> Iterator[str]:
+        yield section.title
+        yield from section.text
+        if isinstance(section.content, Table):
+            yield from section.content.heads
+            for row in section.content.rows:
+                yield from row
+            yield section.content.explanation
+        yield from section.lines
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def put_record() -> Callable[..., RunRecord]:
     """Writes the record of an evaluate stage by hand."""
 
@@ -260,7 +289,7 @@ def put_record() -> Callable[..., RunRecord]:
         metrics: Mapping[str, float | None] | None,
         **over: Any,
     ) -> RunRecord:
-        assert stage.kind == "evaluate"
+        assert stage.kind == "measure"
         status = "ok" if metrics is not None else "diverged"
         fields: dict[str, Any] = {
             "status": status,
@@ -279,7 +308,7 @@ def put_record() -> Callable[..., RunRecord]:
             "stages": {role: parent.key for role, parent in stage.parents.items()},
         }
         record = RunRecord(**{**fields, **over})
-        with store.writing("evaluate", stage.key, {"status": status}) as folder:
+        with store.writing("measure", stage.key, {"status": status}) as folder:
             record.save(folder / "record.json")
         return record
 

@@ -10,11 +10,14 @@ import pytest
 from benchmarks.audits.cost import costs
 from benchmarks.audits.derive import AuditReport, AuditTable
 from benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
-from benchmarks.audits.report import number, pieces, shown
+from benchmarks.audits.report import measure_cell
 from benchmarks.audits.streams import stream
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.report.table import FLOOR
+from benchmarks.report.cells import significant
+from benchmarks.report.section import table
+from benchmarks.report.terminal import pieces
 from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import FLOOR
 from common.audits import AUDITS
 from common.audits.base import ModelAudit
 from common.audits.measure import Measure
@@ -137,7 +140,7 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     page = (folder / "LEADERBOARD.md").read_text()
     for name in audits:
         assert f"### {name}: " in page and f"{name}: " in done.out
-        assert f"Audit {name}: " in (folder / "leaderboard.html").read_text()
+        assert f"<h3>{name}: " in (folder / "leaderboard.html").read_text()
     before = stages(run.store)
     assert cli("report", path, "--store", run.store).out.count("AIN") == done.out.count("AIN") > 0
     assert cli("run", path, "--store", run.store, "--workers", 1).code == 0
@@ -181,12 +184,20 @@ def test_fixed_shadows_are_the_suites_own_and_more(run):
         "original": 3,
         "unlearn": 3,
         "retrain": 6,
-        "evaluate": 12,
+        "score": 12,
+        "measure": 12,
     }
     shared = {kind: sum(s.key in own for s in found) for kind, found in kinds.items()}
-    assert shared == {"split": 1, "original": 1, "unlearn": 1, "retrain": 2, "evaluate": 4}
+    assert shared == {
+        "split": 1,
+        "original": 1,
+        "unlearn": 1,
+        "retrain": 2,
+        "score": 4,
+        "measure": 4,
+    }
     one = planner.shadow_plan(Shadows(3, originals=1))
-    originals = {s.parents["original"].key for s in one.stages() if s.kind == "unlearn"}
+    originals = {s.parents["start"].key for s in one.stages() if s.kind == "unlearn"}
     assert len(originals) == 1
 
 
@@ -259,7 +270,7 @@ def test_halves_never_train_on_what_is_left_out(run):
 
     for stage in plan.stages():
         if stage.kind == "unlearn":
-            original, split = stage.parents["original"], stage.parents["split"]
+            original, split = stage.parents["start"], stage.parents["split"]
             path = store.folder("split", split.key) / "split.safetensors"
             parts = ForgetSplit.load(path).parts
             trained = np.union1d(parts["forget"], parts["retain"])
@@ -290,8 +301,8 @@ def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     planner = AuditPlanner(suite, store)
     first, second = stream(planner, suite.row("gd_sine"), 1, 2)
-    assert second.parents["model"].parents["original"].key == first.parents["model"].key
-    assert first.parents["model"].parents["original"].kind == "original"
+    assert second.parents["model"].parents["start"].key == first.parents["model"].key
+    assert first.parents["model"].parents["start"].kind == "original"
     own = {stage.key for stage in make_plan(suite, store).stages()}
     one, two = (stage.parents["model"] for stage in stream(planner, suite.row("retrain"), 1, 2))
     assert two.key in own and one.key not in own
@@ -306,7 +317,7 @@ def test_more_requests_than_classes_are_refused(run, one_line_error):
 def test_a_record_is_audited_with_the_suites_own_stages(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     result = next(r for r in make_plan(suite, store).results if r.label == "gd_sine")
-    path = store.folder("evaluate", result.stage.key) / "record.json"
+    path = store.folder("measure", result.stage.key) / "record.json"
     small = suite_of_record(RunRecord.load(path))
     keys = {r.label: r.stage.key for r in make_plan(small, store).results if not r.replicate}
     assert keys["gd_sine"] == result.stage.key
@@ -395,17 +406,18 @@ def test_undefined_seeds_are_counted():
 
 
 def test_numbers_are_short():
-    assert [number(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["-", "0", "12.3", "1234"]
-    assert shown(None) == "" and shown(Measure(1.0, note="n")) == "1*"
-    assert shown(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
+    assert [significant(v) for v in (None, 0.0, 12.3456, 1234.5)] == ["–", "0", "12.3", "1234"]
+    assert measure_cell(None) == "" and measure_cell(Measure(1.0, note="n")) == "1*"
+    assert measure_cell(Measure(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
 
 
 def test_a_wide_table_comes_in_pieces_that_keep_the_rows():
     heads, rows = ["row", *"abcd"], [["r", "1", "22", "333", "4" * 9], ["s", "5", "6", "7", "8"]]
-    found = list(pieces(heads, rows, 20))
-    assert [piece[0] for piece in found] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
-    assert found[1][1] == [["r", "333"], ["s", "7"]]
-    assert list(pieces(heads, rows, 99)) == [(heads, rows)]
+    whole = table(heads, rows)
+    parts = list(pieces(whole, 20))
+    assert [part.heads for part in parts] == [["row", "a", "b"], ["row", "c"], ["row", "d"]]
+    assert parts[1].rows == (("r", "333"), ("s", "7"))
+    assert list(pieces(whole, 99)) == [whole]
 
 
 def test_every_registered_audit_states_itself():

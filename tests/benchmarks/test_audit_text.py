@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.audits.derive import AuditReport
 from benchmarks.audits.plan import AuditPlanner
-from benchmarks.report.table import FLOOR
 from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import FLOOR
 from common.audits import AUDITS
 from common.store.stages import StageStore
 from language.metrics.truth import normalised_probabilities

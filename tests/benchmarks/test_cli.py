@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks.cli import main as cli_module
-from benchmarks.cli import rows as commands
+from benchmarks.cli import run as commands
 from benchmarks.pipeline import executors
 from benchmarks.spec.suite import suite_names
 from common.base.errors import DataError
@@ -81,7 +81,9 @@ def test_plan_counts_what_is_done(filled, cli, tmp_path):
         shown = cli("plan", path, "--store", store)
         assert shown.code == 0
         lines = (line.split() for line in shown.out.splitlines())
-        return {x[0]: (int(x[1]), int(x[2])) for x in lines if len(x) == 3 and x[2].isdigit()}
+        rows = [x for x in lines if len(x) == 4 and x[3].isdigit()]
+        assert all(int(x[1]) == int(x[2]) + int(x[3]) for x in rows)
+        return {x[0]: (int(x[1]), int(x[3])) for x in rows}
 
     fresh = counts(tmp_path / "none")
     assert fresh == {
@@ -89,12 +91,13 @@ def test_plan_counts_what_is_done(filled, cli, tmp_path):
         "original": (1, 0),
         "retrain": (2, 0),
         "unlearn": (9, 0),
-        "evaluate": (12, 0),
+        "score": (12, 0),
+        "measure": (12, 0),
     }
     assert counts(filled.store) == {kind: (n, n) for kind, (n, _) in fresh.items()}
     assert not (tmp_path / "none").exists(), "planning writes nothing"
     keys = cli("plan", path, "--keys").out
-    assert len(re.findall(r"\b[0-9a-f]{20}\b", keys)) == 25
+    assert len(re.findall(r"\b[0-9a-f]{20}\b", keys)) == 37
 
 
 def test_plan_tells_of_rows_that_wait(cli, tiny_suite):
@@ -142,7 +145,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr(cli_module, "resolve_suite", fails)
+    monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -153,7 +156,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr(cli_module, "resolve_suite", fails)
+        monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")

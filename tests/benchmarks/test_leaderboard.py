@@ -3,11 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.data import to_csv, to_json
 from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.report import inapplicable_lines, sections
+from benchmarks.leaderboard.tables import main_table
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.report.table import FLOOR
+from benchmarks.report import markdown
 from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import FLOOR
 from common.base.errors import DataError
 from common.measure.scores import COLUMNS, Scores, save_scores
 from common.store.stages import StageStore
@@ -210,7 +213,8 @@ def test_metrics_against_retrain_are_derived_from_both_models_scores(hand_made, 
     suite, store = hand_made(tmp_path, TABLE)
     for number, result in enumerate(make_plan(suite, store).results):
         scores = one_score(float(number))
-        save_scores({"forget": scores}, store.folder("evaluate", result.stage.key) / SCORES)
+        with store.writing("score", result.stage.parents["scores"].key, {}) as folder:
+            save_scores({"forget": scores}, folder / SCORES)
     before = {path: path.read_bytes() for path in store.root.rglob("record.json")}
     plain = make_leaderboard(suite, store)
 
@@ -237,10 +241,10 @@ def test_a_method_for_another_scenario_is_not_applicable_and_is_not_run(board_of
     novo = row(board, "novo")
     assert novo.inapplicable == "for class forgetting only" and not novo.seeds
     assert board.complete and board.rows[-1] is novo
-    assert render.main_rows(board)[-1][:3] == ["novo", "n/a", "–"]
+    assert main_table(board).rows[-1][:3] == ("novo", "n/a", "–")
     told = "novo: not applicable (for class forgetting only)"
-    assert render.inapplicable_lines(board) == [told] and told in render.to_markdown(board)
-    assert render.to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"
-    assert "novo" not in render.to_csv(board)
+    assert inapplicable_lines(board) == [told] and told in markdown.write(sections(board))
+    assert to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"
+    assert "novo" not in to_csv(board)
     class_board = board_of(table, methods=methods)
     assert class_board.missing == 2 and all(not r.inapplicable for r in class_board.rows)

@@ -421,17 +421,19 @@ STORES = {
     "adapter": ("unlearn", "adapter.safetensors", b"junk", "damaged adapter"),
     "adapter config": ("unlearn", "adapter.json", b'{"config": 3}', "damaged adapter"),
     "no adapter": ("unlearn", "adapter.safetensors", None, "no adapter here"),
+    "scores": ("score", "scores.safetensors", b"junk", "not readable scores"),
 }
 
 
 @pytest.mark.parametrize("name", STORES)
 def test_damaged_store(name, copied, cli, one_line_error, nothing_half, find_stage):
     kind, file, content, wanted = STORES[name]
-    names = {"split": "split/seed-1", "original": "original/seed-1", "unlearn": "gd_lora/seed-1"}
+    names = {"split": "split/seed-1", "original": "original/seed-1"}
     store = StageStore(copied.store)
-    stage = find_stage(copied.paths["class"], copied.store, kind, names[kind])
-    evaluate = find_stage(copied.paths["class"], copied.store, "evaluate", "gd_lora/seed-1")
-    shutil.rmtree(store.folder("evaluate", evaluate.key))
+    stage = find_stage(copied.paths["class"], copied.store, kind, names.get(kind, "gd_lora/seed-1"))
+    for later in ("measure", "score")[: 1 if kind == "score" else 2]:
+        lost = find_stage(copied.paths["class"], copied.store, later, "gd_lora/seed-1")
+        shutil.rmtree(store.folder(later, lost.key))
     path = store.folder(kind, stage.key) / file
     path.unlink()
     if content is not None:
@@ -456,8 +458,8 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_damaged_record(name, copied, cli, one_line_error, find_stage):
-    stage = find_stage(copied.paths["class"], copied.store, "evaluate", "gd_lora/seed-1")
-    path = StageStore(copied.store).folder("evaluate", stage.key) / "record.json"
+    stage = find_stage(copied.paths["class"], copied.store, "measure", "gd_lora/seed-1")
+    path = StageStore(copied.store).folder("measure", stage.key) / "record.json"
     text = RECORDS[name](path.read_text())
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     for command in ("report", "run"):

@@ -11,7 +11,9 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
+from benchmarks.maps.board import MapBoard, make_board, probe_suite
 from benchmarks.maps.cells import Cell, Edge, judge
+from benchmarks.maps.data import to_json
 from benchmarks.maps.derive import (
     band,
     compare_lines,
@@ -20,21 +22,14 @@ from benchmarks.maps.derive import (
     letters,
     sign_test,
 )
-from benchmarks.maps.draw import to_svg
+from benchmarks.maps.draw import picture
 from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
-from benchmarks.maps.report import (
-    MapBoard,
-    make_board,
-    probe_suite,
-    table_rows,
-    to_json,
-    to_markdown,
-    where_rows,
-)
+from benchmarks.maps.report import place_table, sections, share_table
 from benchmarks.maps.resolve import load_map, make_rule, map_names
-from benchmarks.pipeline.evaluating import read_record
+from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.report.table import FLOOR
+from benchmarks.report import html, markdown
+from benchmarks.spec.suite import FLOOR
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.methods.base import resolve_config
@@ -169,25 +164,36 @@ def test_comparisons_pair_seeds():
 
 def test_tables_and_picture_of_hand_made_cells():
     board = hand_made_board()
-    rows = {row[0]: row for row in table_rows(board)}
+    rows = {row[0]: list(row) for row in share_table(board).rows}
     assert rows["retrain*"][1:4] == ["1 of 2", "0 of 2", "2 of 2"]
     assert rows["a"][1] == "50.0±0.0" and rows["a"][4:6] == ["0.50±0.00", "2.0"]
     assert rows["a"][6:] == ["40.0", "100.0±0.0", "2"]
-    where = {row[0]: row[1:] for row in where_rows(board)}
+    where = {row[0]: list(row[1:]) for row in place_table(board).rows}
     assert where["a"][:2] == ["fails at 0.001", "not found by 0.1"]
     assert where["a"][2:] == ["lr 0.1, λ 1, step 100", "2/2", "98.0±0.0"]
     assert where["b"][2:] == ["none", "–", "–"]
-    assert "b - a: -50.0±0.0 points of accepted cells (-50, -50; sign" in to_markdown(board)
-    assert "2 of them cannot give a p below 0.5" in to_markdown(board)
+    assert "b - a: -50.0±0.0 points of accepted cells (-50, -50; sign" in markdown.write(
+        sections(board)
+    )
+    assert "2 of them cannot give a p below 0.5" in markdown.write(sections(board))
     packed = to_json(board)
     json.dumps(packed, allow_nan=False)
     assert packed["grid"]["rule"] == {"fa": 5, "ra": 1, "ta": 2, "two_sided": False}
     assert packed["lines"][0]["worst_ra"] == (40.0, 40.0)
     assert packed["lines"][0]["best"]["ta"]["mean"] == 98.0
     assert packed["lines"][0]["squares"][3]["ra_drop"] == 60.0
-    words = [node.text for node in ET.fromstring(to_svg(board)).iter() if node.text]
+    words = [node.text for node in ET.fromstring(picture(board).svg).iter() if node.text]
     assert {"U", "D", "∅", "60", "a: 50 % accepted", "b: 0 % accepted"} <= set(words)
     assert words.count("1e-2") == 2  # one axis per method
+
+
+def test_the_page_says_all_that_the_markdown_says(section_pages):
+    board = hand_made_board()
+    board.missing = 2
+    section_pages(sections(board))
+    assert "Incomplete: 2 blocks are missing." in html.write(sections(board))
+    assert "![map](map.svg)" in markdown.write(sections(board))
+    assert "<svg " in html.write(sections(board))
 
 
 def hand_made_board():
@@ -378,7 +384,7 @@ def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
     resolved = load_map(str(path), only=["gd_ball"])
     planner = MapPlanner(resolved, StageStore(store))
     assert_alone_agrees(planner, store, tmp_path)
-    assert table_rows(make_board(resolved, StageStore(store)))[0][0] == "retrain*"
+    assert share_table(make_board(resolved, StageStore(store))).rows[0][0] == "retrain*"
 
 
 def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path):

@@ -15,12 +15,12 @@ from common.base.errors import DataError
 from common.base.registry import BENCHMARKS
 from common.data.splits import ForgetSplit
 from common.methods.difference import GradientDifference
-from common.protocol.benchmark import Runtime
+from common.protocol.benchmark import Runtime, Versions
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 from vision.metrics import GAP
 
-KINDS = {"split", "original", "retrain", "unlearn", "evaluate"}
+KINDS = {"split", "original", "retrain", "unlearn", "score", "measure"}
 ROWS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}
 TUNED = {**ROWS, "fixed": {"method": "gd", "tune": False}}
 TUNE = {"seeds": [0], "trials": 2, "grids": {"default": {"lr": [0.001, 0.002]}}}
@@ -75,7 +75,14 @@ def test_shared_stages_appear_once_and_after_their_parents(plan_of):
     stages = list(plan_of().stages())
     assert len({stage.key for stage in stages}) == len(stages)
     count = {kind: sum(stage.kind == kind for stage in stages) for kind in KINDS}
-    assert count == {"split": 2, "original": 2, "retrain": 4, "unlearn": 4, "evaluate": 10}
+    assert count == {
+        "split": 2,
+        "original": 2,
+        "retrain": 4,
+        "unlearn": 4,
+        "score": 10,
+        "measure": 10,
+    }
     position = {stage.key: place for place, stage in enumerate(stages)}
     for stage in stages:
         assert all(position[p.key] < position[stage.key] for p in stage.parents.values())
@@ -110,10 +117,10 @@ def test_original_is_shared_by_class_and_random_suites(plan_of):
         ("protocol.train.mixed_precision=bf16", KINDS - {"split"}),
         ("protocol.scenario.classes=[5]", KINDS - {"original"}),
         ("protocol.scenario.num_classes=2", KINDS - {"original"}),
-        ("protocol.evaluation.retain_samples=50", {"evaluate"}),
-        ("protocol.evaluation.features=[confidence]", {"evaluate"}),
-        ("defaults.steps=5", {"unlearn", "evaluate"}),
-        ("methods.gd_sine.params.adapter.omega=50", {"unlearn", "evaluate"}),
+        ("protocol.evaluation.retain_samples=50", {"score", "measure"}),
+        ("protocol.evaluation.features=[confidence]", {"measure"}),
+        ("defaults.steps=5", {"unlearn", "score", "measure"}),
+        ("methods.gd_sine.params.adapter.omega=50", {"unlearn", "score", "measure"}),
         ("version=2", set()),
         ("title=Other", set()),
         ("notes=Other", set()),
@@ -146,7 +153,7 @@ def test_keys_change_with_versions(plan_of, monkeypatch):
         "gd/seed-1",
         "gd/seed-2",
     }, "a subclass has a version of its own"
-    monkeypatch.setattr(BENCHMARKS["vision"], "version", 99)
+    monkeypatch.setattr(BENCHMARKS["vision"], "versions", Versions(split=99, train=99))
     assert changed_kinds(before, plan_of()) == KINDS
 
 
@@ -251,7 +258,7 @@ def test_a_damaged_trial_record_is_one_clear_error(plan_of, store, put_record):
     plan = plan_of(methods=TUNED, tune=TUNE)
     fill_trials(plan, store, put_record, {"gd": [1.0, 2.0], "gd_sine": [1.0, 2.0]})
     stage = next(r.stage for r in plan.results if r.label == "gd")
-    (store.folder("evaluate", stage.key) / "record.json").write_text('{"status": "ok"')
+    (store.folder("measure", stage.key) / "record.json").write_text('{"status": "ok"')
     with pytest.raises(DataError, match="not a valid record"):
         plan_of(methods=TUNED, tune=TUNE)
 

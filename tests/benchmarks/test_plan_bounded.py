@@ -8,15 +8,15 @@ import pytest
 
 from benchmarks.costs import layer as costs
 from benchmarks.costs.layer import Layers
-from benchmarks.costs.model import MODELS, Plan, make_plan
+from benchmarks.costs.model import MODELS, LayerCosts, layer_costs
 from common.base.errors import ConfigError
 
 K, D, RANK, TOKENS = 3, 2, 1, 6  # unit 12 FLOP, skinny pair 10, build of A Bt 2, per token
 
 
 @cache
-def plan(model: str, rank: int = 8, placement: str = "mlp") -> Plan:
-    return make_plan(model, rank=rank, placement=placement)
+def plan(model: str, rank: int = 8, placement: str = "mlp") -> LayerCosts:
+    return layer_costs(model, rank=rank, placement=placement)
 
 
 # Formulas ----------------------------------------------------------------------------------------
@@ -182,4 +182,4 @@ def test_what_is_asked_wrongly_is_one_line(arguments, text, cli):
 
 def test_no_such_model():
     with pytest.raises(ConfigError, match=r"--plan zzz: no such model; known: .*llama-2-7b"):
-        make_plan("zzz")
+        layer_costs("zzz")

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.leaderboard.data import to_json
 from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.picture import to_html
-from benchmarks.leaderboard.report import to_csv, to_json, to_markdown
-from benchmarks.spec.published import published_tables, read_tables, recomputed_gap
+from benchmarks.leaderboard.report import published_sections
+from benchmarks.leaderboard.write import FORMATS
+from benchmarks.spec.published import read_tables, recomputed_gap
 from common.base.errors import ConfigError
 
 # mean of the four absolute gaps to the table's own Retrain, worked out by hand from the columns
@@ -45,7 +46,8 @@ def test_recomputed_average_gaps(label):
 
 
 def test_tables_flag_what_does_not_follow_from_themselves():
-    ((title, heads, rows),) = published_tables(["tab:vit_cifar100/left"])
+    (section,) = published_sections(["tab:vit_cifar100/left"])
+    title, heads, rows = section.title, section.content.heads, section.content.rows
     assert "not comparable" in title
     assert heads[0] == "published" and heads[-2:] == ["AG recomputed", ""]
     assert all(len(row) == len(heads) for row in rows)
@@ -56,16 +58,17 @@ def test_tables_flag_what_does_not_follow_from_themselves():
 
 
 def test_no_gap_without_a_retrain():
-    ((_, heads, rows),) = published_tables(["tab:vit_cifar100_stability"])
+    (section,) = published_sections(["tab:vit_cifar100_stability"])
+    heads, rows = section.content.heads, section.content.rows
     assert "AG recomputed" not in heads and "status" not in heads
     cells = {row[0]: row[1:] for row in rows}
-    assert cells["Original Model"] == ["89.2", "88.4"]
-    assert cells["GD+Sine"] == ["87.8±0.3", "2.1±0.2"]
+    assert cells["Original Model"] == ("89.2", "88.4")
+    assert cells["GD+Sine"] == ("87.8±0.3", "2.1±0.2")
 
 
 def test_unknown_table_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'tab:vit_cifar100/left'"):
-        published_tables(["tab:vit_cifar100/lft"])
+        published_sections(["tab:vit_cifar100/lft"])
 
 
 def test_published_numbers_stay_out_of_measured_reports(hand_made, tmp_path, cli):
@@ -79,7 +82,7 @@ def test_published_numbers_stay_out_of_measured_reports(hand_made, tmp_path, cli
     board = make_leaderboard(suite, store)
     names = {row.method for row in read_tables()[label]}
     foreign = names - {"Retrain"}
-    for text in (to_markdown(board), to_csv(board), to_html(board), str(to_json(board))):
+    for text in (write(board) for _, write in FORMATS.values()):
         assert not [name for name in foreign if f"{name} " in text or f">{name}<" in text]
         assert "37.48" not in text
     assert to_json(board)["kind"] == "measured"

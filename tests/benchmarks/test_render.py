@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html.parser
 import io
 import json
@@ -10,14 +11,20 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from benchmarks.leaderboard import picture as page
-from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.data import to_csv, to_json
 from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.picture import picture
+from benchmarks.leaderboard.report import divergence_lines, sections
+from benchmarks.leaderboard.tables import gap_table, main_table
 from benchmarks.leaderboard.write import write_report
-from benchmarks.report.table import FLOOR, rich_table
+from benchmarks.report import html as page
+from benchmarks.report import markdown
+from benchmarks.report.section import Section, table
+from benchmarks.report.terminal import fitting, rich_table, show
 from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
+from benchmarks.spec.suite import FLOOR, suite_names
 from common.store.records import RunRecord
+from common.store.stages import StageStore
 
 TABLE = {
     "original": {1: (100, 100, 90, 10), 2: (100, 100, 92, 12)},
@@ -89,34 +96,33 @@ def markdown_tables(text):
 
 
 def test_markdown_tables_are_rectangular(board):
-    text = render.to_markdown(board)
+    text = markdown.write(sections(board))
     main, gaps, bound, attacks = markdown_tables(text)
-    for table in (main, gaps, bound, attacks):
-        assert len({len(cells) for cells in table}) == 1
-        assert set(re.sub(r"[:-]", "", "".join(table[1]))) == set()
-        assert [cells[0].strip() for cells in table[2:]] == [row.label for row in board.rows]
+    for lines in (main, gaps, bound, attacks):
+        assert len({len(cells) for cells in lines}) == 1
+        assert set(re.sub(r"[:-]", "", "".join(lines[1]))) == set()
+        assert [cells[0].strip() for cells in lines[2:]] == [row.label for row in board.rows]
     assert "measured" in text.splitlines()[0] and text.endswith("\n")
     assert "Noise floor (AG4 of a second Retrain" in text
     assert "- AG4 of gd − gd_sine:" in text
 
 
 def test_gaps_carry_their_intervals(board):
-    heads, rows = render.gap_table(board)
-    cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    gaps = gap_table(board)
+    cells = {row[0]: dict(zip(gaps.heads, row, strict=True)) for row in gaps.rows}
     assert cells["gd"]["RA gap"].startswith("-1.0 [") and cells["gd"]["RA gap"].endswith("]")
     assert cells["gd"]["AG4"].startswith("1.75 [-1.43, 4.93")  # 1.75 -+ 12.71 * .3536 / sqrt(2)
 
 
 def test_diverged_runs_are_named_with_their_step(board):
-    lines = render.divergence_lines(board)
+    lines = divergence_lines(board)
     assert any(line.startswith("gd_sine, seed 1: ") for line in lines), lines
-    text, written = render.to_markdown(board), html.unescape(page.to_html(board))
+    text, written = markdown.write(sections(board)), html.unescape(page.write(sections(board)))
     assert all(f"- {line}" in text and line in written for line in lines)
 
 
 def test_main_cells(board):
-    cells = {row[0]: row for row in render.main_rows(board)}
-    heads = render.main_columns(board)
+    heads, cells = main_table(board).heads, {row[0]: row for row in main_table(board).rows}
     place = {head: index for index, head in enumerate(heads)}
     assert cells["gd"][place["FA →"]] == "81.0±1.4 +0.0"
     assert cells["gd"][place["RA →"]] == "97.5±0.7 -1.0"
@@ -134,9 +140,7 @@ def test_main_cells(board):
 def test_compact_table_fits_80_columns(board):
     def width(board):
         console = Console(width=200, file=io.StringIO())
-        heads = render.main_columns(board, compact=True)
-        rows = render.main_rows(board, compact=True)
-        console.print(rich_table("t", heads, rows, tight=True))
+        console.print(rich_table(main_table(board).narrow, tight=True))
         return max(len(line.rstrip()) for line in console.file.getvalue().splitlines())
 
     assert width(board) <= 80
@@ -152,8 +156,8 @@ def test_compact_table_fits_80_columns(board):
 
 
 def test_compact_cells(board):
-    cells = {row[0]: row for row in render.main_rows(board, compact=True)}
-    assert cells["gd"][1:] == ["81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   "]
+    cells = {row[0]: row for row in main_table(board).narrow.rows}
+    assert cells["gd"][1:] == ("81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   ")
     assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1"]
     assert cells["gd_sine"][-1] == "0.10 ≈ ✗1" and cells["gd_ball"][-1] == "–   ✗2"
 
@@ -161,14 +165,14 @@ def test_compact_cells(board):
 def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made, tmp_path):
     columns = ["fa", "ra", "ta", "ta_f", "mia"]
     board = make_leaderboard(*hand_made(tmp_path, TABLE, columns=columns))
-    heads = render.main_columns(board, compact=True)
-    assert heads == ["method", "FA →", "RA →", "TA →", "MIA →", "AG4 ↓"]
-    assert all(len(row) == len(heads) for row in render.main_rows(board, compact=True))
-    assert "TA_f →" in render.main_columns(board)
+    narrow = main_table(board).narrow
+    assert narrow.heads == ["method", "FA →", "RA →", "TA →", "MIA →", "AG4 ↓"]
+    assert all(len(row) == len(narrow.heads) for row in narrow.rows)
+    assert "TA_f →" in main_table(board).heads
 
 
 def test_csv_holds_every_record(board):
-    rows = list(csv.DictReader(io.StringIO(render.to_csv(board))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(board))))
     assert len(rows) == len(board.records) == 12
     by_key = {(row["row"], row["seed"], row["replicate"]): row for row in rows}
     assert float(by_key["gd", "1", "0"]["mia"]) == 27.0
@@ -179,7 +183,7 @@ def test_csv_holds_every_record(board):
 
 
 def test_json_is_strict_and_complete(board):
-    data = strict(json.dumps(render.to_json(board), allow_nan=False))
+    data = strict(json.dumps(to_json(board), allow_nan=False))
     rows = {row["row"] if "row" in row else row["label"]: row for row in data["rows"]}
     assert list(rows) == [row.label for row in board.rows]
     assert rows["gd"]["derived"]["ag"]["mean"] == 1.75
@@ -191,7 +195,7 @@ def test_json_is_strict_and_complete(board):
 
 
 def test_svg_is_xml_and_inside_its_frame(board):
-    root = ElementTree.fromstring(page.to_svg(board))
+    root = ElementTree.fromstring(picture(board).svg)
     width, height = float(root.get("width")), float(root.get("height"))
     dots = [e for e in root.iter() if e.tag.endswith("circle")]
     assert len(dots) == 2 + 2 + 1 + 2, "floor, gd, gd_sine and original, one dot per seed"
@@ -207,17 +211,17 @@ def test_svg_survives_partly_undefined_rows(hand_made, tmp_path):
         "gd": {1: (82, 97, 89, None), 2: (80, 98, 90, 32)},
     }
     board = make_leaderboard(*hand_made(tmp_path, table))
-    ElementTree.fromstring(page.to_svg(board))
+    ElementTree.fromstring(picture(board).svg)
     nothing = make_leaderboard(
         *hand_made(tmp_path / "b", {"retrain": {1: (1, 1, 1, 1)}})
         if (tmp_path / "b").mkdir() is None
         else ()
     )
-    ElementTree.fromstring(page.to_svg(nothing))
+    ElementTree.fromstring(picture(nothing).svg)
 
 
 def test_html_is_balanced_and_escaped(board):
-    written = page.to_html(board)
+    written = page.write(sections(board))
     tags = Tags()
     tags.feed(written)
     tags.close()
@@ -227,9 +231,66 @@ def test_html_is_balanced_and_escaped(board):
     assert not re.search(r"(src|href)=.https?:", written), "self-contained"
 
 
+def test_the_page_says_all_that_the_markdown_says(hand_made, tmp_path, section_pages):
+    """What is missing, what does not apply, the notes and the provenance stand in both."""
+    random = {"protocol": {"scenario": {"kind": "random", "fraction": 0.1}}}
+    table = {**TABLE, "gd": {2: (80, 98, 90, 32)}}
+    rows = {label: None for label in table if label != "retrain*"}
+    made = hand_made(
+        tmp_path, table, methods={**rows, "novo": None}, seeds=[1, 2], notes="mind the gap",
+        title="a title", compare=[["gd", "gd_sine"]], **random,
+    )  # fmt: skip
+    text, written = section_pages(sections(make_leaderboard(*made)))
+    for line in (
+        "Incomplete: 1 records are missing.",
+        "novo: not applicable (for class forgetting only)",
+        "Notes: mind the gap",
+        "Data: by hand, digest dddddddddddd.",
+        "gd_ball, seed 2: diverged at step 3: loss not finite",
+        "Paired comparisons:",
+    ):
+        assert line in text and line in html.unescape(written)
+    assert "<svg " in written and "<svg " not in text
+
+
+def test_committed_reports_are_rendered_as_they_stand(filled):
+    """Of a filled store: headings and tables in the order that committed reports have."""
+    board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    text = markdown.write(sections(board))
+    assert re.findall(r"^#+ .*", text, re.M) == [
+        "# tiny-class (v1, measured)",
+        "## Signed gaps to Retrain, with 95 % t-intervals",
+        "## Did the bound act?",
+        "## What did it cost?",
+        "## Further measurements",
+    ]
+    main, _, bound, cost, _ = markdown_tables(text)
+    assert [cell.strip() for cell in bound[0]] == [
+        "method", "‖dW‖/‖W0‖", r"max \|arg\|", "bound active", "logit spread",
+    ]  # fmt: skip
+    assert [cells[0] for cells in main] == [cells[0] for cells in cost]
+    assert "`max |arg|` is the largest |omega A B^T| (the argument of phi); `bound" in text
+    assert "Balanced accuracy of the MIA's SVC on Retrain's own data: " in text
+
+
+def test_a_terminal_gets_the_widest_table_that_fits():
+    wide = table(["a" * 9, "b" * 9, "c" * 9], [["1", "2", "3"]])
+    narrow = table(["a", "b"], [["1", "2"]])
+    both = dataclasses.replace(wide, narrow=narrow)
+
+    def shown(table, width):
+        return [piece.heads for piece, _ in fitting(table, Console(width=width))]
+
+    assert shown(both, 80) == [wide.heads] and shown(both, 20) == [narrow.heads]
+    assert shown(wide, 25) == [wide.heads[:2], [wide.heads[0], wide.heads[2]]]
+    words = table(["a", "b"], [["1", "long " * 40]], words=True)
+    assert shown(words, 20) == [words.heads], "words wrap"
+
+
 def test_terminal_tables_print_any_text(board):
     console = Console(width=200, file=io.StringIO())
-    console.print(rich_table("title [/red]", ["a", "[b]"], [["[/x]", "[bold]y"]]))
+    odd = table(["a", "[b]"], [["[/x]", "[bold]y"]])
+    show(console, [Section("title [/red]", content=odd)])
     assert "[/x]" in console.file.getvalue() and "[bold]y" in console.file.getvalue()
     assert "[b]" in console.file.getvalue() and "title [/red]" in console.file.getvalue()
 
@@ -238,8 +299,8 @@ def test_incomplete_boards_say_so(hand_made, tmp_path, cli):
     table = {**TABLE, "gd": {2: (80, 98, 90, 32)}}
     suite, store = hand_made(tmp_path, table, seeds=[1, 2])
     board = make_leaderboard(suite, store)
-    assert "**Incomplete: 1 records are missing.**" in render.to_markdown(board)
-    assert render.to_json(board)["complete"] is False
+    assert "**Incomplete: 1 records are missing.**" in markdown.write(sections(board))
+    assert to_json(board)["complete"] is False
     shown = cli("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
     assert shown.code == 0 and "Incomplete: 1 records are missing." in shown.out
 
@@ -264,8 +325,8 @@ def test_report_prints_every_format(board, tmp_path, cli):
 
 def test_report_files_are_complete_and_whole(board, tmp_path):
     root = tmp_path / "out"
-    write_report(board, root, boards=False)
-    write_report(board, root, boards=False)
+    write_report(board, root, events=False)
+    write_report(board, root, events=False)
     folder = root / "suites" / "tiny"
     assert sorted(path.name for path in folder.iterdir()) == [
         "LEADERBOARD.md",

@@ -77,7 +77,7 @@ def contents(store, suite):
                     found[stage.kind, stage.name, path.name] = ForgetSplit.load(path).digest
             elif path.suffix in (".safetensors", ".jsonl") or path.name == "adapter.json":
                 found[stage.kind, stage.name, path.name] = path.read_bytes()
-        if stage.kind == "evaluate":
+        if stage.kind == "measure":
             record = RunRecord.load(folder / "record.json")
             found[stage.kind, stage.name, "metrics"] = (record.metrics, record.dynamics)
     return found

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from benchmarks.leaderboard.derive import make_leaderboard
 from benchmarks.pipeline import schedule
@@ -49,7 +50,7 @@ def results_of(path, store, *overrides):
     found = {}
     for result in make_plan(load_suite(str(path), overrides), store).results:
         model = result.stage.parents["model"]
-        record = RunRecord.load(store.folder("evaluate", result.stage.key) / "record.json")
+        record = RunRecord.load(store.folder("measure", result.stage.key) / "record.json")
         done = store.done(model.kind, model.key)
         key = (result.label, result.seed, result.replicate)
         found[key] = (record, store.folder(model.kind, model.key), done)
@@ -113,9 +114,7 @@ def test_who_was_trained_on_what(filled, kind, find_stage):
     assert {record.split["digest"] for record, _, _ in results.values()} == {split.digest}
     assert {record.data["digest"] for record, _, _ in results.values()} == {original["data"]}
     record = results["gd", 1, 0][0]
-    from safetensors.numpy import load_file
-
-    scores = load_file(store.folder("evaluate", record.stages["evaluate"]) / "scores.safetensors")
+    scores = load_file(store.folder("score", record.stages["scores"]) / "scores.safetensors")
     for part, ids in split.parts.items():
         assert np.array_equal(np.sort(scores[f"{part}/indices"]), ids), part
 
@@ -150,7 +149,7 @@ def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
     there = StageStore(store)
     checked = 0
     for result in make_plan(suite, there).results:
-        record = RunRecord.load(there.folder("evaluate", result.stage.key) / "record.json")
+        record = RunRecord.load(there.folder("measure", result.stage.key) / "record.json")
         ours, folder, _ = here[result.label, result.seed, result.replicate]
         assert measured(record) == measured(ours), result.label
         model = result.stage.parents["model"]
@@ -174,8 +173,8 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
     assert done.code == 0 and "Traceback" not in done.err
     assert before == {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
     asked = cli("plan", copied.paths["class"], "--store", copied.store)
-    counts = [line.split()[1:] for line in asked.out.splitlines() if line.strip()[:5] == "evalu"]
-    assert counts == [["12", "12"]], "eleven rows and the second Retrain"
+    counts = [line.split() for line in asked.out.splitlines() if "measure" in line]
+    assert counts == [["measure", "12", "0", "12"]], "eleven rows and the second Retrain"
 
 
 @pytest.mark.parametrize("label", ["gd_bad", "gd_capped"])
@@ -298,7 +297,7 @@ def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_su
     assert gd["seeds"] == [1] and gd["derived"]["ag"]["n"] == 1
     trials = [
         RunRecord.load(path)
-        for path in (copied.store / "stages").glob("evaluate-*/record.json")
+        for path in (copied.store / "stages").glob("measure-*/record.json")
         if RunRecord.load(path).trial
     ]
     assert sorted(record.method for record in trials) == ["gd", "gd", "retrain"]
@@ -307,9 +306,12 @@ def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_su
         assert not set(record.metrics) & {"ta", "ta_f", "mia", "test_loss", "mia_auc"}
         assert record.status == "diverged" or record.metrics["va"] is not None
     assert len(list((copied.store / "tensorboard/tuned").glob("gd/seed-0/trial-*"))) == 2
-    for folder in (copied.store / "stages").glob("evaluate-*"):
-        if RunRecord.load(folder / "record.json").trial:
-            assert not (folder / "scores.safetensors").exists()
+    for record in trials:
+        if record.status == "ok":
+            folder = StageStore(copied.store).folder("score", record.stages["scores"])
+            columns = load_file(folder / "scores.safetensors")
+            assert {"forget/loss", "retain/loss", "validation/loss"} <= columns.keys()
+            assert not any(key.startswith("test") or key.endswith("/probs") for key in columns)
 
 
 def image_folder(root, seed):

@@ -7,14 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.spec.resolve import load_suite
 from common.bounded.attach import detach
 from common.bounded.files import load_adapter
 from common.data.splits import ForgetSplit
-from common.measure.scores import load_scores
 from common.protocol.benchmark import Runtime
-from common.store.records import RunRecord
 from common.store.stages import StageStore
 from common.store.weights import WEIGHTS, load_weights
 from vision.benchmark import VisionBenchmark
@@ -43,13 +42,13 @@ def test_every_row_goes_on_from_its_own_model(sequence, tmp_path):
     evaluated = stages_of(sequence, store)
     models = {label: stage.parents["model"] for label, stage in evaluated.items()}
     for label in ("gd_lora", "gd"):
-        start = models[label].parents["original"]
+        start = models[label].parents["start"]
         assert start.kind == "unlearn" and start.spec.method == label
-        assert start.parents["original"].key == models["original"].key, "one Original for all"
+        assert start.parents["start"].key == models["original"].key, "one Original for all"
         assert start.spec.protocol["scenario"]["classes"] == [3]
     assert models["retrain"].parents.keys() == {"split"}
     first = stages_of(sequence.with_name("first.yaml"), store)
-    assert first["gd"].parents["model"].key == models["gd"].parents["original"].key
+    assert first["gd"].parents["model"].key == models["gd"].parents["start"].key
 
 
 def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
@@ -62,19 +61,19 @@ def test_a_sequence_runs_as_one_command(sequence, tmp_path, cli):
         store.folder("split", stage.parents["split"].key) / "split.safetensors"
     )
     assert split.train_parts == ("forget", "retain", "earlier")
-    record = RunRecord.load(store.folder("evaluate", stage.key) / "record.json")
+    record = read_record(store, stage)
     assert record.status == "ok"
     second = stage.parents["model"]
-    first = second.parents["original"]
+    first = second.parents["start"]
     benchmark = VisionBenchmark(load_suite(str(sequence)).protocol, Runtime(store=root))
     model = benchmark.blank()
-    original = first.parents["original"]
+    original = first.parents["start"]
     load_weights(model, store.folder("original", original.key) / WEIGHTS)
     for request in (first, second):  # one adapter on the other
         load_adapter(model, store.folder("unlearn", request.key))
         detach(model)
     found = benchmark.collect(model, split.parts["forget"])
-    stored = load_scores(store.folder("evaluate", stage.key) / "scores.safetensors")["forget"]
+    stored = read_scores(store, stage)["forget"]
     assert np.array_equal(found.loss, stored.loss)
 
 
@@ -87,7 +86,7 @@ def test_a_request_after_a_diverged_one_has_diverged(tiny_suite, tmp_path, cli):
     assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
     store = StageStore(tmp_path / "store")
     stage = stages_of(path, store)["bad"]
-    record = RunRecord.load(store.folder("evaluate", stage.key) / "record.json")
+    record = read_record(store, stage)
     assert record.status == "diverged" and "earlier request diverged" in record.status_detail
     assert not record.metrics
 
@@ -129,19 +128,18 @@ def test_requests_on_text_report_what_was_used_unused_and_earlier(tmp_path, cli,
     store = StageStore(tmp_path / "store")
     stages = stages_of(path, store)
     model = stages["gd_sine"].parents["model"]
-    assert model.parents["original"].spec.protocol["scenario"]["request"] == 1
+    assert model.parents["start"].spec.protocol["scenario"]["request"] == 1
     folder = store.folder("split", model.parents["split"].key)
     parts = ForgetSplit.load(folder / "split.safetensors").parts
     sizes = {part: len(parts[part]) for part in ("forget", "unused", "earlier")}
     assert sizes == {"forget": 4, "unused": 4, "earlier": 4}
     for label, stage in stages.items():
-        evaluated = store.folder("evaluate", stage.key)
-        scores = load_scores(evaluated / "scores.safetensors")
+        scores = read_scores(store, stage)
         assert {part: len(scores[part].loss) for part in sizes} == sizes, label
-        metrics = RunRecord.load(evaluated / "record.json").metrics
+        metrics = read_record(store, stage).metrics
         assert all(0 <= metrics[name] <= 100 for name in ("su", "su_earlier", "du", "rd"))
     first = stages_of(tmp_path / "text-1.yaml", store)["gd_sine"].parents["model"]
-    assert first.key == model.parents["original"].key
+    assert first.key == model.parents["start"].key
     assert (
         "earlier"
         not in ForgetSplit.load(

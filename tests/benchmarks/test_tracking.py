@@ -78,7 +78,7 @@ def test_training_has_curves_too(boards):
 def test_final_metrics_and_config_are_there(boards, filled):
     suite, store = load_suite(str(filled.paths["class"])), StageStore(filled.store)
     for result in make_plan(suite, store).results:
-        record = RunRecord.load(store.folder("evaluate", result.stage.key) / "record.json")
+        record = RunRecord.load(store.folder("measure", result.stage.key) / "record.json")
         name = result.label + (f"-{result.replicate + 1}" if result.replicate else "")
         events = boards[f"{name}/seed-1"]
         for metric, value in record.metrics.items():

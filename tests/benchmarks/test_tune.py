@@ -11,9 +11,9 @@ import yaml
 
 import benchmarks
 from benchmarks.audits.plan import AuditPlanner
-from benchmarks.leaderboard import picture as page
-from benchmarks.leaderboard import report as render
+from benchmarks.leaderboard.data import to_json
 from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.write import FORMATS
 from benchmarks.pipeline import schedule
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.spec.resolve import load_suite
@@ -193,7 +193,7 @@ class Sweep:
     def fill(self, most=99):
         """Up to ``most`` records that are missing; the plan after them."""
         for result in make_plan(self.suite, self.store).results:
-            done = self.store.done("evaluate", result.stage.key)
+            done = self.store.done("measure", result.stage.key)
             if result.trial is None or done or not most:
                 continue
             most -= 1
@@ -312,7 +312,7 @@ def test_tpe_counts_in_plan_and_show(cli, tiny_suite, tmp_path):
     out = " ".join(cli("plan", path, "--store", tmp_path / "none").out.split())
     assert "Further rounds of tuning: 8 trial runs more" in out
     assert "After tuning: 1 rows x 2 seeds more (gd)." in out
-    assert "evaluate 12 0" in out, "3 trials and Retrain on 2 seeds, 2 references on 2 seeds"
+    assert "measure 12 12 0" in out, "3 trials and Retrain on 2 seeds, 2 references on 2 seeds"
     out = cli("show", path).out
     assert "Tuning: 7 trials per row on seed 0, 7" in out and "first round" in out
     assert "lr 0.0001 to 0.01 (log)" in " ".join(out.split())
@@ -338,7 +338,7 @@ def test_the_whole_sweep_is_shown(sweep):
             work.put_record(work.store, result.stage, {"fa": 1.0})
     board = make_leaderboard(work.suite, work.store)
     assert board.complete and [row.trials for row in board.rows if row.trials] == [7, 7]
-    text, html = render.to_markdown(board), page.to_html(board)
+    text, html = (FORMATS[name][1](board) for name in ("md", "html"))
     for draw in plan.draws["gd"]:
         assert text.count(f"lr={draw.config.lr:g}, lam={draw.config.lam:g} |") >= 1
     assert "| finetune | lr=0.0001 | 0.25 | chosen (lr at the edge) |" in text
@@ -347,7 +347,7 @@ def test_the_whole_sweep_is_shown(sweep):
         assert "gd: tpe (Optuna; the first round is qmc), lam of 0.1, 0.3, 1.0; lr 0.0001" in shown
         assert "finetune: a grid, lr of 0.0001, 0.0002" in shown
         assert "where a wider one may do better: finetune (lr)" in shown
-    told = render.to_json(board)["tuning"]
+    told = to_json(board)["tuning"]
     assert len(told["sweep"]) == 14 and sum(trial["chosen"] for trial in told["sweep"]) == 2
     assert [source["sampler"] for source in told["sources"]] == ["tpe", "grid"]
 
@@ -361,7 +361,7 @@ def records_of(suite, store):
     assert not plan.waiting
     found = {}
     for result in plan.results:
-        path = store.folder("evaluate", result.stage.key) / "record.json"
+        path = store.folder("measure", result.stage.key) / "record.json"
         record = RunRecord.load(path)
         key = (result.label, result.seed, result.trial)
         found[key] = (record.status, record.metrics, record.params)

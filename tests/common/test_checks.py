@@ -23,7 +23,7 @@ from common.measure.metric import MetricSpec
 from common.methods.base import MethodInfo, UnlearningMethod
 from common.methods.gradient import GradientMethod
 from common.objectives.objectives import CrossEntropy
-from common.protocol.benchmark import Runtime
+from common.protocol.benchmark import Runtime, Versions
 from common.train.config import FitConfig
 from vision.benchmark import VisionBenchmark
 
@@ -507,7 +507,8 @@ def _extra_metric(self, scores, *, trial, seed):
 @pytest.mark.parametrize(
     ("changes", "name", "words"),
     [
-        ({"version": 0}, "version", "0"),
+        ({"versions": Versions(score=0)}, "versions", "score must be from 1"),
+        ({"version": 2}, "versions", "give versions"),
         ({"metrics": ()}, "metrics", "MetricSpec"),
         ({"metrics": (MetricSpec("fa", "target", "FA"),)}, "metrics", "doc"),
         ({"identity": classmethod(lambda cls, config, kind: {"x": object()})}, "identity", "hash"),

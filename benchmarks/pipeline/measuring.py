@@ -1,12 +1,12 @@
-"""The ``evaluate`` stage, and how its record and scores are read."""
+"""The ``measure`` stage: metrics of stored scores; and how records and scores are read."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.scoring import SCORES
 from benchmarks.pipeline.stage import ModelSpec, Stage
 from common.base.errors import Diverged
 from common.base.registry import METHODS
@@ -15,14 +15,12 @@ from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite
-    from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
 
 RECORD = "record.json"
-SCORES = "scores.safetensors"
 
 
-class EvaluateSpec(ModelSpec):
+class MeasureSpec(ModelSpec):
     """Of one model.
 
     Attributes:
@@ -32,49 +30,39 @@ class EvaluateSpec(ModelSpec):
     trial: bool
 
 
-class Evaluate(StageKind[EvaluateSpec]):
-    """Scores every part of a split once and measures."""
+class Measure(StageKind[MeasureSpec]):
+    """Computes the benchmark's metrics from stored scores; runs no model and reads no data."""
 
-    Spec = EvaluateSpec
-    order = 4
+    Spec = MeasureSpec
+    order = 5
 
-    def work(self, site: Worksite, spec: EvaluateSpec) -> None:
-        """Writes the record, and the scores unless it is a trial."""
-        from common.measure.scores import save_scores
+    def work(self, site: Worksite, spec: MeasureSpec) -> None:
+        """Writes the record."""
+        from common.measure.scores import load_scores
 
-        split = site.split()
-        model_facts = site.facts("model")
+        facts = site.facts("scores")
+        status, detail = facts["status"], facts.get("status_detail", "")
+        metrics: dict[str, float | None] = {}
         with site.writing() as folder:
-            status, detail = model_facts["status"], model_facts.get("status_detail", "")
-            metrics: dict[str, float | None] = {}
             if status == "ok":
+                scores = load_scores(site.folder("scores") / SCORES)
                 try:
-                    parts = site.benchmark.parts(split, trial=spec.trial, seed=spec.seed)
-                    model = site.model("model", exact=True).eval()
-                    scores = site.benchmark.score(model, parts)
                     metrics = site.benchmark.evaluate(scores, trial=spec.trial, seed=spec.seed)
-                    if not spec.trial:
-                        save_scores(scores, folder / SCORES)
                 except Diverged as error:
                     status, detail = "diverged", error.reason
             site.about |= {"status": status, "status_detail": detail}
-            _record(site, spec, split, model_facts, metrics).save(folder / RECORD)
+            _record(site, spec, metrics).save(folder / RECORD)
 
 
-def _record(
-    site: Worksite,
-    spec: EvaluateSpec,
-    split: ForgetSplit,
-    model_facts: Mapping[str, Any],
-    metrics: Mapping[str, float | None],
-) -> RunRecord:
+def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None]) -> RunRecord:
+    scores, model = site.facts("scores"), site.facts("model")
     keys = {site.stage.kind: site.stage.key}
     keys |= {role: parent.key for role, parent in site.stage.parents.items()}
     return RunRecord(
         status=site.about["status"],
         status_detail=site.about["status_detail"],
         benchmark=spec.benchmark,
-        benchmark_version=type(site.benchmark).version,
+        benchmark_version=site.benchmark.versions.measure,
         protocol=spec.protocol,
         method=spec.method,
         method_version=METHODS[spec.method].info.version,
@@ -83,10 +71,10 @@ def _record(
         replicate=spec.replicate,
         trial=spec.trial,
         metrics=clean_metrics(metrics),
-        dynamics=clean_metrics(model_facts.get("dynamics", {})),
-        cost=clean_metrics(model_facts.get("cost", {})),
-        split={"digest": split.digest, "name": split.name, **split.notes},
-        data={"digest": split.source_digest, "provenance": site.benchmark.provenance},
+        dynamics=clean_metrics(model.get("dynamics", {})),
+        cost=clean_metrics(model.get("cost", {})),
+        split=scores["split"],
+        data=scores["data"],
         stages=keys,
         environment=environment(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -101,11 +89,12 @@ def read_record(store: StageStore, stage: Stage) -> RunRecord | None:
 
 
 def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:
-    """Part -> scores of an evaluated model.
+    """Part -> the scores that a record was measured from.
 
     Raises:
         DataError: They are not there, or damaged.
     """
     from common.measure.scores import load_scores
 
-    return load_scores(store.folder(stage.kind, stage.key) / SCORES)
+    scores = stage.parents["scores"]
+    return load_scores(store.folder(scores.kind, scores.key) / SCORES)

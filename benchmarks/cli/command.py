@@ -1,0 +1,67 @@
+"""The application, and how a function becomes one of its commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Benchmark machine unlearning: suites in, leaderboards with noise floors out.",
+    epilog="Examples:  unlearn demo  ·  unlearn run digits-class  ·  unlearn show gd_sine",
+)
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def command(*examples: str, name: str | None = None) -> Callable[[F], F]:
+    """Registers a function as a command whose help ends with examples.
+
+    A parameter whose type is a dataclass stands for a group of options: each of its fields becomes
+    an option, and the function is given the whole.  Groups may share a field.
+
+    Args:
+        examples: Command lines.
+        name: The command's name, where it is not the function's.
+    """
+    head = "Example" if len(examples) == 1 else "Examples"
+
+    def register(function: F) -> F:
+        app.command(name, epilog=f"{head}:  {'  ·  '.join(examples)}")(_flat(function))
+        return function
+
+    return register
+
+
+def _flat(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with one keyword per option."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {k: h for k, h in hints.items() if dataclasses.is_dataclass(h)}
+
+    def flat(**values: Any) -> None:
+        given = {key: value for key, value in values.items() if key in hints}
+        for key, group in groups.items():
+            names = [field.name for field in dataclasses.fields(group)]
+            given[key] = group(**{each: values[each] for each in names})
+        function(**given)
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for key, parameter in inspect.signature(function).parameters.items():
+            if key in groups:
+                yield from inspect.signature(groups[key], eval_str=True).parameters.values()
+            else:
+                yield parameter.replace(annotation=hints[key])
+
+    options = {
+        parameter.name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters()
+    }
+    flat.__name__, flat.__doc__ = function.__name__, function.__doc__
+    flat.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]
+    return flat

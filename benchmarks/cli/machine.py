@@ -1,0 +1,78 @@
+"""The commands that check: ``check``, ``doctor`` and ``verify``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from benchmarks.cli.command import command
+from benchmarks.cli.options import STORE, DataRoot, Plugins, Store, console, register_all
+from common.base.errors import ConfigError
+
+
+@command("unlearn check gd_sine", "unlearn check --all", "unlearn check mine --plugin mine.py")
+def check(
+    name: Annotated[str | None, typer.Argument(help="A method.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every registered method.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Check a method against the harness's contract, on a tiny model."""
+    register_all(plugin)
+    from common.base.registry import METHODS
+    from common.checks import check_method
+
+    if (name is None) == (not all_):
+        raise ConfigError("check: give a method's name, or --all")
+    broken = 0
+    for method in METHODS.names() if all_ else [str(name)]:
+        results = check_method(method)
+        bad = [result for result in results if not result.ok]
+        broken += bool(bad)
+        mark = "[red]broken[/red]" if bad else "[green]ok[/green]"
+        console.print(f"{mark}  {method}: {len(results) - len(bad)} of {len(results)} checks pass")
+        for result in bad if all_ else results:
+            sign = "[green]+[/green]" if result.ok else "[red]-[/red]"
+            console.print(
+                f"    {sign} {escape(result.name)}: {escape(result.detail)}", highlight=False
+            )
+    if broken:
+        raise typer.Exit(1)
+
+
+@command("unlearn doctor", "unlearn doctor --data-root data")
+def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
+    """Check this machine: packages, device, disk, data, network; each with its mend."""
+    from benchmarks.machine.doctor import examine
+
+    marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
+    findings = examine(store=store, data_root=data_root)
+    for finding in findings:
+        console.print(
+            f"{marks[finding.verdict]} [bold]{finding.name}[/bold]: {escape(finding.detail)}",
+            highlight=False,
+        )
+        if finding.mend:
+            console.print(f"       -> {escape(finding.mend)}", highlight=False)
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+@command("unlearn verify tofu-logs --data-root data")
+def verify(
+    what: Annotated[str, typer.Argument(help="tofu-logs: published TOFU evaluation logs.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Recompute published results with our own metric code, and show every difference."""
+    from benchmarks.machine.verify import nearest_to_paper, sections, verify_tofu_logs
+    from benchmarks.report.terminal import show
+
+    if what != "tofu-logs":
+        raise ConfigError(f"verify {what}: there is only tofu-logs")
+    if data_root is None:
+        raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
+    values = verify_tofu_logs(data_root)
+    show(console, sections(values, nearest_to_paper(data_root)))
+    if not all(value.ok for value in values):
+        raise typer.Exit(1)

@@ -1,0 +1,181 @@
+"""The commands ``plan``, ``run`` and ``stage``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.cli.command import command
+from benchmarks.cli.options import STORE, Machine, Pool, Selection, Store, console
+from common.base import processes
+from common.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.leaderboard.board import Leaderboard
+    from benchmarks.pipeline.stage import Plan
+    from benchmarks.report.section import Section
+    from benchmarks.spec.resolve import ResolvedSuite
+    from common.protocol.benchmark import Runtime
+    from common.store.stages import StageStore
+
+
+@command("unlearn plan digits-class", "unlearn plan digits-class --keys")
+def plan(
+    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    selection: Selection,
+    store: Store = STORE,
+    keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
+) -> None:
+    """Say which stages a suite needs, and which are in the store already."""
+    from benchmarks.pipeline.planner import make_plan
+    from benchmarks.report.terminal import show
+    from common.store.stages import StageStore
+
+    resolved, stages = selection.suite(suite), StageStore(store)
+    show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
+
+
+def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
+    from benchmarks.report.section import Section, table
+    from common.store.stages import KEY_LENGTH
+
+    suite, stages = planned.suite, list(planned.stages())
+    done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
+    listed = [
+        [stage.name, stage.kind, stage.key[:KEY_LENGTH], "done" if stage.key in done else ""]
+        for stage in stages
+    ]
+    counts = []
+    for kind in dict.fromkeys(stage.kind for stage in stages):
+        own = [stage for stage in stages if stage.kind == kind]
+        stored = sum(stage.key in done for stage in own)
+        counts.append([kind, str(len(own)), str(len(own) - stored), str(stored)])
+    text = [
+        f"{label}: not applicable ({reason}); it is not run"
+        for label, reason in planned.inapplicable.items()
+    ]
+    if planned.undrawn:
+        text.append(
+            f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
+            "before have shown."
+        )
+    if planned.waiting:
+        text.append(
+            f"After tuning: {len(planned.waiting)} rows x {len(suite.spec.seeds)} seeds more "
+            f"({', '.join(planned.waiting)})."
+        )
+    if suite.audits:
+        text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
+    heads = ["stage", "kind", "key", ""]
+    by_stage = Section(suite.name, content=table(heads, listed, words=True))
+    by_kind = table(["kind", "planned", "to do", "stored"], counts)
+    title = f"{suite.name}: {len(stages)} stages"
+    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind)]
+
+
+@command(
+    "unlearn run digits-class",
+    "unlearn run cifar100-class10-small --data-root data",
+    "unlearn run digits-all",
+    "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200",
+)
+def run(
+    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
+    machine: Machine,
+    selection: Selection,
+    pool: Pool,
+) -> None:
+    """Run a suite (what is in the store is not run again) and print its leaderboard."""
+    from benchmarks.cli.session import finish
+
+    suites = selection.suites(suite)
+    finish(run_all(suites, machine.runtime(), pool))
+
+
+def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
+    """Runs suites one after the other, then prints all boards; returns what failed."""
+    from benchmarks.leaderboard.report import sections
+    from benchmarks.report.terminal import show
+
+    boards = []
+    failed: dict[str, str] = {}
+    for suite in suites:
+        board, failed_here = _run(suite, runtime, pool)
+        boards.append(board)
+        failed |= failed_here
+    for board in boards:
+        show(console, sections(board))
+    for suite in suites:
+        _print_places(suite, runtime)
+    return failed
+
+
+def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
+    from benchmarks.cli.session import run_with_audits
+    from benchmarks.leaderboard.derive import make_leaderboard
+    from benchmarks.leaderboard.write import write_report
+    from common.store.stages import StageStore
+
+    executed, failed = run_with_audits(suite, runtime, pool)
+    board = make_leaderboard(suite, StageStore(runtime.store))
+    exported = (runtime.store / "tensorboard" / suite.name).is_dir()
+    if processes.is_main():
+        write_report(board, runtime.store, events=executed > 0 or not exported)
+    return board, failed
+
+
+def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
+    """Where everything was written."""
+    folder = _short_path(runtime.store / "suites" / suite.name)
+    events = _short_path(runtime.store / "tensorboard" / suite.name)
+    for text in (
+        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
+        f"[bold]Records[/bold]      {folder}/records.jsonl",
+        f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
+    ):
+        console.print(text, highlight=False)
+
+
+def _short_path(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+@command(
+    "unlearn plan digits-class --keys, then: unlearn stage digits-class KEY",
+    "accelerate launch --multi_gpu -m benchmarks stage lethevit-cifar10 KEY",
+)
+def stage(
+    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    key: Annotated[str, typer.Argument(help="Start of the stage's key (see plan --keys).")],
+    machine: Machine,
+    selection: Selection,
+) -> None:
+    """Run one stage in this process (and nothing else): for launchers and big models."""
+    from benchmarks.pipeline.executors import prepare_worker
+    from benchmarks.pipeline.planner import make_plan
+    from benchmarks.pipeline.progress import StepBar
+    from benchmarks.pipeline.runner import run_stage
+    from benchmarks.pipeline.schedule import events_folder
+    from common.store.stages import StageStore
+
+    resolved, runtime = selection.suite(suite), machine.runtime()
+    stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
+    hits = [stage for stage in stages if stage.key.startswith(key)]
+    if len(hits) != 1:
+        raise ConfigError(
+            f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
+            f"plan {suite} --keys"
+        )
+    StageStore(runtime.store).sweep()
+    prepare_worker(runtime.threads, runtime.plugins, orphan_guard=False)
+    with StepBar(console, hits[0].name) as progress:
+        status = run_stage(
+            hits[0],
+            runtime,
+            events=events_folder(runtime, resolved.name, hits[0]),
+            progress=progress,
+        )
+    console.print(f"{hits[0].name}: {status}", highlight=False)

@@ -1,0 +1,119 @@
+"""What a map shows, from the blocks that are in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.audits.report import audit_tables
+from benchmarks.maps.cells import Cell, Target
+from benchmarks.maps.derive import (
+    Ceiling,
+    MapComparison,
+    MapLine,
+    compare_lines,
+    derive_ceiling,
+    derive_line,
+)
+from benchmarks.maps.plan import MapPlanner
+from benchmarks.maps.resolve import ResolvedMap
+from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from benchmarks.spec.suite import Row
+from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from benchmarks.audits.derive import AuditTable
+
+
+class Titles(NamedTuple):
+    """Column heads of the three metrics that a map judges."""
+
+    forgotten: str
+    retained: str
+    utility: str
+
+
+@dataclass
+class MapBoard:
+    """Everything that a map shows.
+
+    Attributes:
+        resolved: The map.
+        lines: One per row, as far as there are cells.
+        ceiling: A second Retrain under the rule.
+        comparisons: As listed in the map.
+        cells: Every cell, for the JSON lines.
+        targets: Seed -> Retrain.
+        missing: Blocks that are not in the store.
+        probes: Audits of the best cells.
+    """
+
+    resolved: ResolvedMap
+    lines: list[MapLine]
+    ceiling: Ceiling
+    comparisons: list[MapComparison]
+    cells: list[Cell]
+    targets: dict[int, Target]
+    missing: int
+    probes: list[AuditTable] = field(default_factory=list)
+
+    @property
+    def titles(self) -> Titles:
+        """Heads of the judged metrics, as the benchmark names them."""
+        axes = self.resolved.rule.axes
+        names = (axes.forgotten, axes.retained, axes.utility)
+        return Titles(*(self.resolved.metric(name).title for name in names))
+
+
+def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
+    """Reads what is there and derives the table; a row counts the seeds that are complete."""
+    planner = MapPlanner(resolved, store)
+    plan = planner.plan()
+    seeds = resolved.spec.seeds
+    targets = {s: t for s in seeds if (t := planner.target(s)) is not None}
+    second = {s: t for s in seeds if (t := planner.target(s, 1)) is not None}
+    lines, cells, missing = [], [], 0
+    for row in resolved.rows:
+        blocks = [block for block in plan.blocks if block.row.label == row.label]
+        stored = [(block, planner.cells(block)) for block in blocks]
+        open_seeds = {b.seed for b, c in stored if c is None} | (set(seeds) - set(targets))
+        missing += sum(c is None for _, c in stored)
+        own = [cell for b, c in stored if c and b.seed not in open_seeds for cell in c]
+        cells += [cell for _, c in stored if c for cell in c]
+        if own:
+            edges = plan.edges[row.label]
+            lines.append(derive_line(row.label, own, targets, resolved.rule, edges))
+    ceiling = derive_ceiling(targets, second, resolved.rule)
+    by_label = {line.label: line for line in lines}
+    pairs = [pair for pair in resolved.spec.map.compare if set(pair) <= set(by_label)]
+    compared = [compare_lines(by_label[first], by_label[second]) for first, second in pairs]
+    comparisons = [comparison for comparison in compared if comparison is not None]
+    board = MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
+    board.probes = audit_tables(probe_suite(board), store)
+    return board
+
+
+def probe_suite(board: MapBoard) -> ResolvedSuite:
+    """The best cell of every row as a suite with the map's probe as its audits.
+
+    A cell is trained again by its method itself, alone and for just as many steps.  Rows without
+    an accepted cell are left out; all are, and the audits too, while the map is incomplete.
+    """
+    resolved = board.resolved
+    suite, best = resolved.suite, {line.label: line.best for line in board.lines}
+    rows = list(suite.rows)
+    for row in resolved.rows:
+        cell = best.get(row.label)
+        if cell is not None:
+            config = row.config(cell.lr, cell.lam).model_copy(update={"steps": cell.step})
+            rows.append(ResolvedRow(row.label, row.method, config))
+    spec = suite.spec.model_copy(
+        update={
+            "suite": f"{resolved.name}-probe",
+            "methods": {row.label: Row(method=row.method) for row in rows},
+            "compare": (),
+            "published": (),
+        }
+    )
+    audits = {} if board.missing else resolved.probe
+    return replace(suite, spec=spec, rows=tuple(rows), audits=audits)

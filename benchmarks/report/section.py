@@ -1,0 +1,119 @@
+"""What a report is made of.
+
+A job lists its sections once.  :mod:`benchmarks.report.markdown`, :mod:`benchmarks.report.html` and
+:mod:`benchmarks.report.terminal` print any list, so no format can say less than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["label", "number", "words"]
+Mark = Literal["goal", "reference"]
+Tone = Literal["plain", "muted", "warning"]
+Level = Literal["compact", "full"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        head: Its head.
+        kind: Labels and words are aligned left, numbers right; words may wrap.
+        doc: What the column shows, as the rest of a sentence that begins with the head.
+    """
+
+    head: str
+    kind: Kind = "number"
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under heads.
+
+    Attributes:
+        columns: The columns; the first one names the rows.
+        rows: One cell per column.
+        narrow: The same rows in fewer columns, for a terminal that is too narrow for all.
+        marks: First cell of a row -> how the row stands out.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    narrow: Table | None = None
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads of the columns."""
+        return [column.head for column in self.columns]
+
+    @property
+    def explanation(self) -> str:
+        """One sentence on the columns that carry a doc; empty without any."""
+        docs = [f"`{column.head}` {column.doc}" for column in self.columns if column.doc]
+        return "; ".join(docs) + "." if docs else ""
+
+
+def table(
+    heads: Sequence[str | Column],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: bool = False,
+    narrow: Table | None = None,
+    marks: Mapping[str, Mark] | None = None,
+) -> Table:
+    """A table from plain heads: a column of labels, then numbers, or words throughout."""
+    columns = []
+    for index, head in enumerate(heads):
+        kind: Kind = "words" if words else "number" if index else "label"
+        columns.append(Column(head, kind) if isinstance(head, str) else head)
+    return Table(tuple(columns), tuple(tuple(row) for row in rows), narrow, marks or {})
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture.
+
+    Attributes:
+        svg: The whole SVG document.
+        alt: What it shows, for those who cannot see it.
+        file: Its name beside the report, for formats that link pictures; those without a name are
+            shown only where a picture can be embedded.
+    """
+
+    svg: str
+    alt: str
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One thing that a report says.
+
+    Attributes:
+        title: Heading; empty where the section continues the one before.
+        text: Paragraphs.
+        content: Table or picture, below the text.
+        lines: List below both.
+        level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
+        depth: Depth of the heading, 1 for the report's own.
+        tone: ``muted`` for explanations, ``warning`` for what a reader must not miss.
+    """
+
+    title: str = ""
+    text: tuple[str, ...] = ()
+    content: Table | Picture | None = None
+    lines: tuple[str, ...] = ()
+    level: Level = "compact"
+    depth: int = 2
+    tone: Tone = "plain"
+
+
+def filled(*sections: Section) -> list[Section]:
+    """The sections that say something: those with a title, a content, lines or a paragraph."""
+    return [s for s in sections if s.title or s.content or s.lines or any(s.text)]

@@ -1,0 +1,69 @@
+"""Elements and the frame of every SVG picture."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+GREY = "#666"
+
+
+def element(tag: str, *content: str, **attributes: object) -> str:
+    """One element; ``stroke_width=2`` becomes ``stroke-width="2"``, None leaves one out."""
+    pairs = "".join(
+        f' {name.replace("_", "-")}="{_value(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return f"<{tag}{pairs}>{''.join(content)}</{tag}>" if content else f"<{tag}{pairs}/>"
+
+
+def _value(value: object) -> str:
+    return f"{round(value, 2):g}" if isinstance(value, float) else html.escape(str(value))
+
+
+def text(x: float, y: float, content: str, **attributes: object) -> str:
+    """Escaped text; ``text_anchor`` says which end is at ``x``."""
+    return element("text", html.escape(content), x=x, y=y, **attributes)
+
+
+def line(start: tuple[float, float], end: tuple[float, float], **attributes: object) -> str:
+    """A line between two points."""
+    return element("line", x1=start[0], x2=end[0], y1=start[1], y2=end[1], **attributes)
+
+
+def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> str:
+    """A line through points."""
+    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return element("polyline", points=places, fill="none", **attributes)
+
+
+def picture(
+    width: float,
+    height: float,
+    body: Iterable[str],
+    *,
+    title: str,
+    subtitle: str = "",
+    left: float = 10,
+    font_size: int = 12,
+) -> str:
+    """A whole document: white ground, title, one line below it, body."""
+    parts = [
+        element("rect", width="100%", height="100%", fill="white"),
+        text(left, 20, title, font_size=14, font_weight="bold"),
+        *([text(left, 37, subtitle, fill=GREY)] if subtitle else []),
+        *body,
+    ]
+    return (
+        element(
+            "svg",
+            *parts,
+            xmlns="http://www.w3.org/2000/svg",
+            width=width,
+            height=height,
+            font_family="sans-serif",
+            font_size=font_size,
+        )
+        + "\n"
+    )

@@ -1,0 +1,103 @@
+"""Sections -> a terminal: the compact ones, each table as wide as the terminal allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.measure import Measurement
+
+from benchmarks.report.section import Section, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+STYLES = {"plain": None, "muted": "dim", "warning": "yellow"}
+MARKS = {"goal": "green", "reference": "dim"}
+
+
+def show(console: Console, sections: Sequence[Section]) -> None:
+    """Prints the compact sections: the table of a section first, then its text."""
+    for section in sections:
+        if section.level == "compact":
+            _show(console, section)
+
+
+def _show(console: Console, section: Section) -> None:
+    style = STYLES[section.tone]
+    content = section.content
+    if section.title:
+        console.print(f"\n[bold]{escape(section.title)}[/bold]", highlight=False)
+    if isinstance(content, Table) and len(content.columns) > 1:
+        for piece, tight in fitting(content, console):
+            console.print(rich_table(piece, tight=tight))
+            if piece.explanation:
+                console.print(piece.explanation, style="dim", highlight=False, markup=False)
+    for paragraph in filter(None, section.text):
+        console.print(paragraph, style=style, highlight=False, markup=False)
+    for line in section.lines:
+        console.print(f"  {line}", style=style, highlight=False, markup=False)
+
+
+def fitting(table: Table, console: Console) -> list[tuple[Table, bool]]:
+    """(table, tight) of what fits the console: the whole, the narrow one, or its pieces."""
+    for candidate in (table, table.narrow):
+        for tight in (False, True):
+            if candidate is not None and _fits(candidate, console, tight=tight):
+                return [(candidate, tight)]
+    return [(piece, True) for piece in pieces(table.narrow or table, console.width)]
+
+
+def _fits(table: Table, console: Console, *, tight: bool) -> bool:
+    if any(column.kind == "words" for column in table.columns):
+        return True
+    wide = console.options.update(max_width=100_000)
+    return Measurement.get(console, wide, rich_table(table, tight=tight)).maximum <= console.width
+
+
+def rich_table(table: Table, *, tight: bool = False) -> RichTable:
+    """A Rich table; ``tight`` for narrow terminals."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    rich = RichTable(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0) if tight else (0, 1),
+        show_edge=not tight,
+        pad_edge=False,
+    )
+    for column in table.columns:
+        rich.add_column(
+            escape(column.head),
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.kind != "words",
+        )
+    for row in table.rows:
+        mark = table.marks.get(row[0])
+        rich.add_row(*map(escape, row), style=MARKS[mark] if mark else None)
+    return rich
+
+
+def pieces(table: Table, width: int) -> Iterator[Table]:
+    """A table as several that fit a width of characters, each with the first column."""
+    columns = zip(table.heads, *table.rows, strict=True)
+    widths = [max(map(len, cells)) + 3 for cells in columns]
+    places: list[int] = []
+    for place in range(1, len(widths)):
+        if places and widths[0] + sum(widths[k] for k in places) + widths[place] > width:
+            yield _columns(table, [0, *places])
+            places = []
+        places.append(place)
+    yield _columns(table, [0, *places])
+
+
+def _columns(table: Table, places: Sequence[int]) -> Table:
+    return replace(
+        table,
+        columns=tuple(table.columns[k] for k in places),
+        rows=tuple(tuple(row[k] for k in places) for row in table.rows),
+        narrow=None,
+    )

@@ -1,0 +1,92 @@
+"""A changed metric or a changed scoring re-runs its own stages on a finished suite, no training."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.pipeline.measuring import read_record
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.training import Original, Retrain
+from benchmarks.pipeline.unlearning import Unlearn
+from benchmarks.spec.resolve import load_suite
+from common.measure.metric import MetricSpec
+from common.protocol.benchmark import Versions
+from common.store.stages import StageStore
+from vision.benchmark import VisionBenchmark
+
+OLD = VisionBenchmark.versions
+
+
+@pytest.fixture
+def finished(copied, cli, monkeypatch):
+    """The finished class suite: counts of ``unlearn plan`` and a run in this process."""
+
+    def refuse(*_, **__):
+        raise AssertionError("this is in the store")
+
+    class Finished:
+        path, store = copied.paths["class"], StageStore(copied.store)
+
+        def missing(self):
+            stages = make_plan(load_suite(str(self.path)), self.store).stages()
+            return {s.kind for s in stages if self.store.done(s.kind, s.key) is None}
+
+        def counts(self):
+            out = cli("plan", self.path, "--store", self.store.root).out
+            rows = (line.split() for line in out.splitlines())
+            return {r[0]: (int(r[2]), int(r[3])) for r in rows if len(r) == 4 and r[3].isdigit()}
+
+        def run(self, *refused):
+            for cls, name in refused:
+                monkeypatch.setattr(cls, name, refuse)
+            return cli("run", self.path, "--store", self.store.root, "--executor", "inline")
+
+    return Finished()
+
+
+def test_a_metric_over_stored_scores_adds_only_measure_stages(finished, monkeypatch):
+    assert finished.missing() == set()
+    before = finished.counts()
+    spread = MetricSpec("spread", "lower", "spread", unit="nats", doc="of the forget set's loss")
+    evaluate = VisionBenchmark.evaluate
+
+    def more(self, scores, *, trial, seed):
+        metrics = evaluate(self, scores, trial=trial, seed=seed)
+        return {**metrics, "spread": float(scores["forget"].loss.std())}
+
+    monkeypatch.setattr(VisionBenchmark, "metrics", (*VisionBenchmark.metrics, spread))
+    monkeypatch.setattr(VisionBenchmark, "evaluate", more)
+    monkeypatch.setattr(VisionBenchmark, "versions", Versions(measure=OLD.measure + 1))
+    assert finished.missing() == {"measure"}
+    assert before["measure"] == (0, 12)
+    assert finished.counts() == {**before, "measure": (12, 0)}
+    trainings = ((Original, "work"), (Retrain, "work"), (Unlearn, "work"))
+    done = finished.run(*trainings, (VisionBenchmark, "score"), (VisionBenchmark, "source"))
+    assert done.code == 0, done.err
+    assert finished.missing() == set()
+    plan = make_plan(load_suite(str(finished.path)), finished.store)
+    records = {result.label: read_record(finished.store, result.stage) for result in plan.results}
+    assert records["gd"].metrics["spread"] > 0 and records["gd"].benchmark_version == 3
+    assert records["gd_bad"].status == "diverged"
+
+
+def test_a_changed_scoring_scores_and_measures_and_trains_nothing(finished, monkeypatch):
+    changed = Versions(score=OLD.score + 1, measure=OLD.measure)
+    monkeypatch.setattr(VisionBenchmark, "versions", changed)
+    assert finished.missing() == {"score", "measure"}
+    done = finished.run((Original, "work"), (Retrain, "work"), (Unlearn, "work"))
+    assert done.code == 0, done.err
+    assert finished.missing() == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        ("split", {"split", "retrain", "unlearn", "score", "measure"}),
+        ("train", {"original", "retrain", "unlearn", "score", "measure"}),
+    ],
+)
+def test_a_version_moves_what_is_built_on_it(finished, monkeypatch, kind, missing):
+    changed = {"measure": OLD.measure, kind: getattr(OLD, kind) + 1}
+    monkeypatch.setattr(VisionBenchmark, "versions", Versions(**changed))
+    assert finished.missing() == missing
