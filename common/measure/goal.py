@@ -1,0 +1,283 @@
+"""Goals: what a metric of an unlearned model should come to, and how rows are ordered by them.
+
+Three kinds of goal: the value of the seed's Retrain, a value measured on Original (such as the
+memorisation of text that it never saw), and a constant with its source.  This module imports
+nothing heavy: planning and reporting read it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.measure.metric import Row
+
+Reach = Literal["below", "above"]
+Role = Literal["original", "retrain"]
+_SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class References:
+    """Metrics of the reference models of one seed.
+
+    Attributes:
+        original: Of the model before unlearning; None where it is not measured yet.
+        retrain: Of the model retrained without the forget set; None where there is none.
+    """
+
+    original: Row | None = None
+    retrain: Row | None = None
+
+    def of(self, role: Role) -> Row | None:
+        """The metrics of one reference."""
+        return self.original if role == "original" else self.retrain
+
+
+class Goal(ABC):
+    """What one metric should come to.
+
+    Attributes:
+        metric: Name of the metric.
+        reach: ``below`` or ``above``: on which side of the value the goal is reached; the value
+            itself is not enough.
+    """
+
+    metric: str
+    reach: Reach
+
+    @property
+    @abstractmethod
+    def needs(self) -> frozenset[Role]:
+        """The reference models whose metrics the value comes from."""
+
+    @abstractmethod
+    def value(self, references: References) -> float | None:
+        """The goal's value for one seed, in the metric's unit; None while it is unknown."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The goal in words, for legends."""
+
+    def reached(self, row: Row, references: References) -> bool | None:
+        """Whether a model reaches the goal; None while a side is unknown."""
+        ours, value = row.get(self.metric), self.value(references)
+        if ours is None or value is None:
+            return None
+        return ours < value if self.reach == "below" else ours > value
+
+    def excess(self, row: Row, references: References) -> float | None:
+        """How far a model is on the wrong side, as a share of the value; 0 where it is not."""
+        ours, value = row.get(self.metric), self.value(references)
+        if ours is None or value is None:
+            return None
+        over = ours - value if self.reach == "below" else value - ours
+        return max(0.0, over) / max(abs(value), _SMALLEST)
+
+
+@dataclass(frozen=True)
+class RetrainGoal(Goal):
+    """The value of the seed's Retrain, from one side."""
+
+    metric: str
+    reach: Reach = "below"
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Retrain."""
+        return frozenset({"retrain"})
+
+    def value(self, references: References) -> float | None:
+        """Retrain's value of the same metric."""
+        return None if references.retrain is None else references.retrain.get(self.metric)
+
+    @property
+    def words(self) -> str:
+        """The goal in words."""
+        return f"{self.metric} {self.reach} Retrain's"
+
+
+@dataclass(frozen=True)
+class MeasuredGoal(Goal):
+    """A value that is measured on Original, such as the same metric on text it never saw.
+
+    Attributes:
+        on: The metric of Original that is the value.
+    """
+
+    metric: str
+    on: str
+    reach: Reach = "below"
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Original."""
+        return frozenset({"original"})
+
+    def value(self, references: References) -> float | None:
+        """Original's value of :attr:`on`."""
+        return None if references.original is None else references.original.get(self.on)
+
+    @property
+    def words(self) -> str:
+        """The goal in words."""
+        return f"{self.metric} {self.reach} {self.on} of Original"
+
+
+@dataclass(frozen=True)
+class ConstantGoal(Goal):
+    """A constant.
+
+    Attributes:
+        constant: In the metric's unit.
+        source: Where the number stands, for legends.
+    """
+
+    metric: str
+    constant: float
+    source: str
+    reach: Reach = "below"
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """No reference."""
+        return frozenset()
+
+    def value(self, references: References) -> float | None:
+        """The constant."""
+        return self.constant
+
+    @property
+    def words(self) -> str:
+        """The goal in words."""
+        return f"{self.metric} {self.reach} {self.constant:g} ({self.source})"
+
+
+@dataclass(frozen=True)
+class GoalRule:
+    """Orders rows by goals: who reaches them, at which utility, after how many steps.
+
+    The distance, which tuning minimises, is 100 times the mean :meth:`Goal.excess` plus the utility
+    lost against Original, in the utility's unit: 0 for a model that reaches every goal and lost
+    nothing.
+
+    Attributes:
+        goals: What has to be reached.
+        utility: Metric of what the model should keep; higher is better.
+        title: Head of the distance's column.
+        columns: Main table of a suite that names none; the goals' metrics and utility when empty.
+        compact: Columns that a narrow terminal keeps.
+        also: Further derived columns; goals have none.
+    """
+
+    goals: tuple[Goal, ...]
+    utility: str
+    title: str = "to goal"
+    columns: tuple[str, ...] = ()
+    compact: tuple[str, ...] = ()
+    also: tuple[str, ...] = field(default=(), init=False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the main table shows: the goals' metrics, then the utility."""
+        return (*dict.fromkeys(goal.metric for goal in self.goals), self.utility)
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """The references that a suite must hold: Original, and what the goals ask for."""
+        roles: set[Role] = {"original"}
+        for goal in self.goals:
+            roles |= goal.needs
+        return frozenset(roles)
+
+    @property
+    def words(self) -> str:
+        """The rule in words, for legends."""
+        goals = "; ".join(goal.words for goal in self.goals)
+        return (
+            f"{self.title} = 100 x mean share by which a goal is missed + {self.utility} lost "
+            f"against Original; goals: {goals}. Rows are ordered by the share of seeds that reach "
+            f"every goal, then by {self.utility}, then by steps."
+        )
+
+    def reached(self, row: Row, references: References) -> bool | None:
+        """Whether every goal is reached; None while one is unknown."""
+        answers = [goal.reached(row, references) for goal in self.goals]
+        if False in answers:
+            return False
+        return None if None in answers else True
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """The distance to the goals (see the class); None while something is unknown.
+
+        Args:
+            row: Metrics of one model.
+            references: Of the same seed.
+            trial: A tuning trial; goals read no test data, so nothing changes.
+        """
+        excesses = [goal.excess(row, references) for goal in self.goals]
+        lost = _lost(row, references.original, self.utility)
+        if lost is None or any(excess is None for excess in excesses):
+            return None
+        total = math.fsum(excess for excess in excesses if excess is not None)
+        return 100.0 * total / len(excesses) + lost
+
+    def order(
+        self, reached: Sequence[bool | None], utility: float, steps: float
+    ) -> tuple[float, ...]:
+        """Sort key of a row, best first.
+
+        Args:
+            reached: Per seed, whether every goal is reached.
+            utility: Mean over seeds.
+            steps: Mean optimizer steps over seeds.
+        """
+        share = sum(answer is True for answer in reached) / max(1, len(reached))
+        return (-share, -utility, steps)
+
+
+def _lost(row: Row, original: Row | None, metric: str) -> float | None:
+    ours, before = row.get(metric), None if original is None else original.get(metric)
+    return None if ours is None or before is None else max(0.0, before - ours)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One rule of a rule set.
+
+    Attributes:
+        name: Such as ``C1``.
+        goal: What has to be reached.
+    """
+
+    name: str
+    goal: Goal
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A named set of pass-or-fail rules, as a paper states them.
+
+    Attributes:
+        name: Such as ``muse``.
+        source: Where the rules stand.
+        criteria: All of them must hold for a pass.
+    """
+
+    name: str
+    source: str
+    criteria: tuple[Criterion, ...]
+
+    def judge(self, row: Row, references: References) -> Mapping[str, bool | None]:
+        """Criterion -> whether it holds; None while it is unknown."""
+        return {rule.name: rule.goal.reached(row, references) for rule in self.criteria}
+
+    @property
+    def words(self) -> str:
+        """The rules in words, for legends."""
+        rules = "; ".join(f"{rule.name}: {rule.goal.words}" for rule in self.criteria)
+        return f"{self.name} ({self.source}): {rules}"

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from common.measure.goal import (
+    ConstantGoal,
+    Criterion,
+    GoalRule,
+    MeasuredGoal,
+    References,
+    RetrainGoal,
+    RuleSet,
+)
+
+ORIGINAL = {"el": 60.0, "el_unseen": 5.0, "utility": 50.0, "auc": 40.0}
+RETRAIN = {"el": 6.0, "utility": 52.0}
+REFERENCES = References(ORIGINAL, RETRAIN)
+MEASURED = MeasuredGoal("el", on="el_unseen")
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "needs"),
+    [
+        (RetrainGoal("el"), 6.0, {"retrain"}),
+        (MEASURED, 5.0, {"original"}),
+        (ConstantGoal("el", 7.5, "a paper"), 7.5, set()),
+    ],
+)
+def test_a_goal_has_its_value_from_where_it_says(goal, value, needs):
+    assert goal.value(REFERENCES) == value and goal.needs == needs
+    assert goal.reached({"el": value - 0.1}, REFERENCES) is True
+    assert goal.reached({"el": value}, REFERENCES) is False, "the value itself is not enough"
+    assert goal.excess({"el": 1.5 * value}, REFERENCES) == pytest.approx(0.5)
+    assert goal.excess({"el": 0.0}, REFERENCES) == 0
+    assert goal.words.startswith("el below ")
+
+
+def test_a_goal_from_above():
+    goal = ConstantGoal("auc", 50.0, "chance", reach="above")
+    assert goal.reached({"auc": 51.0}, References()) is True
+    assert goal.excess({"auc": 40.0}, References()) == pytest.approx(0.2)
+
+
+def test_what_is_unknown_is_neither_reached_nor_missed():
+    assert MEASURED.reached({"el": 1.0}, References()) is None
+    assert MEASURED.reached({"el": None}, REFERENCES) is None
+    assert MEASURED.excess({}, REFERENCES) is None
+    assert RetrainGoal("el").value(References(ORIGINAL)) is None
+
+
+RULE = GoalRule((MEASURED, ConstantGoal("auc", 30.0, "chance")), utility="utility")
+
+
+def test_the_distance_is_zero_where_all_is_reached_and_nothing_lost():
+    good = {"el": 4.0, "auc": 29.0, "utility": 50.0}
+    assert RULE.reached(good, REFERENCES) is True
+    assert RULE.distance(good, REFERENCES, trial=True) == 0
+    better = {**good, "utility": 55.0}
+    assert RULE.distance(better, REFERENCES, trial=False) == 0, "gained utility pays for nothing"
+
+
+def test_the_distance_counts_misses_and_lost_utility():
+    row = {"el": 10.0, "auc": 29.0, "utility": 47.0}
+    assert RULE.reached(row, REFERENCES) is False
+    assert RULE.distance(row, REFERENCES, trial=True) == pytest.approx(100 * (1.0 + 0) / 2 + 3.0)
+    assert RULE.distance({**row, "utility": None}, REFERENCES, trial=True) is None
+    assert RULE.reached({"el": 10.0}, REFERENCES) is False, "one miss decides"
+    assert RULE.reached({"el": 1.0}, REFERENCES) is None
+
+
+def test_rows_are_ordered_by_reached_then_utility_then_steps():
+    rows = {
+        "all, useful": RULE.order([True, True], 40.0, 20),
+        "all, useful, slower": RULE.order([True, True], 40.0, 30),
+        "all, useless": RULE.order([True, True], 10.0, 5),
+        "half": RULE.order([True, None], 50.0, 5),
+        "none": RULE.order([False, False], 60.0, 5),
+    }
+    assert sorted(rows, key=rows.__getitem__) == list(rows)
+
+
+def test_the_rule_says_what_it_needs_and_shows():
+    assert RULE.needs == {"original"} and RULE.metrics == ("el", "auc", "utility")
+    assert GoalRule((RetrainGoal("el"),), utility="utility").needs == {"original", "retrain"}
+    assert "el below el_unseen of Original" in RULE.words and "chance" in RULE.words
+
+
+def test_a_rule_set_judges_each_criterion():
+    rules = RuleSet(
+        "paper", "a table", (Criterion("C1", MEASURED), Criterion("C2", RetrainGoal("utility")))
+    )
+    assert rules.judge({"el": 4.0, "utility": 60.0}, REFERENCES) == {"C1": True, "C2": False}
+    assert rules.judge({"el": 4.0}, References()) == {"C1": None, "C2": None}
+    assert rules.words == (
+        "paper (a table): C1: el below el_unseen of Original; C2: utility below Retrain's"
+    )
