@@ -168,6 +168,8 @@ class GoalRule:
     Attributes:
         goals: What has to be reached.
         utility: Metric of what the model should keep; higher is better.
+        trial_utility: The metric that stands for it in tuning, where the utility itself is not
+            measured in a trial; the utility itself when empty.
         title: Head of the distance's column.
         columns: Main table of a suite that names none; the goals' metrics and utility when empty.
         compact: Columns that a narrow terminal keeps.
@@ -176,6 +178,7 @@ class GoalRule:
 
     goals: tuple[Goal, ...]
     utility: str
+    trial_utility: str = ""
     title: str = "to goal"
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
@@ -217,10 +220,11 @@ class GoalRule:
         Args:
             row: Metrics of one model.
             references: Of the same seed.
-            trial: A tuning trial; goals read no test data, so nothing changes.
+            trial: A tuning trial: :attr:`trial_utility` stands for the utility.
         """
         excesses = [goal.excess(row, references) for goal in self.goals]
-        lost = _lost(row, references.original, self.utility)
+        utility = (self.trial_utility if trial else "") or self.utility
+        lost = _lost(row, references.original, utility)
         if lost is None or any(excess is None for excess in excesses):
             return None
         total = math.fsum(excess for excess in excesses if excess is not None)

@@ -1,0 +1,91 @@
+"""Probes: a table of one model on data of the probe's own.
+
+A benchmark's metrics read the scores of its parts.  A probe brings its own data: reasoning tasks,
+dialogue, perplexity of another corpus.  Each probe is a stage of its own with a version of its own,
+so that a changed probe re-runs nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.base.config import Strict, validate
+from common.base.registry import Registry
+from common.measure.metric import MetricSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.protocol.benchmark import Benchmark
+
+PROBES: Registry[Any] = Registry("probe", "common.protocol.probe:Probe")
+
+
+@dataclass(frozen=True)
+class ProbeTable:
+    """What a probe measured of one model.
+
+    Attributes:
+        rows: Row (such as a task) -> column -> value; None where it is undefined.
+        notes: What the numbers depend on: versions, hashes, sizes, by name.
+    """
+
+    rows: Mapping[str, Mapping[str, float | None]]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Probe(ABC):
+    """Measures one model on the probe's own data.
+
+    Importing a subclass's module must not import torch.
+
+    Attributes:
+        version: Raised when the same config would give other numbers.
+        Config: The probe's settings.
+        modality: The models that it can measure; empty for all.
+    """
+
+    version: ClassVar[int]
+    Config: ClassVar[type[Strict]]
+    modality: ClassVar[str] = ""
+
+    def __init__(self, name: str, config: Any):
+        self.name = name
+        self.config = config
+
+    @abstractmethod
+    def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
+        """The table of a model in eval mode.
+
+        Args:
+            model: On the benchmark's device.
+            benchmark: For its tokenizer, forward and device; its data are not the probe's.
+        """
+
+    @abstractmethod
+    def summary(self, table: ProbeTable) -> dict[str, float | None]:
+        """Metric -> value: what the leaderboard shows of a table, named in :attr:`metrics`."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        """The metrics of :meth:`summary`; their names begin with the probe's name and a dot."""
+
+
+def make_probe(name: str, settings: Mapping[str, Any] | None, origin: str) -> Probe:
+    """A probe with its config.
+
+    Args:
+        name: Registered name.
+        settings: Overrides of its defaults.
+        origin: Where they were written, for the error.
+
+    Raises:
+        ConfigError: An unknown probe or setting.
+    """
+    cls = PROBES[name]
+    probe: Probe = cls(name, validate(cls.Config, settings or {}, origin))
+    return probe
