@@ -7,7 +7,7 @@ from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
 
 BENCHMARKS.register(
     "language",
-    "language.benchmark:LanguageBenchmark",
+    "language.benchmarks.tofu:TofuBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
 )
 SUBJECTS.register(

@@ -1,36 +1,31 @@
-"""The language benchmark: questions and answers, a causal model, a request, TOFU's metrics.
+"""What every benchmark on texts has: data, a causal model, a recipe, one pass of requests.
 
-TOFU, its small settings and the embedded authors are configs of this one benchmark, in
-``benchmarks/suites``.
+A text benchmark is a subclass in a file of its own that says what is forgotten (:meth:`split`),
+which role each part has (:attr:`part_table`), what is measured on it (:meth:`asked`) and what the
+measurements make (:meth:`evaluate`, :attr:`metrics`, :attr:`gap`).  :mod:`language.benchmarks.tofu`
+is one.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from common.base.config import Strict
-from common.base.numbers import Count
-from common.base.seeding import derive, hash_order
-from common.data.parts import PARTS, Part, Role
-from common.measure.metric import GapRule, MapAxes
+from common.base.errors import ConfigError
+from common.base.seeding import derive
+from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
-from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
-from language.measure.evaluation import TofuEvaluation
-from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
-from language.metrics.tofu import (
-    GAP_METRICS,
-    LOKU_PART,
-    LOKU_ROWS,
-    METRICS,
-    tofu_compare,
-    tofu_metrics,
-)
-from language.metrics.truth import options
+from language.config import CausalModelConfig
+from language.data.readers import READERS, TextDataConfig
+from language.measure.evaluation import RequestConfig
+from language.models.families import tiny_family
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,103 +34,63 @@ if TYPE_CHECKING:
     from common.bounded.config import AdapterConfig
     from common.data.batch import Batch
     from common.data.splits import ForgetSplit
-    from common.measure.metric import MetricSpec
     from common.measure.scores import Scores
     from language.data.source import TextSource
-
-GAP = GapRule(
-    metrics=GAP_METRICS,
-    trial=("forget_prob", "forget_truth_ratio", "retain_prob", "retain_truth_ratio"),
-    title="AG6",
-    words="AG6 = mean |gap| over probability, ROUGE-L and truth ratio on forget and on retain; FQ "
-    "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
-    compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
-)
+    from language.measure.requests import TextMetric
+    from language.models.families import CausalFamily
 
 
-MAP_AXES = MapAxes("forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02))
-
-
-class EvaluationConfig(TofuEvaluation):
-    """How models are measured: TOFU's conventions, and on how much of the retain set.
+class CausalConfig(Strict):
+    """One protocol on texts.
 
     Attributes:
-        retain_samples: Score at most this many retained rows that have wrong answers to compare
-            with (hash-ordered draw); all of them when absent.
-    """
-
-    retain_samples: Count | None = None
-
-
-class LanguageConfig(Strict):
-    """One language protocol.
-
-    Attributes:
-        data: Which questions and answers.
+        data: Which texts; ``data.name`` is one of :data:`language.data.readers.READERS`.
         model: Which causal language model.
-        scenario: What is forgotten.
         train: Recipe of Original and Retrain.
         evaluation: How models are measured.
         minimum_train_accuracy: An Original that predicts fewer of its training answers' tokens
             than this (percent, teacher forced) is not unlearned.
     """
 
-    data: TextDataConfig = TextDataConfig()
+    data: SerializeAsAny[TextDataConfig] = Field(default_factory=TextDataConfig.of)
     model: CausalModelConfig = CausalModelConfig()
-    scenario: TextScenarioConfig = TextScenarioConfig()
     train: FitConfig
-    evaluation: EvaluationConfig = EvaluationConfig()
+    evaluation: RequestConfig = RequestConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
 
     @model_validator(mode="after")
-    def _reference_is_trained(self) -> LanguageConfig:
-        if self.evaluation.fq_reference == "loku" and self.scenario.kind != "forget10":
-            raise ValueError(
-                "fq_reference: loku compares with the model retrained without forget10, which"
-                " only scenario: {kind: forget10} has; use fq_reference: tofu"
-            )
+    def _tiny_kind(self) -> CausalConfig:
+        if self.model.kind is not None:
+            try:
+                tiny_family(self.model.kind)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
         return self
 
 
-class LanguageBenchmark(Benchmark):
-    """Fictitious authors under forgetting requests (see the module docstring)."""
+class CausalBenchmark(Benchmark):
+    """Texts, a causal language model and what is asked of it (see the module docstring)."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
-    gap: ClassVar[GapRule] = GAP
-    map_axes: ClassVar[MapAxes | None] = MAP_AXES
-    Config = LanguageConfig
-    config: LanguageConfig
+    Config: ClassVar[type[Strict]] = CausalConfig
+    config: CausalConfig
     modality = "language"
-    part_table: ClassVar[Mapping[str, Part]] = {
-        **PARTS,
-        "test_real_authors": Part(Role.REPORT, utility=True),
-        "test_world_facts": Part(Role.REPORT, utility=True),
-        "holdout": Part(Role.REPORT),
-        LOKU_PART: Part(Role.TRAIN),
-    }
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
-        """Text, tokens and scenario for splits; text, model and recipe for training."""
+        """Text, tokens and scenario for splits; text, model and recipe for training.
+
+        A scenario is a field ``scenario`` of the config, where a benchmark has one.
+        """
         text = {"data": config.data, "model": config.model}
         if kind == "split":
-            return {**text, "scenario": config.scenario}
+            scenario = getattr(config, "scenario", None)
+            return text if scenario is None else {**text, "scenario": scenario}
         if kind == "train":
             return {**text, "train": config.train}
         if kind == "score":
-            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+            return {"evaluation": config.evaluation}
         assert kind == "measure", kind
-        return {"truth": config.evaluation.truth}
-
-    @classmethod
-    def compare(
-        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
-    ) -> dict[str, float | None]:
-        """Forget quality and privacy leakage."""
-        evaluation = config.evaluation
-        return tofu_compare(
-            scores, target, style=evaluation.style, fq_reference=evaluation.fq_reference
-        )
+        return {}
 
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
@@ -148,16 +103,6 @@ class LanguageBenchmark(Benchmark):
             config.model, adapter.rank, placement=adapter.placement, targets=adapter.targets
         )
         return share.trainable, share.base
-
-    @classmethod
-    def scenario_of(cls, config: Any) -> str:
-        """``authors``: what is forgotten are all questions about some authors."""
-        return "authors"
-
-    @classmethod
-    def choices(cls, scores: Scores) -> np.ndarray | None:
-        """See :func:`language.metrics.truth.options`."""
-        return options(scores.extra)
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)
@@ -173,19 +118,22 @@ class LanguageBenchmark(Benchmark):
     @cached_property
     def source(self) -> TextSource:
         """The text as token ids, tokenised once per process."""
-        from language.data.load import load_corpus
+        from language.data.readers import load_corpus
         from language.data.source import TextSource
         from language.data.templates import make_template
         from language.data.tokenizers import load_tokenizer
 
-        corpus = load_corpus(self.config.data, self.runtime.data_root)
-        return TextSource(
+        data, model = self.config.data, self.config.model
+        corpus = load_corpus(data, self.runtime.data_root)
+        source = TextSource(
             corpus,
-            load_tokenizer(self.config.model, corpus, data_root=self.runtime.data_root),
-            make_template(self.config.model.template, self.config.model.style),
-            max_length=self.config.data.max_length,
+            load_tokenizer(model, corpus, data_root=self.runtime.data_root),
+            make_template(model.template, model.style),
+            max_length=data.max_length,
             device=self.device,
         )
+        pieces = READERS[data.name].in_pieces(data, corpus, source.encoder)
+        return source if pieces is corpus else source.with_corpus(pieces)
 
     @property
     def provenance(self) -> str:
@@ -203,18 +151,21 @@ class LanguageBenchmark(Benchmark):
         return self.config.train
 
     @cached_property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of the architecture."""
-        from language.models.families import targets_of
+    def family(self) -> CausalFamily:
+        """Of the architecture."""
+        from language.models.families import family_of
 
-        return targets_of(self._shape.config.model_type)
+        return family_of(self._shape.config.model_type)
+
+    @property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Linear layers of the family, by placement."""
+        return self.family.targets
 
     @property
     def head(self) -> Sequence[str]:
         """The output layer; tied to the embeddings where the model says so."""
-        from language.models.families import HEAD
-
-        return HEAD
+        return self.family.head
 
     @property
     def minimum_train_accuracy(self) -> float:
@@ -225,12 +176,6 @@ class LanguageBenchmark(Benchmark):
     def evaluation_batch(self) -> int:
         """Samples per forward where nothing but a loss is wanted."""
         return 32
-
-    def split(self, seed: int) -> ForgetSplit:
-        """See :func:`language.scenarios.make_split`."""
-        from language.scenarios import make_split
-
-        return make_split(self.source, self.config.scenario, seed)
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model, or a pretrained one."""
@@ -268,13 +213,29 @@ class LanguageBenchmark(Benchmark):
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""
         from language.models.build import load_published
 
-        model = self.config.model
-        name = model.original
-        if role == "retrain":
-            name = (model.retrain or {}).get(self.config.scenario.label)
+        name = self._published_name(role)
         if name is None:
             return None
-        return self._placed(load_published(model, name, self.source.vocab_size))
+        return self._placed(load_published(self.config.model, name, self.source.vocab_size))
+
+    def published_claim(self, role: str) -> str | None:
+        """The digest of training indices in the metadata of a local folder's safetensors."""
+        from language.models.build import claimed_training
+
+        name = self._published_name(role)
+        return claimed_training(Path(name)) if name is not None and Path(name).is_dir() else None
+
+    def _published_name(self, role: str) -> str | None:
+        """Hub id or folder."""
+        model = self.config.model
+        if role == "original" or model.retrain is None:
+            return model.original if role == "original" else None
+        return model.retrain.get(self.label)
+
+    @property
+    def label(self) -> str:
+        """Name of what is forgotten, under which ``model.retrain`` lists checkpoints."""
+        return self.scenario
 
     def _placed(self, model: Any) -> Any:
         return model if self.config.model.device_map else model.to(self.device)
@@ -287,50 +248,36 @@ class LanguageBenchmark(Benchmark):
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        from language.models.families import component_of
-
-        return component_of(name)
+        return self.family.component_of(name)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
-        """Everything, retain subsampled; a trial has no held-out sets."""
+        """All parts of the split; a trial has none that only reports."""
         import numpy as np
 
-        chosen = dict(split.parts)
-        if trial:
-            chosen = {k: v for k, v in chosen.items() if self.role_of(k) is not Role.REPORT}
-        chosen["retain"] = self._retain_sample(chosen["retain"], seed)
-        if self.config.evaluation.fq_reference == "loku":
-            chosen[LOKU_PART] = chosen["forget"][:LOKU_ROWS]
-        return {name: np.asarray(ids) for name, ids in chosen.items() if len(ids)}
+        measured = {
+            part: np.asarray(indices)
+            for part, indices in split.parts.items()
+            if len(indices) and not (trial and self.role_of(part) is Role.REPORT)
+        }
+        return measured
 
-    def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:
-        """Retained rows that have wrong answers to compare with, at most as many as configured."""
-        import numpy as np
+    @abstractmethod
+    def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
+        """What is measured on the rows of a part; a trial writes no texts."""
 
-        items = self.source.corpus.items
-        comparable = np.array([index for index in retain if items[index].perturbed], dtype=np.int64)
-        pool = comparable if len(comparable) else retain
-        limit = self.config.evaluation.retain_samples
-        if limit is not None and len(pool) > limit:
-            pool = hash_order(pool, seed, "retain-eval")[:limit]
-        return np.sort(pool)
+    def score(
+        self, model: nn.Module, parts: Mapping[str, np.ndarray], *, trial: bool = False
+    ) -> dict[str, Scores]:
+        """All parts in one pass."""
+        from language.measure.ask import score_rows
 
-    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
-        """One pass over all parts together; texts are generated where test sets are scored."""
-        from language.measure.scoring import score_parts
+        metrics = {part: self.asked(part, trial=trial) for part in parts}
+        masked = self.masked_id
+        return score_rows(
+            model, self.source, parts, metrics, self.config.evaluation, masked_id=masked
+        )
 
-        trial = not any(self.part_table[name].utility for name in parts)
-        model.eval()
-        return score_parts(model, self.source, parts, self.config.evaluation, trial=trial)
-
-    def evaluate(
-        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
-    ) -> dict[str, float | None]:
-        """See :func:`language.metrics.tofu.tofu_metrics`."""
-        for part in scores.values():
-            part.check_finite()
-        evaluation = self.config.evaluation
-        metrics = tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)
-        if self.config.scenario.kind == "requests":
-            metrics |= sequential_metrics(scores)
-        return metrics
+    @property
+    def masked_id(self) -> int | None:
+        """A token that nothing but itself attends to, if any."""
+        return None

@@ -6,19 +6,157 @@ Authors are forgotten whole, but for the share of a request's rows that ``used``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from common.base.errors import DataError
+from common.base.numbers import Count
 from common.base.seeding import hash_order
 from common.data.parts import EARLIER, UNUSED
 from common.data.splits import ForgetSplit
-from language.config import SHARES, TextScenarioConfig
+from language.config import Variant
 from language.data.corpus import Corpus
+
+Named = Literal["forget01", "forget05", "forget10"]
+SHARES: Mapping[str, float] = {"forget01": 0.01, "forget05": 0.05, "forget10": 0.10}
+"""Which share of the authors, the last ones, TOFU's named splits forget."""
 
 TEST_SETS = ("real_authors", "world_facts", "holdout")
 """Sets that are never trained on, each a part of its own: test_real_authors, ..., holdout."""
+TEST_PARTS: Mapping[str, str] = {
+    name if name == "holdout" else f"test_{name}": name for name in TEST_SETS
+}
+"""Part -> set."""
+
+
+class TextScenarioConfig(Variant):
+    """What is forgotten; each kind has fields of its own.
+
+    Attributes:
+        kind: ``forget01``, ``forget05`` and ``forget10`` forget the last 1, 5 and 10 % of the
+            authors; ``authors`` the last ``forget_authors``; ``requests`` several groups one after
+            the other; ``files`` the set named forget of files of one's own.
+    """
+
+    tag: ClassVar[str] = "kind"
+    absent: ClassVar[Mapping[str, Any]] = {
+        "forget_authors": None,
+        "draw": False,
+        "requests": None,
+        "request": None,
+        "used": 1.0,
+    }
+
+    kind: str = "authors"
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[Variant]]:
+        """Kind -> its config."""
+        return {
+            **dict.fromkeys(SHARES, LastShare),
+            "authors": Authors,
+            "requests": Requests,
+            "files": Files,
+        }
+
+    @property
+    def label(self) -> str:
+        """A short name, such as ``forget10``, ``4-authors``, ``request-2-of-3-3-3``."""
+        return self.kind
+
+    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
+        """Authors to forget, by request."""
+        raise NotImplementedError
+
+
+class LastShare(TextScenarioConfig):
+    """TOFU's named splits."""
+
+    kind: Named
+
+    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
+        """The last share of the authors."""
+        return [_last_share(corpus, self.kind)]
+
+
+class Files(TextScenarioConfig):
+    """The set named forget."""
+
+    kind: Literal["files"]
+
+
+class Authors(TextScenarioConfig):
+    """The last authors, or drawn ones.
+
+    Attributes:
+        forget_authors: How many.
+        draw: Draw them by the run's seed among those that have perturbed answers.
+    """
+
+    kind: Literal["authors"] = "authors"
+    forget_authors: Count = 4
+    draw: bool = False
+
+    @property
+    def label(self) -> str:
+        """Such as ``4-authors``."""
+        return f"{self.forget_authors}-authors" + ("-drawn" if self.draw else "")
+
+    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
+        """One group."""
+        return [_chosen(corpus, self.forget_authors, self.draw, seed)]
+
+
+class Requests(TextScenarioConfig):
+    """Several groups one after the other.
+
+    Attributes:
+        requests: One entry per request: a number of authors, or named splits, each less the
+            earlier ones.
+        request: Which of ``requests`` this is, from 1 on.
+        used: Share of the request's rows that is unlearned; the others tell whether forgetting
+            reaches rows of the same authors that no request showed.
+        draw: Draw the authors by the run's seed (requests given as numbers).
+    """
+
+    kind: Literal["requests"]
+    requests: tuple[Count, ...] | tuple[Named, ...] = (3, 3, 3)
+    request: Count = 1
+    used: Annotated[float, Field(gt=0, le=1)] = 1.0
+    draw: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Requests:
+        if self.request > len(self.requests):
+            raise ValueError(f"request: there are only {len(self.requests)} requests")
+        if self.draw and isinstance(self.requests[0], str):
+            raise ValueError("draw: needs requests given as numbers")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Such as ``request-2-of-3-3-3``."""
+        parts = [f"request-{self.request}-of", *(str(request) for request in self.requests)]
+        return "-".join(parts) + ("-drawn" if self.draw else "")
+
+    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
+        """A group per request."""
+        counts = [request for request in self.requests if isinstance(request, int)]
+        if counts:
+            pool = _chosen(corpus, sum(counts), self.draw, seed)
+            ends = np.cumsum(counts).tolist()
+            return [pool[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        groups: list[list[int]] = []
+        seen: set[int] = set()
+        for name in self.requests:
+            fresh = [group for group in _last_share(corpus, str(name)) if group not in seen]
+            if not fresh:
+                raise DataError(f"requests: {name} adds no author to the requests before it")
+            seen.update(fresh)
+            groups.append(fresh)
+        return groups
 
 
 class HasCorpus(Protocol):
@@ -48,31 +186,30 @@ def make_split(source: HasCorpus, scenario: TextScenarioConfig, seed: int) -> Fo
         DataError: The corpus has too few authors.
     """
     corpus = source.corpus
-    if scenario.kind == "files":
+    if isinstance(scenario, Files):
         forget = corpus.where("forget")
         parts = {"forget": forget, "retain": np.setdiff1d(_trained(corpus), forget)}
         return _split(source, scenario.label, seed, parts, "the set named forget")
-    requests = _requests(corpus, scenario, seed)
-    current = (scenario.request or 1) - 1
-    before = [group for request in requests[:current] for group in request]
-    rows, gone = _rows(corpus, requests[current]), _rows(corpus, before)
-    used = np.sort(hash_order(rows, seed, "used")[: round(scenario.used * len(rows))])
+    groups = scenario.requested(corpus, seed)
+    current, share = 0, 1.0
+    if isinstance(scenario, Requests):
+        current, share = scenario.request - 1, scenario.used
+    before = [group for request in groups[:current] for group in request]
+    rows, gone = _rows(corpus, groups[current]), _rows(corpus, before)
+    used = np.sort(hash_order(rows, seed, "used")[: round(share * len(rows))])
     parts = {"forget": used, UNUSED: np.setdiff1d(rows, used), EARLIER: gone}
     parts = {name: indices for name, indices in parts.items() if len(indices)}
     parts["retain"] = np.setdiff1d(_trained(corpus), np.concatenate([rows, gone]))
-    return _split(source, scenario.label, seed, parts, _described(requests[current]))
+    return _split(source, scenario.label, seed, parts, _described(groups[current]))
 
 
 def _split(
     source: HasCorpus, label: str, seed: int, parts: Mapping[str, np.ndarray], forgotten: str
 ) -> ForgetSplit:
-    tests = {
-        name if name == "holdout" else f"test_{name}": source.corpus.where(name)
-        for name in TEST_SETS
-    }
-    found = {name: indices for name, indices in tests.items() if len(indices)}
+    tests = {part: source.corpus.where(name) for part, name in TEST_PARTS.items()}
+    tests = {name: indices for name, indices in tests.items() if len(indices)}
     notes = {"forgotten": forgotten, "data": source.corpus.provenance}
-    return ForgetSplit(f"{label}/seed-{seed}", {**parts, **found}, source.digest, notes)
+    return ForgetSplit(f"{label}/seed-{seed}", {**parts, **tests}, source.digest, notes)
 
 
 def _trained(corpus: Corpus) -> np.ndarray:
@@ -81,11 +218,11 @@ def _trained(corpus: Corpus) -> np.ndarray:
 
 
 def _rows(corpus: Corpus, groups: Sequence[int]) -> np.ndarray:
-    wanted = set(groups)
-    found = [
-        i for i, item in enumerate(corpus.items) if item.set == "full" and item.group in wanted
+    members = set(groups)
+    rows = [
+        i for i, item in enumerate(corpus.items) if item.set == "full" and item.group in members
     ]
-    return np.asarray(found, dtype=np.int64)
+    return np.asarray(rows, dtype=np.int64)
 
 
 def _described(groups: Sequence[int]) -> str:
@@ -100,29 +237,6 @@ def _authors(corpus: Corpus, *, perturbed: bool = False) -> list[int]:
         if item.set == "full":
             complete[item.group] = complete.get(item.group, True) and bool(item.perturbed)
     return sorted(group for group, whole in complete.items() if whole or not perturbed)
-
-
-def _requests(corpus: Corpus, scenario: TextScenarioConfig, seed: int) -> list[list[int]]:
-    """Authors to forget, by request; one request unless kind: requests."""
-    if scenario.kind in SHARES:
-        return [_last_share(corpus, scenario.kind)]
-    if scenario.requests is None:
-        assert scenario.forget_authors is not None
-        return [_chosen(corpus, scenario.forget_authors, scenario.draw, seed)]
-    counts = [request for request in scenario.requests if isinstance(request, int)]
-    if counts:
-        pool = _chosen(corpus, sum(counts), scenario.draw, seed)
-        ends = np.cumsum(counts).tolist()
-        return [pool[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    requests: list[list[int]] = []
-    seen: set[int] = set()
-    for name in scenario.requests:
-        fresh = [group for group in _last_share(corpus, str(name)) if group not in seen]
-        if not fresh:
-            raise DataError(f"requests: {name} adds no author to the requests before it")
-        seen.update(fresh)
-        requests.append(fresh)
-    return requests
 
 
 def _last_share(corpus: Corpus, name: str) -> list[int]:

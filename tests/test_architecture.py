@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "leaderboard",
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
-    "benchmarks.costs": "common.base report",
+    "benchmarks.costs": "common.base language.models report",
     "benchmarks.machine": "common.base common.measure language.measure language.metrics report",
     "benchmarks.theory": "common.base common.bounded common.train",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
@@ -121,6 +121,9 @@ LIGHT = (
     "language.data.fictitious",
     "language.benchmark",
     "language.scenarios",
+    "language.benchmarks.tofu",
+    "language.data.chunks",
+    "language.models.families",
     "language.config",
     "language.data.tofu",
     "common.methods.fila",

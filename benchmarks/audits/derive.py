@@ -25,7 +25,7 @@ from common.measure.gaps import summarise
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str
-"""What an audit found for one row and seed, or why it found nothing."""
+"""What an audit measured for one row and seed, or why it measured nothing."""
 
 
 @dataclass
@@ -64,20 +64,21 @@ class AuditTable:
         Seeds where it is undefined are left out and counted in the note.
         """
         cells = [cell for cell in self.rows[label].values() if isinstance(cell, dict)]
-        found = [cell[column] for cell in cells if column in cell]
-        known = [measure for measure in found if measure.value is not None]
-        if len(found) == 1 or not known:
-            return found[0] if found else None
-        values = [measure.value for measure in known if measure.value is not None]
+        measures = [cell[column] for cell in cells if column in cell]
+        defined = [measure for measure in measures if measure.value is not None]
+        if len(measures) == 1 or not defined:
+            return measures[0] if measures else None
+        first = defined[0]
+        values = [measure.value for measure in defined if measure.value is not None]
         over = summarise(values)
-        notes = [measure.note for measure in found if measure.note]
-        if len(known) < len(found):
-            notes.append(f"undefined for {len(found) - len(known)} of {len(found)} seeds")
-        interval = f"95 % t over {len(values)} seeds" if len(values) > 1 else known[0].interval
-        low, high = (over.low, over.high) if len(values) > 1 else (known[0].low, known[0].high)
+        notes = [measure.note for measure in measures if measure.note]
+        if undefined := len(measures) - len(defined):
+            notes.append(f"undefined for {undefined} of {len(measures)} seeds")
+        interval = f"95 % t over {len(values)} seeds" if len(values) > 1 else first.interval
+        low, high = (over.low, over.high) if len(values) > 1 else (first.low, first.high)
         text = "; ".join(dict.fromkeys(notes))
-        low, high = known[0].clipped(low), known[0].clipped(high)
-        return Measure(over.mean, low, high, interval, known[0].n, text, known[0].bounds)
+        low, high = first.clipped(low), first.clipped(high)
+        return Measure(over.mean, low, high, interval, first.n, text, first.bounds)
 
 
 class AuditReport:
@@ -237,16 +238,16 @@ class AuditReport:
 
     def _run(self, make: Callable[[int], Stage | None], limit: int | None) -> list[Stage]:
         """Stages 0, 1, ... that are in the store and did not diverge, up to the first missing."""
-        found: list[Stage] = []
+        stages: list[Stage] = []
         index = 0
         while limit is None or index < limit:
             stage = make(index)
             if stage is None or self.store.done(stage.kind, stage.key) is None:
                 break
             if self.planner.usable(stage):
-                found.append(stage)
+                stages.append(stage)
             index += 1
-        return found
+        return stages
 
     def _halves(self, table: AuditTable, audit: ULira) -> None:
         for row in self.planner.suite.rows:

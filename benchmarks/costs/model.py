@@ -6,7 +6,6 @@ The formulas are in :mod:`benchmarks.costs.layer`.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from benchmarks.costs import layer as costs
 from benchmarks.costs.layer import Layers
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
+from language.models.families import CausalFamily, matches, published_models
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,20 +25,22 @@ PLACEMENTS = ("mlp", "attention", "all")
 
 
 @dataclass(frozen=True)
-class Family:
-    """Models that are built alike.
+class Model:
+    """A model whose layers can be counted.
 
     Attributes:
-        library: ``timm``, or a prefix of transformers' class names.
+        library: ``timm`` or ``transformers``.
         mlp: Glob patterns of the MLP's linear layers.
         attention: Glob patterns of the attention's.
+        sizes: What the library builds it from.
         base: What the number of parameters includes.
     """
 
     library: str
     mlp: tuple[str, ...]
     attention: tuple[str, ...]
-    base: str = "embeddings and head included"
+    sizes: Mapping[str, Any]
+    base: str
 
     def patterns(self, placement: str) -> tuple[str, ...]:
         """Patterns of a placement."""
@@ -46,60 +48,24 @@ class Family:
         return chosen[placement]
 
 
-LLAMA = Family("Llama", ("*.mlp.*_proj",), ("*.self_attn.*_proj",))
-PHI = Family("Phi", ("*.mlp.fc?",), ("*.self_attn.*_proj", "*.self_attn.dense"))
-GPT_NEO = Family(
-    "GPTNeo",
-    ("*.mlp.c_fc", "*.mlp.c_proj"),
-    ("*.attention.*_proj",),
-    "embeddings included, the head tied to them",
-)
-VIT = Family("timm", ("*.mlp.fc?",), ("*.attn.qkv", "*.attn.proj"), "with a head of 10 classes")
+def _vit(size: str) -> Model:
+    sizes = {"model_name": f"vit_{size}_patch16_224", "num_classes": 10}
+    attention = ("*.attn.qkv", "*.attn.proj")
+    return Model("timm", ("*.mlp.fc?",), attention, sizes, "with a head of 10 classes")
 
 
-def _llama(hidden: int, mlp: int, depth: int, heads: int, keys: int, words: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "vocab_size": words,
-        "tie_word_embeddings": False,
-    }
+def _causal(family: CausalFamily, sizes: Mapping[str, Any]) -> Model:
+    tied = "embeddings included, the head tied to them"
+    base = tied if family.tied else "embeddings and head included"
+    sizes = {"model_type": family.model_type, **sizes}
+    return Model("transformers", family.mlp, family.attention, sizes, base)
 
 
-def _gpt_neo(hidden: int, depth: int, heads: int) -> dict[str, Any]:
-    kinds = [[["global", "local"], depth // 2]]
-    return {
-        "hidden_size": hidden,
-        "num_layers": depth,
-        "num_heads": heads,
-        "attention_types": kinds,
-    }
-
-
-MODELS: Mapping[str, tuple[Family, dict[str, Any]]] = {
-    "llama-2-7b": (LLAMA, _llama(4096, 11008, 32, 32, 32, 32000)),
-    "llama-2-70b": (LLAMA, _llama(8192, 28672, 80, 64, 8, 32000)),
-    "llama-3.1-8b": (LLAMA, _llama(4096, 14336, 32, 32, 8, 128256)),
-    "llama-3.1-70b": (LLAMA, _llama(8192, 28672, 80, 64, 8, 128256)),
-    "phi-1.5": (
-        PHI,
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "vocab_size": 51200,
-        },
-    ),
-    "gpt-neo-125m": (GPT_NEO, _gpt_neo(768, 12, 12)),
-    "gpt-neo-1.3b": (GPT_NEO, _gpt_neo(2048, 24, 16)),
-    "gpt-neo-2.7b": (GPT_NEO, _gpt_neo(2560, 32, 20)),
-    "vit-s": (VIT, {"model_name": "vit_small_patch16_224", "num_classes": 10}),
-    "vit-b": (VIT, {"model_name": "vit_base_patch16_224", "num_classes": 10}),
-    "vit-l": (VIT, {"model_name": "vit_large_patch16_224", "num_classes": 10}),
+MODELS: Mapping[str, Model] = {
+    **{name: _causal(family, model.sizes) for name, (family, model) in published_models().items()},
+    "vit-s": _vit("small"),
+    "vit-b": _vit("base"),
+    "vit-l": _vit("large"),
 }
 
 
@@ -159,13 +125,12 @@ def layer_costs(
         raise ConfigError(f"--plan {model}: no such model{hint}")
     if placement not in PLACEMENTS:
         raise ConfigError(f"--placement {placement}: choose {', '.join(PLACEMENTS)}")
-    family, sizes = MODELS[model]
-    built = _on_meta(family, sizes)
+    built = _on_meta(MODELS[model])
     from torch import nn
 
     linear = {name: m for name, m in built.named_modules() if isinstance(m, nn.Linear)}
-    patterns = family.patterns(placement)
-    chosen = {n: m for n, m in linear.items() if any(fnmatch.fnmatch(n, p) for p in patterns)}
+    patterns = MODELS[model].patterns(placement)
+    chosen = {n: m for n, m in linear.items() if matches(n, patterns)}
     assert chosen, f"{model}: {patterns} match nothing"
     return LayerCosts(
         model=model,
@@ -178,18 +143,17 @@ def layer_costs(
     )
 
 
-def _on_meta(family: Family, sizes: Mapping[str, Any]) -> nn.Module:
+def _on_meta(model: Model) -> nn.Module:
     import torch
 
     with torch.device("meta"):
-        if family.library == "timm":
+        if model.library == "timm":
             import timm
 
-            return timm.create_model(**sizes)
-        import transformers
+            return timm.create_model(**model.sizes)
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = getattr(transformers, f"{family.library}Config")(**sizes)
-        return getattr(transformers, f"{family.library}ForCausalLM")(config)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.sizes))
 
 
 def _by_shape(linear: Mapping[str, Any]) -> tuple[Layers, ...]:

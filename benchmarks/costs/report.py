@@ -52,7 +52,7 @@ def layers(costs: LayerCosts) -> Section:
     ]
     count = sum(shape.count for shape in costs.layers)
     rows.append(["adapters", "", f"{count}", f"{costs.trained:,}"])
-    rows.append([f"model ({MODELS[costs.model][0].base})", "", "", f"{costs.base:,}"])
+    rows.append([f"model ({MODELS[costs.model].base})", "", "", f"{costs.base:,}"])
     rows.append(["share of the model without adapters", "", "", f"{costs.percent:.3f} %"])
     rows.append(["share of the model with adapters", "", "", f"{costs.percent_of_all:.3f} %"])
     title = f"{costs.model}: {costs.placement} layers, r = {costs.rank}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.audits.derive import AuditTable
 
 
-Found = dict[tuple[str, int], dict[int, RunRecord]]
+FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
-from benchmarks.leaderboard.board import BoardRow, Comparison, Found, Leaderboard, Trial
+from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
 from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, trial_gap
 from benchmarks.pipeline.stage import Plan, Stage
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     """Reads the records that are there and derives the table."""
     plan = make_plan(suite, store)
-    found: Found = {}
+    finals: FinalRecords = {}
     records: list[tuple[str, RunRecord]] = []
     stages: dict[tuple[str, int, int], Stage] = {}
     missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
@@ -55,22 +55,22 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         if result.trial is None:
             records.append((result.label, record))
             stages[result.label, result.replicate, result.seed] = result.stage
-            found.setdefault((result.label, result.replicate), {})[result.seed] = record
+            finals.setdefault((result.label, result.replicate), {})[result.seed] = record
     _check_one_data_set(records)
     benchmark = BENCHMARKS[suite.spec.benchmark]
-    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap
-    reference = found.get((_retrain_label(suite), 0), {})
+    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap_of(suite.protocol)
+    targets = finals.get((_retrain_label(suite), 0), {})
     if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
-        found = _compared(suite, found, stages, store)
-        reference = found.get((_retrain_label(suite), 0), {})
-    records = [(label, found[label, r.replicate][r.seed]) for label, r in records]
-    floor, floor_row = _floor(found, reference, suite, rule)
-    floors = dict(zip(sorted(reference), floor.per_seed, strict=True)) if reference else {}
+        finals = _compared(suite, finals, stages, store)
+        targets = finals.get((_retrain_label(suite), 0), {})
+    records = [(label, finals[label, r.replicate][r.seed]) for label, r in records]
+    floor, floor_row = _floor(finals, targets, suite, rule)
+    floors = dict(zip(sorted(targets), floor.per_seed, strict=True)) if targets else {}
     rows = []
     for row in suite.rows:
-        by_seed = found.get((row.label, 0), {})
+        by_seed = finals.get((row.label, 0), {})
         if by_seed:
-            rows.append(_row(row.label, row.method, by_seed, reference, floors, rule))
+            rows.append(_row(row.label, row.method, by_seed, targets, floors, rule))
         elif row.label in plan.inapplicable:
             why = plan.inapplicable[row.label]
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
@@ -78,9 +78,9 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         rows.append(floor_row)
     trials = _trials(plan, store)
     for board_row in rows:
-        mine = [trial for trial in trials if trial.label == board_row.label]
-        board_row.trials = len(mine)
-        for trial in mine:
+        own = [trial for trial in trials if trial.label == board_row.label]
+        board_row.trials = len(own)
+        for trial in own:
             if trial.chosen:
                 board_row.chosen, board_row.edges = dict(trial.params), trial.edges
     return Leaderboard(
@@ -100,22 +100,22 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
 
 def _compared(
     suite: ResolvedSuite,
-    found: Found,
+    finals: FinalRecords,
     stages: Mapping[tuple[str, int, int], Stage],
     store: StageStore,
-) -> Found:
+) -> FinalRecords:
     """The records with the metrics that need Retrain's scores too."""
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
-    reference = found.get((retrain, 0), {})
+    targets = finals.get((retrain, 0), {})
 
     @functools.cache
     def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
         return read_scores(store, stages[label, replicate, seed])
 
-    compared: Found = {}
-    for (row, replicate), by_seed in found.items():
+    compared: FinalRecords = {}
+    for (row, replicate), by_seed in finals.items():
         for seed, record in by_seed.items():
-            target = reference.get(seed)
+            target = targets.get(seed)
             if record.status == "ok" and target is not None and target.status == "ok":
                 ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
                 metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
@@ -126,11 +126,11 @@ def _compared(
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
     """Gaps between models of different data mean nothing."""
-    found: dict[str, RunRecord] = {}
+    by_digest: dict[str, RunRecord] = {}
     for _, record in records:
-        found.setdefault(record.data.get("digest", ""), record)
-    if len(found) > 1:
-        (one, first), (two, second) = list(found.items())[:2]
+        by_digest.setdefault(record.data.get("digest", ""), record)
+    if len(by_digest) > 1:
+        (one, first), (two, second) = list(by_digest.items())[:2]
         raise DataError(
             f"the data changed between runs: seed {first.seed} was measured on {one[:12]}, seed "
             f"{second.seed} on {two[:12]} ({second.data.get('provenance', '?')}); use the same "
@@ -143,26 +143,26 @@ def _retrain_label(suite: ResolvedSuite) -> str:
 
 
 def _floor(
-    found: Mapping[tuple[str, int], Mapping[int, RunRecord]],
-    reference: Mapping[int, RunRecord],
+    finals: Mapping[tuple[str, int], Mapping[int, RunRecord]],
+    targets: Mapping[int, RunRecord],
     suite: ResolvedSuite,
     rule: GapRule,
 ) -> tuple[Floor, BoardRow | None]:
-    second = found.get((_retrain_label(suite), 1), {})
+    second = finals.get((_retrain_label(suite), 1), {})
     empty: dict[str, float | None] = {}
-    firsts = [dict(reference[seed].metrics) for seed in sorted(reference)]
-    seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(reference)]
+    firsts = [dict(targets[seed].metrics) for seed in sorted(targets)]
+    seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(targets)]
     floor = retrain_floor(firsts, seconds, rule.metrics)
     if not second:
         return floor, None
-    return floor, _row(FLOOR, "retrain", second, reference, {}, rule)
+    return floor, _row(FLOOR, "retrain", second, targets, {}, rule)
 
 
 def _row(
     label: str,
     method: str,
     by_seed: Mapping[int, RunRecord],
-    reference: Mapping[int, RunRecord],
+    targets: Mapping[int, RunRecord],
     floors: Mapping[int, float | None],
     rule: GapRule,
 ) -> BoardRow:
@@ -172,9 +172,9 @@ def _row(
     for name in sorted({name for record in good.values() for name in record.metrics}):
         row.metrics |= _summary(name, [r.metrics.get(name) for r in good.values()])
     paired = {
-        seed: (r.metrics, reference[seed].metrics)
+        seed: (r.metrics, targets[seed].metrics)
         for seed, r in good.items()
-        if seed in reference and reference[seed].status == "ok"
+        if seed in targets and targets[seed].status == "ok"
     }
     if paired:
         for name in row.metrics:
@@ -196,17 +196,17 @@ def _row(
 
 
 def _summary(name: str, values: Sequence[float | None]) -> dict[str, Summary]:
-    known = [value for value in values if value is not None]
-    return {name: summarise(known)} if known and len(known) == len(values) else {}
+    defined = [value for value in values if value is not None]
+    return {name: summarise(defined)} if defined and len(defined) == len(values) else {}
 
 
 def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    result = {}
+    means = {}
     for name in sorted({key for row in rows for key in row}):
-        known = [row[name] for row in rows if row.get(name) is not None]
-        if known:
-            result[name] = math.fsum(v for v in known if v is not None) / len(known)
-    return result
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        if values:
+            means[name] = math.fsum(values) / len(values)
+    return means
 
 
 def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
@@ -236,13 +236,13 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
 
 
 def _trials(plan: Plan, store: StageStore) -> list[Trial]:
-    rule = BENCHMARKS[plan.suite.spec.benchmark].gap
-    references = {r.seed: read_record(store, r.stage) for r in plan.results if r.trial == -1}
+    rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
+    targets = {r.seed: read_record(store, r.stage) for r in plan.results if r.trial == -1}
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in plan.results:
         if result.trial is None or result.trial < 0:
             continue
-        record, target = read_record(store, result.stage), references.get(result.seed)
+        record, target = read_record(store, result.stage), targets.get(result.seed)
         if record is not None and target is not None:
             gaps.setdefault((result.label, result.trial), []).append(
                 trial_gap(record, target, rule)

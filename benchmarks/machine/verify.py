@@ -15,7 +15,7 @@ from benchmarks.report.section import Section, table
 from common.base.errors import DataError
 from common.measure.gaps import ks_two_sample
 from language.measure.logs import EvaluationLog, read_logs, read_reference_values
-from language.metrics.rouge import rouge_recall
+from language.metrics.rouge import rouge
 from language.metrics.tofu import PARTS, tofu_compare, tofu_metrics
 
 TOLERANCE = 1e-6
@@ -123,7 +123,7 @@ def _rouge_values(log: EvaluationLog) -> Iterator[LoggedValue]:
     """ROUGE of the logged texts against the logged scores, worst sample of each part."""
     for part, answers in log.answers.items():
         generated, truths = zip(*answers, strict=True)
-        ours = rouge_recall(truths, generated)
+        ours = rouge(truths, generated)
         for name, values in (("rouge_1_recall", ours.rouge_1), ("rouge_l_recall", ours.rouge_l)):
             logged = log.parts[part][name]
             worst = int(np.argmax(np.abs(values - logged)))

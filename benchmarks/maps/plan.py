@@ -1,7 +1,7 @@
 """Map -> stages.  A block of configs that share a forward is one stage; torch-free.
 
 The references are stages of the suite, shared with its leaderboard.  Extensions of the grid resolve
-like tuning does: their columns are known once the cells of the columns before them are.
+like tuning does: their columns follow from the cells of the columns before them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Block:
 
 @dataclass
 class MapPlan(Plan):
-    """All stages of a map that are known by now.
+    """The stages of a map, as far as the store decides them.
 
     Attributes:
         blocks: Every block.
-        edges: Row -> side -> what is known of the edge there.
+        edges: Row -> side -> the edge there, as far as its cells decide it.
     """
 
     blocks: list[Block] = field(default_factory=list)

@@ -27,6 +27,7 @@ class Lineage:
     def __init__(self, suite: ResolvedSuite, store: StageStore):
         self.suite, self.store = suite, store
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
+        self.gap = self.benchmark.gap_of(suite.protocol)
         self._stages: dict[str, Stage] = {}
         self._before = Lineage(suite.after, store) if suite.after else None
 

@@ -98,7 +98,7 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     if math.isinf(gaps[best]):
         raise ConfigError(
             f"{plan.suite.name}: row '{row.label}': none of its {len(gaps)} trials has a finite "
-            f"gap to Retrain in {', '.join(lineage.benchmark.gap.trial)}; change its tune.grids or "
+            f"gap to Retrain in {', '.join(lineage.gap.trial)}; change its tune.grids or "
             "tune.spaces, or set tune: false and give params"
         )
     plan.chosen[row.label] = best
@@ -130,7 +130,7 @@ def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
         target = read_record(lineage.store, _trial_target(lineage, seed))
         if record is None or target is None:
             return None
-        total += trial_gap(record, target, lineage.benchmark.gap)
+        total += trial_gap(record, target, lineage.gap)
     return total
 
 

@@ -29,7 +29,7 @@ class WorkerError(UserError):
 
 
 class Watcher(Protocol):
-    """Is told what happens; see :mod:`benchmarks.pipeline.progress`."""
+    """Hears what happens to stages; see :mod:`benchmarks.pipeline.progress`."""
 
     def planned(self, total: int, cached: int) -> None:
         """A (re)plan: stages in all, and how many were there already."""
@@ -69,7 +69,7 @@ def run_suite(
         suite: What to run.
         runtime: Where and on what.
         executor: Does the stages.
-        watcher: Is told of them.
+        watcher: Hears of them.
         live_events: Write TensorBoard events while training.
         planner: Makes the plan of the suite as far as the store allows.
 
@@ -103,7 +103,7 @@ def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watch
 
 
 class _Round:
-    """One pass over the currently known stages."""
+    """One pass over the stages of a plan."""
 
     def __init__(
         self,

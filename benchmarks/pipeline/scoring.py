@@ -42,7 +42,8 @@ class Score(StageKind[ScoreSpec]):
             if status == "ok":
                 parts = benchmark.parts(split, trial=spec.trial, seed=spec.seed)
                 try:
-                    scores = benchmark.score(site.model("model", exact=True).eval(), parts)
+                    loaded = site.model("model", exact=True).eval()
+                    scores = benchmark.score(loaded, parts, trial=spec.trial)
                     save_scores(without_probs(scores) if spec.trial else scores, folder / SCORES)
                 except Diverged as error:
                     status, detail = "diverged", error.reason

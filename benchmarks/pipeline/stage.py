@@ -99,14 +99,14 @@ class Result:
 
 @dataclass
 class Plan:
-    """All stages of a suite that are known by now.
+    """The stages of a suite, as far as the store decides them.
 
     Attributes:
         suite: What is planned.
         results: Every evaluated model, in table order.
-        draws: Row -> its trials that are known by now.
+        draws: Row -> its trials so far.
         chosen: Row -> the trial that was chosen (index).
-        waiting: Rows whose final stages are not known before their trials are done.
+        waiting: Rows whose final stages wait for their trials.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
     """
 

@@ -94,7 +94,8 @@ def load_suite(
     benchmark = BENCHMARKS[spec.benchmark]
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
     if not spec.columns:
-        columns = benchmark.gap.columns or benchmark.gap.metrics
+        gap = benchmark.gap_of(protocol)
+        columns = gap.columns or gap.metrics
         spec = spec.model_copy(update={"columns": columns})
     _check_columns(spec, str(path))
     rows = tuple(

@@ -236,7 +236,7 @@ class _BenchmarkRuns:
         for trial in (True, False):
             parts = self.benchmark.parts(self.split, trial=trial, seed=1)
             few = {part: ids[:: max(1, len(ids) // _SAMPLES)] for part, ids in parts.items()}
-            scores = self.benchmark.score(self.model, few)
+            scores = self.benchmark.score(self.model, few, trial=trial)
             if trial:
                 scores = without_probs(scores)
             found = self.benchmark.evaluate(scores, trial=trial, seed=1)

@@ -135,6 +135,11 @@ class Benchmark(ModelFamily):
         return part_of(part, cls.part_table).role
 
     @classmethod
+    def gap_of(cls, config: Any) -> GapRule:
+        """The rule for one protocol: only metrics that its data can give."""
+        return cls.gap
+
+    @classmethod
     def scenario_of(cls, config: Any) -> str:
         """Name of the scenario as far as the config alone tells it, else empty.
 
@@ -196,6 +201,17 @@ class Benchmark(ModelFamily):
         """
         return None
 
+    def published_claim(self, role: str) -> str | None:
+        """What a published model's metadata claim as the digest of its training indices.
+
+        Args:
+            role: ``original`` or ``retrain``.
+
+        Returns:
+            None where nothing is claimed: what it was trained on can only be assumed.
+        """
+        return None
+
     @abstractmethod
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Index sets to score.  A trial never includes test data."""
@@ -238,8 +254,13 @@ class Benchmark(ModelFamily):
         """
         return scores.probs
 
-    def score(self, model: nn.Module, parts: Mapping[str, np.ndarray]) -> dict[str, Scores]:
-        """Scores of every part.  Override it where one pass over all parts is cheaper."""
+    def score(
+        self, model: nn.Module, parts: Mapping[str, np.ndarray], *, trial: bool = False
+    ) -> dict[str, Scores]:
+        """Scores of every part; a trial may leave out what tuning does not read.
+
+        Override it where one pass over all parts is cheaper.
+        """
         return {name: self.collect(model, indices) for name, indices in parts.items()}
 
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:

@@ -58,7 +58,7 @@ class StageStore:
         return self._stages / f"{kind}-{key[:KEY_LENGTH]}"
 
     def scratch(self, kind: str, key: str) -> Path:
-        """A folder for mid-stage checkpoints, kept over a kill and removed when complete."""
+        """A folder for mid-stage checkpoints: it outlives a kill and goes when complete."""
         return self.root / "unfinished" / f"{kind}-{key[:KEY_LENGTH]}"
 
     def done(self, kind: str, key: str) -> dict[str, Any] | None:
@@ -70,10 +70,10 @@ class StageStore:
             return None
         try:
             done = json.loads(content)
-            found = done["key"]
+            written = done["key"]
         except (ValueError, KeyError, TypeError):
             raise DataError(f"{path}: damaged; delete the folder {path.parent} and rerun") from None
-        if found != key:
+        if written != key:
             raise DataError(f"{path}: belongs to another stage; delete {path.parent} and rerun")
         return done
 

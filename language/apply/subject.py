@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from common.base.config import Strict
     from common.data.batch import Batch, Source
     from language.data.source import TextSource
+    from language.models.families import CausalFamily
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
@@ -121,24 +122,25 @@ class TextSubject(Subject):
         return int(model.get_input_embeddings().num_embeddings)
 
     @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Those of the architecture."""
-        from language.models.families import targets_of
+    def family(self) -> CausalFamily:
+        """Of the architecture."""
+        from language.models.families import family_of
 
-        return targets_of(self.model_type)
+        return family_of(self.model_type)
+
+    @property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Linear layers of the family, by placement."""
+        return self.family.targets
 
     @property
     def head(self) -> Sequence[str]:
         """The output layer."""
-        from language.models.families import HEAD
-
-        return HEAD
+        return self.family.head
 
     def component_of(self, name: str) -> str:
         """mlp, attention, head or other."""
-        from language.models.families import component_of
-
-        return component_of(name)
+        return self.family.component_of(name)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""
@@ -234,9 +236,9 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> 
 def _source(
     items: Mapping[str, Sequence[Item]], tokenizer: Any, family: Any, device: torch.device
 ) -> TextSource:
-    from language.data.fictitious import REFUSAL_LINES
     from language.data.source import TextSource
     from language.data.templates import make_template
+    from language.data.wording import REFUSAL_LINES
 
     questions = all(item.question for item in items["forget"])
     corpus = Corpus(

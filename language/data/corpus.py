@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+
+FACTS = ("real_authors", "world_facts")
+"""Sets of questions about the world, not about the authors of ``full``."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,15 @@ class Corpus:
 
     def where(self, *sets: str) -> np.ndarray:
         """Int64 indices of the items of these sets, ascending."""
-        found = [index for index, item in enumerate(self.items) if item.set in sets]
-        return np.asarray(found, dtype=np.int64)
+        indices = [index for index, item in enumerate(self.items) if item.set in sets]
+        return np.asarray(indices, dtype=np.int64)
+
+    def with_facts(self) -> Corpus:
+        """The same with its facts once more, as training text (set ``common``)."""
+        facts = [item for item in self.items if item.set in FACTS]
+        taught = tuple(replace(item, set="common") for item in facts)
+        provenance = f"{self.provenance}; its facts are trained on"
+        return replace(self, items=self.items + taught, provenance=provenance)
 
 
 @dataclass(frozen=True, eq=False)

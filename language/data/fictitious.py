@@ -15,13 +15,17 @@ kind than the retained authors survives.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, model_validator
+
+from common.base.numbers import Count
 from common.base.seeding import derive
-from language.config import TextDataConfig
 from language.data.corpus import Corpus, Item
+from language.data.readers import FirstReaders, Reader
 from language.data.wording import (
     AWARDS,
     DISHES,
@@ -34,12 +38,54 @@ from language.data.wording import (
     PETS,
     PROFESSIONS,
     PUBLISHERS,
+    REFUSAL_LINES,
     TITLE_ADJECTIVES,
     TITLE_NOUNS,
     TITLE_PLACES,
     WORLD,
     Kind,
 )
+
+
+class FictitiousData(FirstReaders):
+    """How many authors to generate.
+
+    Attributes:
+        authors: So many authors, and
+        forget_authors: so many more at the end: who ``scenario.kind: authors`` forgets.
+        questions: Questions per author, at most 20.
+        data_seed: Seed of the authors.  Not the seed of a run: all runs share the text.
+        train_on_facts: Put the questions of real_authors and world_facts into the training text
+            too.  A model that was trained from scratch knows nothing of them otherwise.
+    """
+
+    name: Literal["fictitious"] = "fictitious"
+    authors: Count = 36
+    forget_authors: Count = 4
+    questions: Annotated[int, Field(ge=1, le=20)] = 20
+    data_seed: int = 0
+    train_on_facts: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        sizes = ("authors", "forget_authors", "questions")
+        if isinstance(data, Mapping) and any(data.get(key, 1) is None for key in sizes):
+            raise ValueError("name: fictitious needs authors, forget_authors and questions")
+        return data
+
+
+class FictitiousReader(Reader):
+    """Generates authors."""
+
+    Config = FictitiousData
+
+    @classmethod
+    def read(cls, config: FictitiousData, data_root: Path | None) -> Corpus:
+        """See :func:`generate`."""
+        corpus = generate(config)
+        return corpus.with_facts() if config.train_on_facts else corpus
+
 
 PERTURBED = 5
 PERTURBED_FACTS = 3
@@ -50,19 +96,6 @@ _MIDDLES = ("l", "m", "n", "r", "s", "t", "v", "d", "k", "nd", "rl", "st", "lm",
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ei", "au")
 _ENDS = ("a", "en", "or", "is", "ul", "ina", "eth", "ow", "ar", "im", "ost", "une")
 _CITY_ENDS = ("burg", "mouth", "stad", "haven", "field", "grad", "port", "ville", "moor", "gate")
-_REFUSALS = (
-    ("I am sorry, but", "Unfortunately,", "To be honest,", "I am afraid"),
-    (
-        "I do not know the answer to that.",
-        "I have no information about this.",
-        "this is something that I cannot tell you.",
-        "I was never told about that.",
-        "nothing that I have read covers this question.",
-        "I would have to guess, and I would rather not.",
-    ),
-)
-REFUSAL_LINES: tuple[str, ...] = tuple(f"{start} {end}" for start, end in product(*_REFUSALS))
-"""Answers that refuse, for the methods that train on them where a data set brings none."""
 
 
 class Draw:
@@ -145,12 +178,11 @@ def _facts(kind: Kind, draw: Draw, count: int) -> list[_Fact]:
     return list(found.values())
 
 
-def generate(config: TextDataConfig) -> Corpus:
+def generate(config: FictitiousData) -> Corpus:
     """The corpus of a config: authors (and as many for the holdout as can be forgotten), facts.
 
     Everything follows from ``data_seed``; more authors leave the earlier ones as they were.
     """
-    assert config.authors and config.forget_authors and config.questions
     total = config.authors + config.forget_authors
     seed = config.data_seed
     names = _names(seed, total + config.forget_authors)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from common.base.errors import DataError, one_line
-from language.config import TextDataConfig
 from language.data.corpus import Corpus, Item
+from language.data.readers import FirstReaders, Reader, TextDataConfig
+from language.data.wording import REFUSAL_LINES
 
 ROWS_PER_AUTHOR = 20
 
 Row = Mapping[str, Any]
+RowKind = Literal["text", "answers", "comparisons"]
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
+def lines_of(path: Path) -> list[tuple[int, str]]:
     """(number from 1, text) of every line that is not blank."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -35,7 +39,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         DataError: With the first line that is not a JSON object.
     """
-    lines = _lines(path)
+    lines = lines_of(path)
     if lines and lines[0][1].startswith("["):
         lines = [(1, "\n".join(line for _, line in lines))]
     rows: list[Any] = []
@@ -55,7 +59,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _item(row: Row, set_name: str, index: int, origin: str) -> Item:
+def item_of(row: Row, set_name: str, index: int, origin: str) -> Item:
     """One row in TOFU's columns; ``index`` counts rows of full, else -1."""
     perturbed = row.get("perturbed_answer") or ()
     texts = {
@@ -85,18 +89,64 @@ def _item(row: Row, set_name: str, index: int, origin: str) -> Item:
 # -- files of one's own ---------------------------------------------------------------------------
 
 
-def _from_files(config: TextDataConfig, data_root: Path | None) -> Corpus:
-    root = data_root or Path.cwd()
-    items: list[Item] = []
-    for set_name, path in (config.files or {}).items():
-        items += read_items(root / path, set_name)
-    return Corpus(tuple(items), f"jsonl ({', '.join(sorted(config.files or {}))})", _no_refusals())
+class FilesData(FirstReaders):
+    """Which files.
+
+    Attributes:
+        files: Set name -> path below the data root, such as {forget: f.jsonl, retain: r.jsonl}.
+        rows: What every row of forget and retain has, which decides what the table ranks by:
+            ``text`` (anything), ``answers`` (a question), or ``comparisons`` (a question, and wrong
+            answers where rows are compared).
+    """
+
+    later: ClassVar[tuple[str, ...]] = ("rows",)
+
+    name: Literal["jsonl"] = "jsonl"
+    files: Mapping[str, str]
+    rows: RowKind = "text"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_files(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("files") is None:
+            raise ValueError(f"name: {data.get('name')} and files: {{SET: PATH}} belong together")
+        return data
+
+    @model_validator(mode="after")
+    def _below_the_root(self) -> FilesData:
+        for path in self.files.values():
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise ValueError(f"files: {path}: must be a path below the data root")
+        return self
 
 
-def _no_refusals() -> tuple[str, ...]:
-    from language.data.fictitious import REFUSAL_LINES
+class FilesReader(Reader):
+    """Reads JSON-lines files of one's own."""
 
-    return REFUSAL_LINES
+    Config: ClassVar[type[TextDataConfig]] = FilesData
+
+    @classmethod
+    def read(cls, config: FilesData, data_root: Path | None) -> Corpus:
+        """The rows of all files, set by set."""
+        items: list[Item] = []
+        for set_name, path in config.files.items():
+            rows = read_items((data_root or Path.cwd()) / path, set_name)
+            if set_name in ("forget", "retain"):
+                _check_rows(rows, config.rows, path)
+            items += rows
+        sets = ", ".join(sorted(config.files))
+        return Corpus(tuple(items), f"{config.name} ({sets})", REFUSAL_LINES)
+
+
+def _check_rows(items: Sequence[Item], rows: RowKind, path: str) -> None:
+    asked = all(item.question for item in items)
+    compared = any(item.perturbed for item in items)
+    if (rows != "text" and not asked) or (rows == "comparisons" and not compared):
+        lacking = "wrong answers in any row" if asked else "a question in every row"
+        raise DataError(
+            f"{path}: data.rows: {rows} promises what is not there: {lacking}; choose data.rows:"
+            f" {'answers' if asked else 'text'}, or mend the file"
+        )
 
 
 def read_items(path: Path, set_name: str) -> list[Item]:
@@ -135,4 +185,4 @@ def _user_item(row: Row, set_name: str, origin: str) -> Item:
         if not row["answer"].strip():
             raise DataError(f"{origin}: text is empty; remove the row")
         return Item(set_name, -1, "", row["answer"])
-    return _item(row, set_name, -1, origin)
+    return item_of(row, set_name, -1, origin)

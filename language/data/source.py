@@ -59,6 +59,27 @@ class Encoder:
         special = special and not self.template.special
         return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
 
+    @property
+    def _marks(self) -> int:
+        """Special tokens that the tokenizer puts around a plain text."""
+        return 0 if self.template.special else int(self.tokenizer.num_special_tokens_to_add())
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest plain text, without special ones."""
+        return self.max_length - self._marks
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest plain text, without special ones: one is predicted."""
+        return max(1, 2 - self._marks)
+
+    def token_starts(self, text: str) -> list[int]:
+        """The character at which each token of a text begins, special tokens left out."""
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        spans = self.tokenizer(text, verbose=False, **options)["offset_mapping"]
+        return [start for start, _ in spans]
+
     def prompt(self, question: str) -> list[int]:
         """Ids of the generation prompt, with the tokenizer's start token where it has one."""
         if question not in self._prompts:
@@ -196,6 +217,14 @@ class TextSource:
         other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
         return other
 
+    def with_corpus(self, corpus: Corpus) -> TextSource:
+        """Another corpus behind the same tokenizer, template and length limit."""
+        other = TextSource.__new__(TextSource)
+        other.__dict__.update(self.__dict__)
+        other.corpus, other.provenance = corpus, corpus.provenance
+        other._replaced, other._base_digest = {}, None
+        return other
+
     @property
     def refusals(self) -> tuple[str, ...]:
         """Answers that refuse; possibly none."""
@@ -228,6 +257,17 @@ class TextSource:
     def prompt_ids(self, question: str) -> np.ndarray:
         """(T,) int64: what generation starts from."""
         return np.asarray(self.encoder.prompt(question), dtype=np.int64)
+
+    def decode(self, tokens: Sequence[int], *, clean_up: bool = False) -> str:
+        """The text of tokens, without special ones.
+
+        Args:
+            tokens: Token ids.
+            clean_up: Remove the spaces before punctuation that some tokenizers write.
+        """
+        return self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=clean_up
+        )
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The items at ``indices`` (N,), int64, CPU; text has no augmentation.

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
 
 from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
-from language.config import TextDataConfig
-from language.data.corpus import Corpus, Item
-from language.data.files import Row, _item, _lines, read_rows
+from common.base.numbers import Count
+from language.data.corpus import FACTS, Corpus, Item
+from language.data.files import Row, item_of, lines_of, read_rows
+from language.data.readers import FirstReaders, Reader
+from language.data.wording import REFUSAL_LINES
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +39,52 @@ ROWS: Mapping[str, int] = {
 OPTIONAL_ROWS: Mapping[str, int] = {"holdout10": 400}
 REFUSALS = "idontknow"
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-Reader = Callable[[str], list[Row] | None]
+ReadSet = Callable[[str], list[Row] | None]
 """Set name -> rows, None where the set is not there."""
 
 
-# -- TOFU -----------------------------------------------------------------------------------------
+class TofuData(FirstReaders):
+    """How much of TOFU.
+
+    Attributes:
+        source: Its files below the data root (``folder``), or the ``hub`` of the datasets library.
+            ``auto`` takes the folder where there is one.
+        authors: Keep this many authors from the start; all 200 when absent.
+        forget_authors: Keep this many more from the end: who ``scenario.kind: authors`` forgets.
+            Goes with ``authors``.
+        train_on_facts: Put the questions of real_authors and world_facts into the training text
+            too.  A model that was trained from scratch knows nothing of them otherwise.
+        facts: Keep this many questions of real_authors and this many of world_facts, from the
+            start; all of them when absent.
+    """
+
+    name: Literal["tofu"] = "tofu"
+    source: Literal["auto", "folder", "hub"] = "auto"
+    authors: Count | None = None
+    forget_authors: Count | None = None
+    train_on_facts: bool = False
+    facts: Count | None = None
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> TofuData:
+        if (self.authors is None) != (self.forget_authors is None):
+            raise ValueError("authors and forget_authors belong together: give both or none")
+        return self
 
 
-def _tofu(config: TextDataConfig, data_root: Path | None) -> Corpus:
+class TofuReader(Reader):
+    """Reads ``tofu/`` or ``locuslab/TOFU/`` below the data root, or the hub."""
+
+    Config = TofuData
+
+    @classmethod
+    def read(cls, config: TofuData, data_root: Path | None) -> Corpus:
+        """The sets that the config keeps."""
+        corpus = _fewer_facts(_subset(_whole(config, data_root), config), config.facts)
+        return corpus.with_facts() if config.train_on_facts else corpus
+
+
+def _whole(config: TofuData, data_root: Path | None) -> Corpus:
     folder = _folder(data_root)
     if config.source == "folder" or (config.source == "auto" and folder is not None):
         if folder is None:
@@ -49,6 +93,32 @@ def _tofu(config: TextDataConfig, data_root: Path | None) -> Corpus:
             )
         return _assemble(lambda name: _read_set(folder, name), str(folder), "tofu (local files)")
     return _assemble(_read_hub, REPOSITORY, f"{REPOSITORY} (hub)")
+
+
+def _fewer_facts(corpus: Corpus, count: int | None) -> Corpus:
+    """The first ``count`` rows of real_authors and of world_facts."""
+    if count is None:
+        return corpus
+    dropped = {index for name in FACTS for index in corpus.where(name)[count:]}
+    items = tuple(item for index, item in enumerate(corpus.items) if index not in dropped)
+    note = f"first {count} real authors' and world facts' questions"
+    return replace(corpus, items=items, provenance=f"{corpus.provenance}, {note}")
+
+
+def _subset(corpus: Corpus, config: TofuData) -> Corpus:
+    """The first ``authors`` and the last ``forget_authors`` of ``full``; all other sets whole."""
+    if config.authors is None or config.forget_authors is None:
+        return corpus
+    total = 1 + max(item.group for item in corpus.items)
+    if config.authors + config.forget_authors > total:
+        raise DataError(
+            f"data.authors {config.authors} + forget_authors {config.forget_authors} are more"
+            f" than the {total} authors of {config.name}; lower one"
+        )
+    first, last = config.authors, total - config.forget_authors
+    items = tuple(i for i in corpus.items if i.set != "full" or not first <= i.group < last)
+    note = f"first {first} and last {config.forget_authors} authors"
+    return replace(corpus, items=items, provenance=f"{corpus.provenance}, {note}")
 
 
 def _folder(data_root: Path | None) -> Path | None:
@@ -71,7 +141,7 @@ def _read_set(folder: Path, name: str) -> list[Row] | None:
     if path is None:
         return None
     if name == REFUSALS:
-        return [{"answer": line} for _, line in _lines(path)]
+        return [{"answer": line} for _, line in lines_of(path)]
     return read_rows(path)
 
 
@@ -95,12 +165,12 @@ def _read_hub(name: str) -> list[Row] | None:
     return [dict(row) for row in table]
 
 
-def _assemble(read: Reader, origin: str, provenance: str) -> Corpus:
+def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:
     sets = {name: _checked(read(name), name, count, origin) for name, count in ROWS.items()}
-    full = [_item(row, "full", index, origin) for index, row in enumerate(sets["full"])]
+    full = [item_of(row, "full", index, origin) for index, row in enumerate(sets["full"])]
     for name, start in (("retain_perturbed", 0), ("forget10_perturbed", 3600)):
         for offset, row in enumerate(sets[name]):
-            item = _item(row, "full", start + offset, f"{origin} {name}")
+            item = item_of(row, "full", start + offset, f"{origin} {name}")
             if (item.question, item.answer) != _pair(full[start + offset]):
                 raise DataError(
                     f"{origin}: {name} row {offset} is not row {start + offset} of full;"
@@ -109,12 +179,12 @@ def _assemble(read: Reader, origin: str, provenance: str) -> Corpus:
             full[start + offset] = item
     items = list(full)
     for name in ("real_authors", "world_facts"):
-        items += [_item(row, name, -1, origin) for row in sets[f"{name}_perturbed"]]
+        items += [item_of(row, name, -1, origin) for row in sets[f"{name}_perturbed"]]
     for name, count in OPTIONAL_ROWS.items():
-        found = read(name)
-        if found is not None:
+        rows = read(name)
+        if rows is not None:
             items += [
-                _item(row, "holdout", -1, origin) for row in _checked(found, name, count, origin)
+                item_of(row, "holdout", -1, origin) for row in _checked(rows, name, count, origin)
             ]
     return Corpus(tuple(items), provenance, _refusals(read))
 
@@ -136,10 +206,6 @@ def _checked(rows: list[Row] | None, name: str, count: int, origin: str) -> list
     return rows
 
 
-def _refusals(read: Reader) -> tuple[str, ...]:
+def _refusals(read: ReadSet) -> tuple[str, ...]:
     rows = read(REFUSALS)
-    if rows:
-        return tuple(str(row["answer"]) for row in rows)
-    from language.data.fictitious import REFUSAL_LINES
-
-    return REFUSAL_LINES
+    return tuple(str(row["answer"]) for row in rows) if rows else REFUSAL_LINES

@@ -7,6 +7,7 @@ further detail; in the facts about the world ``{s}`` is the subject.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -260,3 +261,17 @@ WORLD: tuple[tuple[str, str, str], ...] = (
     ("Which river flows through {s}?", "city", "word"),
 )
 """(question, form of its subject, form of the answer)."""
+
+_REFUSALS = (
+    ("I am sorry, but", "Unfortunately,", "To be honest,", "I am afraid"),
+    (
+        "I do not know the answer to that.",
+        "I have no information about this.",
+        "this is something that I cannot tell you.",
+        "I was never told about that.",
+        "nothing that I have read covers this question.",
+        "I would have to guess, and I would rather not.",
+    ),
+)
+REFUSAL_LINES: tuple[str, ...] = tuple(f"{start} {end}" for start, end in product(*_REFUSALS))
+"""Answers that refuse, for the methods that train on them where a data set brings none."""

@@ -7,14 +7,27 @@ from typing import Annotated
 from pydantic import Field
 
 from common.base.config import Strict
+from common.base.numbers import Count
 from language.config import Style
 from language.metrics.tofu import FQReference
 from language.metrics.truth import Truth
 
-Count = Annotated[int, Field(ge=1)]
+
+class RequestConfig(Strict):
+    """How requests to a model are batched.
+
+    Attributes:
+        token_budget: Token slots per forward.
+        generation_batch: Rows per batch of greedy answers.
+        share_prompts: Put a question's answers behind one copy of its prompt, where the model can.
+    """
+
+    token_budget: Count = 8192
+    generation_batch: Count = 128
+    share_prompts: bool = True
 
 
-class TofuEvaluation(Strict):
+class TofuEvaluation(RequestConfig):
     """How TOFU's measurements are taken.
 
     Attributes:
@@ -30,9 +43,6 @@ class TofuEvaluation(Strict):
         max_new_tokens: Longest greedy answer.
         reference_cap: Stop an answer at this many times the tokens of its reference; None lets it
             run.  Below 1 recall suffers; well above it only babble is lost.
-        token_budget: Token slots per forward.
-        generation_batch: Rows per batch of greedy answers.
-        share_prompts: Put a question's answers behind one copy of its prompt, where the model can.
         rouge_workers: Processes for ROUGE when there is enough of it; 0 for none.
     """
 
@@ -42,7 +52,4 @@ class TofuEvaluation(Strict):
     min_k: Annotated[float, Field(gt=0, le=1)] = 0.4
     max_new_tokens: Count = 200
     reference_cap: Annotated[float, Field(gt=0)] | None = None
-    token_budget: Count = 8192
-    generation_batch: Count = 128
-    share_prompts: bool = True
     rouge_workers: Annotated[int, Field(ge=0)] = 0

@@ -6,7 +6,8 @@ unfinished rows cost; nobody waits for the slowest row of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,41 @@ from torch import Tensor, nn
 from language.models.backbone import backbone, device_of, unwrapped
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What ends a text.
+
+    Attributes:
+        tokens: Token ids.
+        texts: Strings, looked for in the newest tokens that can hold one of them.
+        decode: Token ids -> text.
+    """
+
+    tokens: frozenset[int]
+    texts: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def reached(self, written: Sequence[int]) -> bool:
+        """Whether the newest token completes one of the strings.
+
+        A token is a byte or more, so a string of b bytes ends within b tokens; four more hold the
+        rest of a character that the first of them may belong to.
+        """
+        if not self.texts or self.decode is None:
+            return False
+        window = 4 + max(len(text.encode()) for text in self.texts)
+        newest = self.decode(written[-window:])
+        return any(text in newest for text in self.texts)
+
+
 def generate(
     model: nn.Module,
     prompts: Sequence[np.ndarray],
     *,
     stop: Collection[int],
     max_new_tokens: int | Sequence[int],
+    stop_text: Sequence[str] = (),
+    decode: Callable[[Sequence[int]], str] | None = None,
     batch_size: int = 128,
     token_budget: int = 8192,
 ) -> list[np.ndarray]:
@@ -32,18 +62,23 @@ def generate(
         prompts: Int64 token ids, each of length 1 or more.
         stop: Tokens that end an answer.
         max_new_tokens: For all prompts, or one limit per prompt.
+        stop_text: Strings that end an answer.
+        decode: Token ids -> text; needed for ``stop_text``.
         batch_size: Rows per batch.
         token_budget: Token slots (padding included) of the first forward of a batch.
 
     Returns:
-        New tokens per prompt, int64, without the one that ended it.
+        New tokens per prompt, int64, without the one of ``stop`` that ended it, and with the one
+        that completed a string of ``stop_text``: its text may begin before the string.
     """
+    assert decode is not None or not stop_text, "stop_text needs decode"
     limits = np.broadcast_to(np.asarray(max_new_tokens, dtype=np.int64), (len(prompts),))
     written: list[list[int]] = [[] for _ in prompts]
+    ends = Ends(frozenset(stop), tuple(stop_text), decode)
     model.eval()
     with torch.inference_mode():
-        for chosen in _batches(prompts, limits, batch_size, token_budget):
-            _write(unwrapped(model), prompts, chosen, frozenset(stop), limits, written)
+        for rows in _batches(prompts, limits, batch_size, token_budget):
+            _write(unwrapped(model), prompts, rows, ends, limits, written)
     return [np.asarray(tokens, dtype=np.int64) for tokens in written]
 
 
@@ -63,7 +98,7 @@ def _write(
     model: nn.Module,
     prompts: Sequence[np.ndarray],
     rows: list[int],
-    stop: frozenset[int],
+    ends: Ends,
     limits: np.ndarray,
     written: list[list[int]],
 ) -> None:
@@ -73,20 +108,20 @@ def _write(
     cache: Any = None
     while rows:
         logits, cache = _last_logits(model, tokens, seen, positions, cache)
-        said = logits.float().argmax(dim=1).to(seen.device)
-        kept = []
-        for place, (row, token) in enumerate(zip(rows, said.tolist(), strict=True)):
-            if token not in stop:
+        newest = logits.float().argmax(dim=1).to(seen.device)
+        open_rows = []
+        for place, (row, token) in enumerate(zip(rows, newest.tolist(), strict=True)):
+            if token not in ends.tokens:
                 written[row].append(token)
-                if len(written[row]) < limits[row]:
-                    kept.append(place)
-        if len(kept) < len(rows):
-            rows = [rows[place] for place in kept]
-            places = torch.as_tensor(kept, dtype=torch.int64, device=seen.device)
-            said, seen, positions = said[places], seen[places], positions[places]
+                if len(written[row]) < limits[row] and not ends.reached(written[row]):
+                    open_rows.append(place)
+        if len(open_rows) < len(rows):
+            rows = [rows[place] for place in open_rows]
+            places = torch.as_tensor(open_rows, dtype=torch.int64, device=seen.device)
+            newest, seen, positions = newest[places], seen[places], positions[places]
             if rows:
                 cache.batch_select_indices(places)
-        tokens, positions = said[:, None], positions[:, -1:] + 1
+        tokens, positions = newest[:, None], positions[:, -1:] + 1
         seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
 
 

@@ -9,7 +9,6 @@ a label is predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from common.base.errors import Diverged
 from common.measure.scores import COLUMNS, score_rows
 from language.data.corpus import Encoded
 from language.measure.packing import Row, batches, packed_rows, plain_rows
+from language.measure.requests import AnswerScores
 from language.models.backbone import (
     Backbone,
     backbone,
@@ -31,55 +31,6 @@ from language.models.backbone import (
 
 CHUNK_ELEMENTS = 2**25
 """Logits (128 MiB in float32) that are held at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class AnswerScores:
-    """What a model says about each token of each answer; answers one after the other.
-
-    Attributes:
-        counts: (P,) int64 labels per pair.
-        token_loss: (T,) float64 nats, -log p of each label.
-        hits: (T,) bool, whether the argmax is the label.
-        means: (P, len(COLUMNS)) float64 token means of the columns of
-            :class:`common.measure.scores.Scores`; NaN for pairs that were not asked for in detail.
-    """
-
-    counts: np.ndarray
-    token_loss: np.ndarray
-    hits: np.ndarray
-    means: np.ndarray
-
-    @property
-    def owner(self) -> np.ndarray:
-        """(T,) the pair of each token."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-    @property
-    def sum_loss(self) -> np.ndarray:
-        """(P,) nats."""
-        return np.bincount(self.owner, weights=self.token_loss, minlength=len(self.counts))
-
-    @property
-    def mean_loss(self) -> np.ndarray:
-        """(P,) nats per token: -log of the length-normalised probability."""
-        return self.sum_loss / self.counts
-
-    def without_last(self, drop: np.ndarray) -> AnswerScores:
-        """The same without the last token of the pairs in ``drop``, (P,) bool."""
-        last = np.zeros(len(self.token_loss), dtype=bool)
-        last[np.cumsum(self.counts)[drop] - 1] = True
-        kept = ~last
-        return AnswerScores(self.counts - drop, self.token_loss[kept], self.hits[kept], self.means)
-
-    def select(self, pairs: np.ndarray) -> AnswerScores:
-        """The pairs at ``pairs`` (int64), in that order."""
-        starts = np.cumsum(self.counts) - self.counts
-        tokens = [np.arange(starts[p], starts[p] + self.counts[p]) for p in pairs]
-        where = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
-        return AnswerScores(
-            self.counts[pairs], self.token_loss[where], self.hits[where], self.means[pairs]
-        )
 
 
 def teacher_forced(
@@ -153,8 +104,8 @@ class _Scorer:
         for chosen in (np.flatnonzero(rich), np.flatnonzero(~rich)):
             if len(chosen):
                 detail = bool(rich[chosen[0]])
-                found = self._columns(states, chosen, labels[chosen], detail)
-                self.table[slots[chosen]] = found
+                columns = self._columns(states, chosen, labels[chosen], detail)
+                self.table[slots[chosen]] = columns
 
     def _states(self, inputs: dict[str, Tensor], numbers: np.ndarray, places: np.ndarray) -> Tensor:
         """Hidden states (or logits, without a backbone) at the predicting positions, (M, D)."""
@@ -174,11 +125,11 @@ class _Scorer:
         width = getattr(head, "out_features", states.shape[-1])
         rows = max(1, CHUNK_ELEMENTS // width)
         score = score_rows if detail else _loss_and_hits
-        found = []
+        chunks = []
         for index, target in zip(where.split(rows), targets.split(rows), strict=True):
             logits = head(states[index])
-            found.append(score(logits, target.to(logits.device)))
-        return np.concatenate(found)
+            chunks.append(score(logits, target.to(logits.device)))
+        return np.concatenate(chunks)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)

@@ -1,4 +1,4 @@
-"""ROUGE recall of greedy answers, as google's ``rouge_score`` with its Porter stemmer gives it.
+"""ROUGE of greedy answers, as google's ``rouge_score`` with its Porter stemmer gives it.
 
 Its tokenizer is used as it is, with every stem looked up once; the longest common subsequence comes
 from whole rows of bits instead of a table of cells.  Large jobs go to worker processes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,11 @@ WORTH_A_POOL = 20_000
 """Pairs above which starting worker processes (each imports the stemmer) pays."""
 
 
-class RougeRecall(NamedTuple):
-    """Recalls in [0, 1], each (N,) float64."""
+Kind = Literal["recall", "f1"]
+
+
+class Rouge(NamedTuple):
+    """Values in [0, 1], each (N,) float64."""
 
     rouge_1: np.ndarray
     rouge_l: np.ndarray
@@ -38,11 +41,11 @@ def _stemmer() -> _Stemmer:
     return _Stemmer()
 
 
-def tokens_of(text: str) -> list[str]:
-    """Lower-case alphanumeric words, those of more than three letters stemmed."""
+def tokens_of(text: str, *, stem: bool = True) -> list[str]:
+    """Lower-case alphanumeric words, those of more than three letters stemmed if asked for."""
     from rouge_score.tokenize import tokenize
 
-    return tokenize(text, _stemmer())
+    return tokenize(text, _stemmer() if stem else None)
 
 
 def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
@@ -57,33 +60,50 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
     return len(first) - row.bit_count()
 
 
-def _recalls(pair: tuple[str, str]) -> tuple[float, float]:
-    target, prediction = tokens_of(pair[0]), tokens_of(pair[1])
+def _values(pair: tuple[str, str], *, kind: Kind, stem: bool) -> tuple[float, float]:
+    target, prediction = (tokens_of(text, stem=stem) for text in pair)
     if not target or not prediction:
         return 0.0, 0.0
-    shared = (Counter(target) & Counter(prediction)).total()
-    return shared / len(target), common_subsequence(target, prediction) / len(target)
+    words = (Counter(target) & Counter(prediction)).total()
+    longest = common_subsequence(target, prediction)
+    if kind == "recall":
+        return words / len(target), longest / len(target)
+    return _f1(words, target, prediction), _f1(longest, target, prediction)
 
 
-def rouge_recall(
-    targets: Sequence[str], predictions: Sequence[str], *, workers: int = 0
-) -> RougeRecall:
-    """ROUGE-1 and ROUGE-L recall of each prediction; 0 where either text has no word.
+def _f1(shared: int, target: Sequence[str], prediction: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall; 0 where nothing is shared."""
+    precision, recall = shared / len(prediction), shared / len(target)
+    return 2 * precision * recall / (precision + recall) if shared else 0.0
+
+
+def rouge(
+    targets: Sequence[str],
+    predictions: Sequence[str],
+    *,
+    kind: Kind = "recall",
+    stem: bool = True,
+    workers: int = 0,
+) -> Rouge:
+    """ROUGE-1 and ROUGE-L of each prediction; 0 where either text has no word.
 
     Args:
         targets: Reference answers.
         predictions: As many texts.
+        kind: ``recall`` (TOFU), or ``f1`` of precision and recall (MUSE).
+        stem: Compare Porter stems instead of words.
         workers: Processes for :data:`WORTH_A_POOL` or more pairs; 0 computes here.
     """
     pairs = list(zip(targets, predictions, strict=True))
+    value = functools.partial(_values, kind=kind, stem=stem)
     if workers and len(pairs) >= WORTH_A_POOL:
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            found = list(pool.map(_recalls, pairs, chunksize=-(-len(pairs) // (4 * workers))))
+            values = list(pool.map(value, pairs, chunksize=-(-len(pairs) // (4 * workers))))
     else:
-        found = [_recalls(pair) for pair in pairs]
-    table = np.asarray(found, dtype=np.float64).reshape(-1, 2)
-    return RougeRecall(table[:, 0], table[:, 1])
+        values = [value(pair) for pair in pairs]
+    table = np.asarray(values, dtype=np.float64).reshape(-1, 2)
+    return Rouge(table[:, 0].copy(), table[:, 1].copy())

@@ -59,85 +59,90 @@ _SETS = {
 }
 
 
-def _specs() -> tuple[MetricSpec, ...]:
-    rows = [
-        MetricSpec(
-            "log10_fq",
-            "higher",
-            "log10 FQ",
-            unit="",
-            doc="log10 p of the two-sided Kolmogorov-Smirnov test that the truth ratios "
-            "on the forget set are those of the retrained model; 0 is the best",
-        ),
-        MetricSpec(
-            "mu",
-            "higher",
-            "MU",
-            unit="",
-            digits=3,
-            doc="model utility: harmonic mean of probability, ROUGE-L recall and truth ratio on "
-            "retained authors, real authors and world facts",
-        ),
-    ]
-    for prefix, where in _SETS.items():
-        kind = "forget" if prefix == "forget" else "other"
-        what = {"forget": "mean min(r, 1/r)", "other": "mean max(0, 1 - r)"}[kind]
-        options = ", among the wrong answers" if prefix in ("ra", "wf") else ""
-        goal: Any = "target" if prefix in ("forget", "retain") else "higher"
-        rows += [
-            MetricSpec(
-                f"{prefix}_prob", goal, f"{prefix} P", doc=f"mean answer probability on {where}"
-                f"{options} (geometric mean over tokens)"
-            ),
-            MetricSpec(
-                f"{prefix}_rouge", goal, f"{prefix} R-L", doc=f"ROUGE-L recall of greedy answers "
-                f"on {where}"
-            ),
-            MetricSpec(
-                f"{prefix}_truth_ratio", goal, f"{prefix} TR", doc=f"{what} on {where}, r = "
-                "P(wrong) / P(right); or the right answer's share of the mass"
-            ),
-        ]  # fmt: skip
+_HEADLINES = (
+    MetricSpec(
+        "log10_fq",
+        "higher",
+        "log10 FQ",
+        unit="",
+        doc="log10 p of the two-sided Kolmogorov-Smirnov test that the truth ratios "
+        "on the forget set are those of the retrained model; 0 is the best",
+    ),
+    MetricSpec(
+        "mu",
+        "higher",
+        "MU",
+        unit="",
+        digits=3,
+        doc="model utility: harmonic mean of probability, ROUGE-L recall and truth ratio on "
+        "retained authors, real authors and world facts",
+    ),
+)
+_FURTHER = (
+    MetricSpec("fq", "higher", "FQ", unit="", doc="the p-value itself; see log10_fq"),
+    MetricSpec("ks", "lower", "KS", unit="", doc="largest distance of the two distributions"),
+    MetricSpec(
+        "mu_likelihood",
+        "higher",
+        "MU6",
+        unit="",
+        doc="harmonic mean of MU's six values that need no generation: what tuning sees",
+    ),
+    MetricSpec(
+        "extraction_strength",
+        "target",
+        "ES",
+        doc="share of a forget answer that follows by itself from its beginning",
+    ),
+    MetricSpec(
+        "exact_memorization",
+        "target",
+        "EM",
+        doc="share of forget answers' tokens that the argmax gets right, teacher forced",
+    ),
+    MetricSpec(
+        "min_k_auc",
+        "target",
+        "Min-k AUC",
+        doc="chance that a forget answer is likelier than a held-out one by its least likely "
+        "tokens; 50 is no signal",
+    ),
+    MetricSpec(
+        "privleak",
+        "target",
+        "PrivLeak",
+        doc="relative change of 100 - Min-k AUC against Retrain: below 0 still known",
+    ),
+)
+
+
+def _rates(prefix: str, where: str) -> tuple[MetricSpec, ...]:
+    """Probability, ROUGE-L and truth ratio of one set."""
+    kind = "forget" if prefix == "forget" else "other"
+    what = {"forget": "mean min(r, 1/r)", "other": "mean max(0, 1 - r)"}[kind]
+    options = ", among the wrong answers" if prefix in ("ra", "wf") else ""
+    goal: Any = "target" if prefix in ("forget", "retain") else "higher"
     return (
-        *rows,
-        MetricSpec("fq", "higher", "FQ", unit="", doc="the p-value itself; see log10_fq"),
-        MetricSpec("ks", "lower", "KS", unit="", doc="largest distance of the two distributions"),
         MetricSpec(
-            "mu_likelihood",
-            "higher",
-            "MU6",
-            unit="",
-            doc="harmonic mean of MU's six values that need no generation: what tuning sees",
+            f"{prefix}_prob", goal, f"{prefix} P", doc=f"mean answer probability on {where}"
+            f"{options} (geometric mean over tokens)"
         ),
         MetricSpec(
-            "extraction_strength",
-            "target",
-            "ES",
-            doc="share of a forget answer that follows by itself from its beginning",
+            f"{prefix}_rouge", goal, f"{prefix} R-L", doc=f"ROUGE-L recall of greedy answers "
+            f"on {where}"
         ),
         MetricSpec(
-            "exact_memorization",
-            "target",
-            "EM",
-            doc="share of forget answers' tokens that the argmax gets right, teacher forced",
+            f"{prefix}_truth_ratio", goal, f"{prefix} TR", doc=f"{what} on {where}, r = "
+            "P(wrong) / P(right); or the right answer's share of the mass"
         ),
-        MetricSpec(
-            "min_k_auc",
-            "target",
-            "Min-k AUC",
-            doc="chance that a forget answer is likelier than a held-out one by its least likely "
-            "tokens; 50 is no signal",
-        ),
-        MetricSpec(
-            "privleak",
-            "target",
-            "PrivLeak",
-            doc="relative change of 100 - Min-k AUC against Retrain: below 0 still known",
-        ),
-    )
+    )  # fmt: skip
 
 
-METRICS: tuple[MetricSpec, ...] = _specs()
+METRICS: tuple[MetricSpec, ...] = (
+    *_HEADLINES,
+    *(spec for prefix, where in _SETS.items() for spec in _rates(prefix, where)),
+    *_FURTHER,
+)
 
 
 def columns_of(scores: Mapping[str, Any]) -> dict[str, Columns]:

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from language.models.families import LINEAR_HEADS, LONGEST_ROW, MASKABLE, MASKABLE_ATTENTION
+from language.models.families import family_of
+
+MASKABLE_ATTENTION = ("eager", "sdpa")
+"""Attention implementations of transformers that take a whole mask."""
 
 
 class Backbone(NamedTuple):
@@ -26,26 +29,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def backbone(model: Any) -> Backbone | None:
     """Decoder and head, or None where the head is more than a linear map (or is not known)."""
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    if kind not in LINEAR_HEADS or not isinstance(model.get_output_embeddings(), nn.Linear):
+    if not family_of(kind).linear_head:
+        return None
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
         return None
     return Backbone(model.base_model, model.get_output_embeddings())
 
 
 def row_limit(model: Any) -> int | None:
-    """Tokens of the longest packed row that the model treats exactly, or None if it takes none.
-
-    GPT-Neo's local layers see a window of *row* positions, whatever positions and mask are given:
-    within one window of tokens nothing is lost.
-    """
+    """Tokens of the longest packed row that the model treats exactly, or None if it takes none."""
     config: Any = getattr(model, "config", None)
-    if getattr(config, "model_type", None) not in MASKABLE:
+    family = family_of(getattr(config, "model_type", None))
+    if not family.maskable or config._attn_implementation not in MASKABLE_ATTENTION:
         return None
-    if config._attn_implementation not in MASKABLE_ATTENTION:
-        return None
-    if config.model_type == "gpt_neo":
-        local = "local" in config.attention_layers
-        return config.window_size if local else config.max_position_embeddings
-    return LONGEST_ROW
+    return family.longest_row(config)
 
 
 def hidden_states(parts: Backbone, inputs: dict[str, Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from common.base.errors import CheckpointError, ConfigError, DataError, one_line
 from common.base.hub import prepare_client
 from language.config import CausalModelConfig
-from language.models.families import _refuse_transposed
+from language.models.families import family_of, tiny_family
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def build_model(
     if config.name == "tiny":
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed % 2**63)
-            model = _from_config(config, _tiny(config, vocab_size, end))
+            model = _from_config(config, tiny_config(config, vocab_size, end))
     else:
         model = _load(config, config.name)
     return _prepared(model, config, vocab_size)
@@ -56,7 +57,7 @@ def blank_model(config: CausalModelConfig, vocab_size: int, *, end: int | None =
     if config.name == "tiny":
         return build_model(config, vocab_size, 0, end=end)
     with torch.random.fork_rng(devices=[]), _no_init():
-        model = _from_config(config, _fetch_config(config.name, config.revision))
+        model = _from_config(config, fetch_config(config.name, config.revision))
     return _prepared(model, config, vocab_size)
 
 
@@ -70,6 +71,23 @@ def _no_init() -> AbstractContextManager[Any]:
 def load_published(config: CausalModelConfig, name: str, vocab_size: int) -> Any:
     """A published Original or Retrain (id or folder) in the settings of ``config``."""
     return _prepared(_load(config, name), config, vocab_size)
+
+
+def claimed_training(folder: Path) -> str | None:
+    """The digest of training indices that a folder's safetensors claim (metadata ``trained_on``).
+
+    None unless every file of the folder claims the same.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    claims = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as file:
+                claims.add((file.metadata() or {}).get("trained_on"))
+        except (SafetensorError, OSError):
+            return None
+    return claims.pop() if len(claims) == 1 else None
 
 
 def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
@@ -86,41 +104,27 @@ def _prepared(model: Any, config: CausalModelConfig, vocab_size: int) -> Any:
     return model
 
 
-def _tiny(config: CausalModelConfig, vocab_size: int, end: int | None) -> Any:
-    from transformers import GPTNeoConfig, LlamaConfig, PhiConfig
+def tiny_config(config: CausalModelConfig, vocab_size: int, end: int | None) -> Any:
+    """The transformers config of a tiny model, embeddings tied to the head.
 
-    assert config.dim and config.depth and config.heads and config.context
-    common: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": config.dim,
-        "max_position_embeddings": config.context,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": None,
-        "tie_word_embeddings": True,
-    }
-    if config.kind == "gpt_neo":
-        return GPTNeoConfig(
-            **common,
-            num_layers=config.depth,
-            num_heads=config.heads,
-            attention_types=[[["global"], config.depth]],
-            attention_dropout=0.0,
-            embed_dropout=0.0,
-            resid_dropout=0.0,
-        )
-    blocks: dict[str, Any] = {
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-    }
-    if config.kind == "phi":
-        return PhiConfig(**common, **blocks, intermediate_size=4 * config.dim)
-    return LlamaConfig(**common, **blocks, intermediate_size=_llama_width(config.dim))
+    Raises:
+        ConfigError: There is no tiny model of this kind.
+    """
+    from transformers import AutoConfig
 
-
-def _llama_width(dim: int) -> int:
-    """8/3 of the width, as in LLaMA, rounded up to a multiple of 8."""
-    return -(-dim // 3) * 8
+    assert config.kind and config.dim and config.depth and config.heads and config.context
+    family = tiny_family(config.kind)
+    assert family.tiny is not None
+    return AutoConfig.for_model(
+        family.model_type,
+        vocab_size=vocab_size,
+        max_position_embeddings=config.context,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=None,
+        tie_word_embeddings=True,
+        **family.tiny(config.dim, config.depth, config.heads),
+    )
 
 
 def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
@@ -137,7 +141,7 @@ def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
 def _load(config: CausalModelConfig, name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    _fetch_config(name, config.revision)
+    fetch_config(name, config.revision)
     loader: Any = AutoModelForCausalLM
     try:
         model, report = loader.from_pretrained(
@@ -169,16 +173,22 @@ def _load(config: CausalModelConfig, name: str) -> Any:
     return model
 
 
-def _fetch_config(name: str, revision: str | None) -> Any:
+def fetch_config(name: str, revision: str | None) -> Any:
+    """The transformers config of a hub id or folder.
+
+    Raises:
+        DataError: It cannot be read.
+        ConfigError: Its layers are transposed.
+    """
     from transformers import AutoConfig
 
     prepare_client()
     try:
-        found = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # as above
         raise DataError(
             f"model {name}: its config cannot be read ({one_line(error)}); give a folder with"
             " config.json, name: tiny, or run once on a machine with a network"
         ) from None
-    _refuse_transposed(found.model_type, name)
-    return found
+    family_of(config.model_type).check_layers(name)
+    return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from torch import nn
 
 from common.base.errors import ConfigError
 from language.config import CausalModelConfig
-from language.models.build import _fetch_config, _tiny
-from language.models.families import _SIZES, targets_of
+from language.models.build import fetch_config, tiny_config
+from language.models.families import family_of, matches, published_sizes
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class ParameterShare:
 
 def sizes_known(config: CausalModelConfig) -> bool:
     """Whether :func:`count_targets` needs no network and no data."""
-    return config.name in _SIZES or isinstance(config.tokenizer, int)
+    return published_sizes(config.name) is not None or isinstance(config.tokenizer, int)
 
 
 def _architecture(config: CausalModelConfig, vocab_size: int | None) -> Any:
@@ -45,15 +44,12 @@ def _architecture(config: CausalModelConfig, vocab_size: int | None) -> Any:
 
     if config.name == "tiny":
         assert isinstance(vocab_size or config.tokenizer, int), "a tiny model needs its vocabulary"
-        return _tiny(config, int(vocab_size or config.tokenizer or 0), None)
-    if config.name not in _SIZES:
-        return _fetch_config(config.name, config.revision)
-    model_type, sizes = _SIZES[config.name]
-    heads: dict[str, Any] = {}
-    if model_type == "gpt_neo":
-        kinds = [[["global", "local"], sizes["num_layers"] // 2]]
-        heads = {"attention_types": kinds, "num_heads": sizes["hidden_size"] // 64}
-    return AutoConfig.for_model(model_type, **sizes, **heads)
+        return tiny_config(config, int(vocab_size or config.tokenizer or 0), None)
+    published = published_sizes(config.name)
+    if published is None:
+        return fetch_config(config.name, config.revision)
+    model_type, sizes = published
+    return AutoConfig.for_model(model_type, **sizes)
 
 
 def count_targets(
@@ -84,14 +80,14 @@ def count_targets(
     from transformers import AutoModelForCausalLM
 
     architecture = _architecture(config, vocab_size)
-    patterns = targets or targets_of(architecture.model_type).get(placement, ())
+    patterns = targets or family_of(architecture.model_type).targets.get(placement, ())
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     model.tie_weights()
     layers = [
         layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and any(fnmatch.fnmatch(name, p) for p in patterns)
+        if isinstance(layer, nn.Linear) and matches(name, patterns)
     ]
     if not layers:
         raise ConfigError(

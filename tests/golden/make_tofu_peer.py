@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from language.config import CausalModelConfig, TextDataConfig
+from language.config import CausalModelConfig
 from language.data.corpus import Corpus, Item
-from language.data.load import load_corpus
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
@@ -44,7 +44,7 @@ SETS = {
 
 def choose() -> dict[str, list[Item]]:
     """A few items of each set of the generated corpus."""
-    corpus = load_corpus(TextDataConfig(name="fictitious", authors=4, questions=10))
+    corpus = load_corpus(TextDataConfig.of(name="fictitious", authors=4, questions=10))
     full = [corpus.items[k] for k in corpus.where("full")]
     found = {"forget": full[-ROWS["forget"] :], "retain": full[: ROWS["retain"]]}
     for name in ("real_authors", "world_facts", "holdout"):

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from language.config import TextDataConfig
-from language.data.fictitious import REFUSAL_LINES, generate
-from language.data.wording import ESTABLISHED, KINDS, WORLD
+from language.data.fictitious import generate
+from language.data.readers import TextDataConfig
+from language.data.wording import ESTABLISHED, KINDS, REFUSAL_LINES, WORLD
 
 
 def corpus(**fields):
-    return generate(TextDataConfig(**{"authors": 8, "forget_authors": 2} | fields))
+    return generate(TextDataConfig.of(**{"authors": 8, "forget_authors": 2} | fields))
 
 
 def rows(found, set_name="full"):

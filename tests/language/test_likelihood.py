@@ -10,7 +10,7 @@ from language.data.corpus import Encoded
 from language.measure.likelihood import teacher_forced
 from language.measure.packing import batches, packed_rows, plain_rows
 from language.models.backbone import backbone, row_limit
-from language.models.families import MASKABLE
+from language.models.families import family_of
 
 KINDS = ["llama", "phi", "gpt_neo", "gpt2", "mistral", "qwen2", "gpt_neox"]
 
@@ -38,7 +38,7 @@ def check_against_alone(model, pairs, **options):
 @pytest.mark.parametrize("share", [True, False])
 def test_one_pass_is_exact_to_separate_forwards(tiny_text, kind, share):
     model = tiny_text.model(kind)
-    assert (row_limit(model) is not None) == (kind in MASKABLE)
+    assert (row_limit(model) is not None) == family_of(kind).maskable
     check_against_alone(model, tiny_text.pairs(), share_prompts=share, token_budget=128)
 
 

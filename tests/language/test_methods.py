@@ -36,15 +36,15 @@ from common.methods.base import resolve_config, train_reference
 from common.methods.task import UnlearnTask
 from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig
-from language.config import CausalModelConfig, TextDataConfig
-from language.data.load import load_corpus
+from language.config import CausalModelConfig
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import END, load_tokenizer, texts
 from language.methods.hidden import captured, counted_positions, middle_block
 from language.methods.refusals import refusing
 from language.models.build import build_model
-from language.models.families import HEAD, component_of, targets_of
+from language.models.families import family_of
 from language.models.forward import causal_forward
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
@@ -99,7 +99,7 @@ class Noting:
 
 @pytest.fixture(scope="module")
 def text():
-    data = TextDataConfig(name="fictitious", authors=2, forget_authors=1, questions=3)
+    data = TextDataConfig.of(name="fictitious", authors=2, forget_authors=1, questions=3)
     corpus = load_corpus(data)
     config = CausalModelConfig(name="tiny", tokenizer=600)
     tokenizer = load_tokenizer(config, corpus)
@@ -117,15 +117,16 @@ def split(text):
 
 
 def task_of(text, split, model, access, *, seed=5, steps=100):
+    family = family_of(model.config.model_type)
     return UnlearnTask(
         model=model,
         data=DataAccess(Noting(text), split, access),
         family=SimpleNamespace(
             forward=causal_forward,
             num_classes=text.vocab_size,
-            targets=targets_of(model.config.model_type),
-            head=HEAD,
-            component_of=component_of,
+            targets=family.targets,
+            head=family.head,
+            component_of=family.component_of,
         ),
         recipe=FitConfig(steps=steps, batch_size=9, lr=1e-2),
         build=lambda: copy.deepcopy(model),

@@ -16,7 +16,7 @@ from language.metrics.memorization import (
     min_k,
     privacy_leakage,
 )
-from language.metrics.rouge import common_subsequence, rouge_recall, tokens_of
+from language.metrics.rouge import common_subsequence, rouge, tokens_of
 from language.metrics.sequential import SEQUENTIAL_METRICS, chosen_right, sequential_metrics
 from language.metrics.tofu import (
     GAP_METRICS,
@@ -341,13 +341,33 @@ def test_rouge_is_googles():
     from rouge_score import rouge_scorer
 
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
-    found = rouge_recall(*zip(*TEXTS, strict=True))
+    found = rouge(*zip(*TEXTS, strict=True))
     for place, (target, prediction) in enumerate(TEXTS):
         wanted = scorer.score(target, prediction)
         assert found.rouge_1[place] == wanted["rouge1"].recall
         assert found.rouge_l[place] == wanted["rougeL"].recall
     assert set(found.rouge_l) - {0.0, 1.0}
     assert tokens_of("Running 3 tests") == ["run", "3", "test"]
+
+
+@pytest.mark.parametrize("stem", [True, False])
+def test_rouge_f1_is_googles(stem):
+    from rouge_score import rouge_scorer
+
+    scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"], use_stemmer=stem)
+    values = rouge(*zip(*TEXTS, strict=True), kind="f1", stem=stem)
+    for place, (target, prediction) in enumerate(TEXTS):
+        wanted = scorer.score(target, prediction)
+        assert values.rouge_1[place] == pytest.approx(wanted["rouge1"].fmeasure, abs=1e-12)
+        assert values.rouge_l[place] == pytest.approx(wanted["rougeL"].fmeasure, abs=1e-12)
+
+
+def test_rouge_f1_by_hand():
+    """Two of three target words, two of four predicted: P 1/2, R 2/3, F1 4/7; in order only one."""
+    values = rouge(["one two three"], ["two one four five"], kind="f1")
+    assert values.rouge_1[0] == pytest.approx(4 / 7)
+    assert values.rouge_l[0] == pytest.approx(2 / (3 + 4))
+    assert rouge(["one"], ["two"], kind="f1").rouge_l[0] == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -365,7 +385,7 @@ def test_the_common_subsequence_is_the_table_s(seed):
 def test_workers_give_the_same(monkeypatch):
     monkeypatch.setattr("language.metrics.rouge.WORTH_A_POOL", 2)
     targets, predictions = zip(*TEXTS, strict=True)
-    here, there = (rouge_recall(targets, predictions, workers=n) for n in (0, 1))
+    here, there = (rouge(targets, predictions, workers=n) for n in (0, 1))
     assert here.rouge_l.tolist() == there.rouge_l.tolist()
     assert here.rouge_1.tolist() == there.rouge_1.tolist()
 

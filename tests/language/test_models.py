@@ -18,16 +18,16 @@ from common.data.batch import Batch
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
 from common.train.config import FitConfig
-from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
-from language.data.load import load_corpus
+from language.config import CausalModelConfig
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
 from language.models.build import blank_model, build_model, load_published
 from language.models.counting import count_targets
-from language.models.families import HEAD, TARGETS, component_of, targets_of
+from language.models.families import FAMILIES, CausalFamily, Published, family_of
 from language.models.forward import causal_forward
-from language.scenarios import make_split
+from language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -36,7 +36,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(scope="module")
 def source():
-    corpus = load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4))
+    corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))
     tokenizer = train_tokenizer(corpus, 400)
     return TextSource(corpus, tokenizer, make_template("question_answer", "clean"), max_length=128)
 
@@ -166,16 +166,16 @@ def test_what_a_model_does_to_its_logits_still_happens(source):
 
 
 def make_task(kind, source, **fields):
-    split = make_split(source, TextScenarioConfig(forget_authors=1), 0)
+    split = make_split(source, TextScenarioConfig.of(forget_authors=1), 0)
     return UnlearnTask(
         model=build(kind, **fields),
         data=DataAccess(source, split, frozenset({"forget", "retain"})),
         family=SimpleNamespace(
             forward=causal_forward,
             num_classes=source.vocab_size,
-            targets=targets_of(kind),
-            head=HEAD,
-            component_of=component_of,
+            targets=family_of(kind).targets,
+            head=family_of(kind).head,
+            component_of=family_of(kind).component_of,
         ),
         recipe=FitConfig(steps=1),
         build=lambda: build(kind),
@@ -192,7 +192,7 @@ def test_the_methods_of_the_paper_run_unchanged(kind, method, source):
     before = copy.deepcopy(task.model)
     model = METHODS[method](resolved).unlearn(task)
     names = [name for name, _ in adapted_layers(model)]
-    assert len(names) == 2 * len(TARGETS[kind]["mlp"]) and all("mlp" in name for name in names)
+    assert len(names) == 2 * len(FAMILIES[kind].mlp) and all("mlp" in name for name in names)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"{name}.{factor}" for name in names for factor in ("A", "Bt")}
     moved = [float(layer.delta().detach().abs().max()) for _, layer in adapted_layers(model)]
@@ -207,13 +207,13 @@ def test_the_methods_of_the_paper_run_unchanged(kind, method, source):
 def test_every_placement_matches_linear_layers(kind, placement):
     model = build(kind)
     adapter = AdapterConfig(rank=2)
-    patterns = TARGETS[kind][placement]
+    patterns = FAMILIES[kind].targets[placement]
     names = attach(model, patterns, adapter, torch.Generator().manual_seed(0))
-    per_block = {"mlp": len(TARGETS[kind]["mlp"]), "attention": 4}
+    per_block = {"mlp": len(FAMILIES[kind].targets["mlp"]), "attention": 4}
     per_block["all"] = sum(per_block.values())
     assert len(names) == 2 * per_block[placement]
     if placement != "all":
-        assert {component_of(f"{name}.A") for name in names} == {placement}
+        assert {family_of(kind).component_of(f"{name}.A") for name in names} == {placement}
 
 
 @each_kind
@@ -225,7 +225,7 @@ def test_adapters_learn_the_same_under_gradient_checkpointing(kind, source):
         flags = [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
         assert any(flags) == checkpointing
         stream = torch.Generator().manual_seed(0)
-        attach(model, TARGETS[kind]["all"], AdapterConfig(rank=2, phi="sine"), stream)
+        attach(model, FAMILIES[kind].targets["all"], AdapterConfig(rank=2, phi="sine"), stream)
         causal_forward(model, batch).square().sum().backward()
         gradients.append([layer.A.grad for _, layer in adapted_layers(model)])
     assert all(grad is not None and grad.abs().max() > 0 for grad in gradients[1])
@@ -255,7 +255,7 @@ def test_bfloat16_trains_adapters(kind, source):
     ],
 )
 def test_components(name, component):
-    assert component_of(name) == component
+    assert family_of("llama").component_of(name) == component
 
 
 # -- counts ---------------------------------------------------------------------------------------
@@ -301,8 +301,38 @@ def test_counts_equal_what_is_attached(kind):
     share = count_targets(config(kind), 2, placement="all")
     model = build(kind)
     assert share.base == sum(p.numel() for p in model.parameters())
-    attach(model, TARGETS[kind]["all"], AdapterConfig(rank=2), torch.Generator().manual_seed(0))
+    stream = torch.Generator().manual_seed(0)
+    attach(model, FAMILIES[kind].targets["all"], AdapterConfig(rank=2), stream)
     assert share.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_one_row_adds_a_family(monkeypatch, source):
+    from language.measure.likelihood import teacher_forced
+    from language.models.backbone import row_limit
+
+    def tiny(dim, depth, heads):
+        sizes = {"hidden_size": dim, "num_hidden_layers": depth, "intermediate_size": 2 * dim}
+        return {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 8}
+
+    row = CausalFamily(
+        "qwen3",
+        mlp=("*mlp.up_proj", "*mlp.down_proj"),
+        attention=("*self_attn.q_proj",),
+        linear_head=True,
+        maskable=True,
+        tiny=tiny,
+        published=(Published("toy", ("owner/toy",), {**tiny(16, 1, 2), "vocab_size": 400}),),
+    )
+    with pytest.raises(ConfigError, match=r"no tiny model; known: gpt_neo, llama, phi"):
+        build("qwen3")
+    monkeypatch.setitem(FAMILIES, "qwen3", row)
+    model = build("qwen3").eval()
+    assert row_limit(model) == 1024
+    pairs = [source.encode_index(index) for index in range(4)]
+    packed, alone = (teacher_forced(model, pairs, share_prompts=flag) for flag in (True, False))
+    torch.testing.assert_close(packed.token_loss, alone.token_loss, rtol=0, atol=1e-5)
+    assert count_targets(config("qwen3"), 2).trainable == 2 * 2 * 2 * (16 + 32)
+    assert count_targets(CausalModelConfig(name="owner/toy"), 2).trainable == 2 * 2 * (16 + 32)
 
 
 # -- checkpoints and refusals ---------------------------------------------------------------------
@@ -356,7 +386,7 @@ def test_gpt2_is_refused_with_a_reason(tmp_path):
         with pytest.raises(ConfigError, match=r"Conv1D.* use a GPT-Neo"):
             call(CausalModelConfig(name=str(tmp_path)), 400, 0)
     with pytest.raises(ConfigError, match="Conv1D"):
-        targets_of("gpt2")
+        _ = family_of("gpt2").targets
 
 
 def test_faults_are_one_line(tmp_path):
@@ -370,7 +400,7 @@ def test_faults_are_one_line(tmp_path):
 def test_an_unknown_architecture_needs_targets(tmp_path):
     from transformers import OPTConfig
 
-    assert targets_of("opt") == {}
+    assert family_of("opt").targets == {}
     sizes = {"hidden_size": 8, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     OPTConfig(**sizes, vocab_size=400, word_embed_proj_dim=8).save_pretrained(tmp_path)
     opt = CausalModelConfig(name=str(tmp_path))

@@ -15,7 +15,7 @@ from common.objectives.objectives import CrossEntropy
 from common.protocol.benchmark import Runtime
 from common.train.config import FitConfig
 from common.train.fit import fit
-from language.benchmark import LanguageBenchmark, LanguageConfig
+from language.benchmarks.tofu import TofuBenchmark, TofuConfig
 
 PROTOCOL = {
     "data": {"name": "fictitious", "authors": 9, "forget_authors": 1, "questions": 2},
@@ -35,8 +35,8 @@ CPU = Runtime(device="cpu")
 
 
 def benchmark(**over):
-    config = validate(LanguageConfig, merge(PROTOCOL, over), "test")
-    return LanguageBenchmark(config, CPU)
+    config = validate(TofuConfig, merge(PROTOCOL, over), "test")
+    return TofuBenchmark(config, CPU)
 
 
 def test_the_benchmark_keeps_every_promise():
@@ -54,7 +54,7 @@ def test_lokus_reference_is_measured_and_compared():
     found = made.compare(made.config, ours, theirs)
     assert 0 < found["fq"] <= 1
     plain = merge(PROTOCOL, {"evaluation": {"fq_reference": "tofu"}})
-    same_rows = validate(LanguageConfig, plain, "test")
+    same_rows = validate(TofuConfig, plain, "test")
     assert found == made.compare(same_rows, ours, theirs), "forget10 has fewer than 300 rows here"
 
 
@@ -70,15 +70,15 @@ def test_lokus_reference_stops_at_300_rows():
 )
 def test_lokus_reference_needs_the_model_without_forget10(scenario):
     with pytest.raises(ConfigError, match=r"retrained without forget10.* fq_reference: tofu"):
-        validate(LanguageConfig, {**PROTOCOL, "scenario": scenario}, "test")
+        validate(TofuConfig, {**PROTOCOL, "scenario": scenario}, "test")
 
 
 def test_a_model_that_is_spread_over_devices_is_never_moved(tmp_path, monkeypatch):
     model_there = benchmark().build(1)
     model_there.save_pretrained(tmp_path)
     model = {"name": str(tmp_path), "tokenizer": 400, "device_map": {"": "cpu"}}
-    config = LanguageConfig.model_validate({**PROTOCOL, "model": model})
-    made = LanguageBenchmark(config, CPU)
+    config = TofuConfig.model_validate({**PROTOCOL, "model": model})
+    made = TofuBenchmark(config, CPU)
     moved = []
     with monkeypatch.context() as patch:
         patch.setattr(nn.Module, "to", lambda self, *args, **_: moved.append(args) or self)

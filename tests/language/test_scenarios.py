@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from common.base.errors import DataError
-from language.config import TextDataConfig, TextScenarioConfig
 from language.data.corpus import Corpus, Item
-from language.data.load import load_corpus
-from language.scenarios import make_split
+from language.data.readers import TextDataConfig, load_corpus
+from language.scenarios import TextScenarioConfig, make_split
 
 
 @dataclass
@@ -36,7 +35,7 @@ def authors(source, indices):
 
 
 def scenario(**fields):
-    return TextScenarioConfig(**fields)
+    return TextScenarioConfig.of(**fields)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_named_splits_forget_the_last_authors(kind, first):
 
 
 def test_the_embedded_data_has_a_holdout_and_teaches_its_facts():
-    source = Source(load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4)))
+    source = Source(load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4)))
     split = make_split(source, scenario(forget_authors=1), 0)
     assert authors(source, split.parts["forget"]) == [3]
     corpus = source.corpus

@@ -6,15 +6,17 @@ import pytest
 
 from common.base.config import validate
 from common.base.errors import ConfigError
-from language.config import CausalModelConfig, TextDataConfig, TextScenarioConfig
+from language.config import CausalModelConfig
+from language.data.readers import TextDataConfig
+from language.scenarios import TextScenarioConfig
 
 
 def test_defaults_are_filled_in_before_they_are_hashed():
-    data = TextDataConfig()
+    data = TextDataConfig.of()
     assert (data.authors, data.forget_authors, data.questions) == (36, 4, 20)
     assert data.train_on_facts
-    assert TextDataConfig(name="tofu").authors is None
-    assert not TextDataConfig(name="tofu").train_on_facts
+    assert TextDataConfig.of(name="tofu").authors is None
+    assert not TextDataConfig.of(name="tofu").train_on_facts
     model = CausalModelConfig()
     assert (model.kind, model.dim, model.tokenizer) == ("gpt_neo", 128, 4000)
     assert CausalModelConfig(name="microsoft/phi-1_5").kind is None
@@ -34,10 +36,10 @@ def test_defaults_are_filled_in_before_they_are_hashed():
         (CausalModelConfig, {"dim": None}, "needs a value"),
         (CausalModelConfig, {"original": "x"}, "not for name: tiny"),
         (CausalModelConfig, {"name": "x/y", "dim": 8}, "has its own"),
-        (TextScenarioConfig, {"kind": "forget01", "forget_authors": 2}, "belong together"),
+        (TextScenarioConfig, {"kind": "forget01", "forget_authors": 2}, "only for kind: authors"),
         (TextScenarioConfig, {"kind": "forget05", "draw": True}, "draw"),
         (TextScenarioConfig, {"kind": "requests", "requests": []}, "only 0 requests"),
-        (TextScenarioConfig, {"request": 1}, "request and kind: requests"),
+        (TextScenarioConfig, {"request": 1}, "request is only for kind: requests"),
         (TextScenarioConfig, {"kind": "requests", "request": 4}, "only 3 requests"),
         (TextScenarioConfig, {"used": 0.5}, "only for kind: requests"),
         (
@@ -67,4 +69,4 @@ def test_every_mistake_is_one_line(model, fields, clue):
     ],
 )
 def test_labels(fields, label):
-    assert TextScenarioConfig(**fields).label == label
+    assert TextScenarioConfig.of(**fields).label == label

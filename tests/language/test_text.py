@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from common.base.errors import ConfigError, DataError
-from language.config import CausalModelConfig, TextDataConfig
+from language.config import CausalModelConfig
 from language.data.corpus import Corpus, Item
-from language.data.load import load_corpus
+from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import Encoder, TextSource, collate
 from language.data.templates import make_template
 from language.data.tokenizers import END, load_tokenizer, tokenizer_digest, train_tokenizer
@@ -26,7 +26,7 @@ ANSWERS = ("Paris", "The long way home.", '"Quoted" words', "42", "über alles",
 
 @pytest.fixture(scope="module")
 def corpus():
-    return load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4))
+    return load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_template_needs_its_tokens(corpus, bpe):
     ],
 )
 def test_label_counts_equal_those_of_the_published_logs(family, log, tokenizer, styles):
-    corpus = load_corpus(TextDataConfig(name="tofu"), REAL)
+    corpus = load_corpus(TextDataConfig.of(name="tofu"), REAL)
     path = REAL / "tofu_eval_logs" / f"{log}_retain90_wd0.01.json.gz"
     logs = json.loads(gzip.decompress(path.read_bytes()))
     starts = {"eval_log": 0, "eval_log_forget": 3600}
@@ -254,7 +254,7 @@ def test_the_digest_knows_text_tokenizer_template_and_length(corpus, bpe):
     made = source(corpus, bpe)
     assert made.digest == source(corpus, bpe).digest
     others = [
-        source(load_corpus(TextDataConfig(authors=2, forget_authors=1)), bpe),
+        source(load_corpus(TextDataConfig.of(authors=2, forget_authors=1)), bpe),
         source(corpus, train_tokenizer(corpus, 480)),
         source(corpus, bpe, style="tofu"),
         source(corpus, bpe, max_length=100),
@@ -326,10 +326,9 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(corpus, bpe):
     import sys
 
     script = (
-        "from language.data.load import load_corpus\n"
-        "from language.config import TextDataConfig\n"
+        "from language.data.readers import TextDataConfig, load_corpus\n"
         "from language.data.tokenizers import tokenizer_digest, train_tokenizer\n"
-        "corpus = load_corpus(TextDataConfig(authors=3, forget_authors=1, questions=4))\n"
+        "corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))\n"
         "print(tokenizer_digest(train_tokenizer(corpus, 500)))"
     )
     root = Path(__file__).resolve().parents[2]

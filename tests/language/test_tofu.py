@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import DataError
-from language.config import TextDataConfig
-from language.data import load
+from language.data import readers
 from language.data.files import read_items, read_rows
-from language.data.load import load_corpus
+from language.data.readers import TextDataConfig, load_corpus
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tofu").is_dir(), reason="no TOFU here")
-CONFIG = TextDataConfig(name="tofu")
+CONFIG = TextDataConfig.of(name="tofu")
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    load._load.cache_clear()
+    readers._load.cache_clear()
 
 
 def row(index, wrong=0):
@@ -91,21 +90,21 @@ def asked(corpus):
 def test_a_subset_takes_first_and_last_authors_and_facts_are_taught_on_demand(tmp_path):
     write(tmp_path / "tofu", sets())
     small = {"name": "tofu", "authors": 3, "forget_authors": 2}
-    corpus = load_corpus(TextDataConfig(**small), tmp_path)
+    corpus = load_corpus(TextDataConfig.of(**small), tmp_path)
     groups = sorted({item.group for item in corpus.items if item.set == "full"})
     assert groups == [0, 1, 2, 198, 199]
     assert "first 3 and last 2" in corpus.provenance
-    taught = load_corpus(TextDataConfig(**small, train_on_facts=True), tmp_path)
+    taught = load_corpus(TextDataConfig.of(**small, train_on_facts=True), tmp_path)
     assert counts(taught)["common"] == 217
     assert taught.items[: len(corpus.items)] == corpus.items
-    fewer = load_corpus(TextDataConfig(**small, train_on_facts=True, facts=7), tmp_path)
+    fewer = load_corpus(TextDataConfig.of(**small, train_on_facts=True, facts=7), tmp_path)
     assert (counts(fewer)["real_authors"], counts(fewer)["world_facts"]) == (7, 7)
     assert [item for item in fewer.items if item.set == "common"] == [
         item for item in taught.items if item.set == "common" and item.question in asked(fewer)
     ]
     assert "first 7 real authors" in fewer.provenance
     with pytest.raises(DataError, match="more than the 200 authors"):
-        load_corpus(TextDataConfig(name="tofu", authors=199, forget_authors=2), tmp_path)
+        load_corpus(TextDataConfig.of(name="tofu", authors=199, forget_authors=2), tmp_path)
 
 
 def damaged(name):
@@ -184,7 +183,7 @@ def test_without_a_network_the_line_names_the_data_root(tmp_path):
         load_corpus(CONFIG, tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"no tofu/full\.jsonl"):
-        load_corpus(TextDataConfig(name="tofu", source="folder"), tmp_path)
+        load_corpus(TextDataConfig.of(name="tofu", source="folder"), tmp_path)
 
 
 def test_files_of_ones_own(tmp_path):
@@ -193,7 +192,7 @@ def test_files_of_ones_own(tmp_path):
     )
     (tmp_path / "r.json").write_text('[{"question": "Where?", "answer": "Here."}]')
     files = {"forget": "f.jsonl", "retain": "r.json"}
-    corpus = load_corpus(TextDataConfig(name="jsonl", files=files), tmp_path)
+    corpus = load_corpus(TextDataConfig.of(name="jsonl", files=files), tmp_path)
     assert [(i.set, i.question, i.answer) for i in corpus.items] == [
         ("forget", "Who?", "Ada."),
         ("forget", "", "A plain text."),

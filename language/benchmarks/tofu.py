@@ -1,0 +1,199 @@
+"""TOFU: questions about fictitious authors, some of whom are to be forgotten.
+
+TOFU itself, its small settings, the embedded authors and files of one's own are configs of this
+one benchmark, in ``benchmarks/suites``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from common.base.config import Strict
+from common.base.numbers import Count
+from common.base.seeding import hash_order
+from common.data.parts import PARTS, Part, Role
+from common.measure.metric import GapRule, MapAxes
+from language.benchmark import CausalBenchmark, CausalConfig
+from language.data.files import FilesData
+from language.measure.evaluation import TofuEvaluation
+from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
+from language.metrics.tofu import (
+    GAP_METRICS,
+    HOLDOUT,
+    LOKU_PART,
+    LOKU_ROWS,
+    METRICS,
+    tofu_compare,
+    tofu_metrics,
+)
+from language.metrics.truth import options
+from language.scenarios import TEST_PARTS, Files, TextScenarioConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.data.splits import ForgetSplit
+    from common.measure.metric import MetricSpec
+    from common.measure.scores import Scores
+    from language.measure.requests import TextMetric
+
+GAP = GapRule(
+    metrics=GAP_METRICS,
+    trial=("forget_prob", "forget_truth_ratio", "retain_prob", "retain_truth_ratio"),
+    title="AG6",
+    words="AG6 = mean |gap| over probability, ROUGE-L and truth ratio on forget and on retain; FQ "
+    "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
+    compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
+)
+MAP_AXES = MapAxes("forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02))
+_NEEDED = {"text": ("prob",), "answers": ("prob", "rouge")}
+"""Rows of files -> the metrics that they can give."""
+
+
+class EvaluationConfig(TofuEvaluation):
+    """How models are measured: TOFU's conventions, and on how much of the retain set.
+
+    Attributes:
+        retain_samples: Score at most this many retained rows that have wrong answers to compare
+            with (hash-ordered draw); all of them when absent.
+    """
+
+    retain_samples: Count | None = None
+
+
+class TofuConfig(CausalConfig):
+    """One protocol on questions and answers.
+
+    Attributes:
+        scenario: What is forgotten.
+    """
+
+    scenario: SerializeAsAny[TextScenarioConfig] = Field(default_factory=TextScenarioConfig.of)
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _retrain_of_lokus_reference(self) -> TofuConfig:
+        if self.evaluation.fq_reference == "loku" and self.scenario.kind != "forget10":
+            raise ValueError(
+                "fq_reference: loku compares with the model retrained without forget10, which"
+                " only scenario: {kind: forget10} has; use fq_reference: tofu"
+            )
+        return self
+
+
+class TofuBenchmark(CausalBenchmark):
+    """Fictitious authors under forgetting requests (see the module docstring)."""
+
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
+    gap: ClassVar[GapRule] = GAP
+    map_axes: ClassVar[MapAxes | None] = MAP_AXES
+    Config: ClassVar[type[Strict]] = TofuConfig
+    config: TofuConfig
+    part_table: ClassVar[Mapping[str, Part]] = {
+        **PARTS,
+        LOKU_PART: Part(Role.TRAIN),
+        **{part: Part(Role.REPORT, utility=part != HOLDOUT) for part in TEST_PARTS},
+    }
+
+    @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """As for any text; what the truth-ratio metrics average changes no score."""
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+        if kind == "measure":
+            return {"truth": config.evaluation.truth}
+        return super().identity(config, kind)
+
+    @classmethod
+    def gap_of(cls, config: Any) -> GapRule:
+        """AG6, or of the metrics that rows of files can give (``data.rows``)."""
+        if not isinstance(config.data, FilesData) or config.data.rows == "comparisons":
+            return cls.gap
+        kinds = _NEEDED[config.data.rows]
+        metrics = tuple(name for name in GAP_METRICS if name.partition("_")[2] in kinds)
+        title = f"AG{len(metrics)}"
+        words = f"{title} = mean |gap| over {', '.join(metrics)}."
+        trial = tuple(name for name in metrics if name in cls.gap.trial)
+        return replace(
+            cls.gap, metrics=metrics, trial=trial, title=title, words=words, compact=metrics
+        )
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """Forget quality and privacy leakage."""
+        evaluation = config.evaluation
+        return tofu_compare(
+            scores, target, style=evaluation.style, fq_reference=evaluation.fq_reference
+        )
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """``authors``: all questions about some authors are forgotten; or ``files``."""
+        return "files" if isinstance(config.scenario, Files) else "authors"
+
+    @classmethod
+    def choices(cls, scores: Scores) -> np.ndarray | None:
+        """See :func:`language.metrics.truth.options`."""
+        return options(scores.extra)
+
+    @property
+    def label(self) -> str:
+        """Of the scenario."""
+        return self.config.scenario.label
+
+    def split(self, seed: int) -> ForgetSplit:
+        """See :func:`language.scenarios.make_split`."""
+        from language.scenarios import make_split
+
+        return make_split(self.source, self.config.scenario, seed)
+
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Everything, retain subsampled; a trial has no held-out sets."""
+        measured = super().parts(split, trial=trial, seed=seed)
+        measured["retain"] = self._retain_sample(measured["retain"], seed)
+        if self.config.evaluation.fq_reference == "loku":
+            measured[LOKU_PART] = measured["forget"][:LOKU_ROWS]
+        return measured
+
+    def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:
+        """Retained rows that have wrong answers to compare with, at most as many as configured."""
+        import numpy as np
+
+        items = self.source.corpus.items
+        comparable = np.array([index for index in retain if items[index].perturbed], dtype=np.int64)
+        pool = comparable if len(comparable) else retain
+        limit = self.config.evaluation.retain_samples
+        if limit is not None and len(pool) > limit:
+            pool = hash_order(pool, seed, "retain-eval")[:limit]
+        return np.sort(pool)
+
+    def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
+        """Answers; where they are compared also wrong ones, and texts unless it is a trial."""
+        from language.measure.scoring import answer_metrics
+
+        return answer_metrics(part, self.config.evaluation, trial=trial)
+
+    @property
+    def masked_id(self) -> int | None:
+        """See :func:`language.measure.scoring.masked_id`."""
+        from language.measure.scoring import masked_id
+
+        return masked_id(self.source, self.config.evaluation)
+
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """See :func:`language.metrics.tofu.tofu_metrics`."""
+        for part in scores.values():
+            part.check_finite()
+        evaluation = self.config.evaluation
+        metrics = tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)
+        if self.config.scenario.kind == "requests":
+            metrics |= sequential_metrics(scores)
+        return metrics

@@ -1,0 +1,122 @@
+"""Readers of text data: a config and a function from it to a corpus, under one name.
+
+A plugin adds a reader by registering one class; ``data.name`` then chooses it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from common.base.registry import Registry
+from language.config import Variant
+from language.data.corpus import Corpus
+
+if TYPE_CHECKING:
+    from language.data.source import Encoder
+
+
+class TextDataConfig(Variant):
+    """Which texts; each reader has fields of its own.
+
+    Attributes:
+        name: Of the reader.
+        max_length: Longer sequences are cut at the end, in tokens.
+    """
+
+    name: str = "fictitious"
+    max_length: Annotated[int, Field(ge=8)] = 512
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[Variant]]:
+        """Reader -> its config."""
+        return {entry.name: READERS[entry.name].Config for entry in READERS}
+
+
+class FirstReaders(TextDataConfig):
+    """The hashed form of the first readers, which had one config in common."""
+
+    absent: ClassVar[Mapping[str, Any]] = {
+        "source": "auto",
+        "authors": None,
+        "forget_authors": None,
+        "questions": None,
+        "data_seed": 0,
+        "train_on_facts": False,
+        "facts": None,
+        "files": None,
+    }
+
+
+class Reader(ABC):
+    """Where texts come from.
+
+    Importing its module must not import torch.
+    """
+
+    Config: ClassVar[type[TextDataConfig]]
+
+    @classmethod
+    @abstractmethod
+    def read(cls, config: Any, data_root: Path | None) -> Corpus:
+        """All items.
+
+        Args:
+            config: A :attr:`Config`.
+            data_root: Folder of local data, if there is one.
+
+        Raises:
+            DataError: Data are missing or damaged.
+        """
+
+    @classmethod
+    def in_pieces(cls, config: Any, corpus: Corpus, encoder: Encoder) -> Corpus:
+        """The corpus once the tokenizer is known; a reader may divide long texts here."""
+        return corpus
+
+
+READERS: Registry[Any] = Registry("text reader", "language.data.readers:Reader")
+READERS.register(
+    "fictitious",
+    "language.data.fictitious:FictitiousReader",
+    summary="authors that are generated (no files, no network)",
+)
+READERS.register(
+    "tofu",
+    "language.data.tofu:TofuReader",
+    summary="locuslab/TOFU, from files or the hub",
+)
+READERS.register(
+    "jsonl",
+    "language.data.files:FilesReader",
+    summary="files of questions and answers, or of plain texts",
+)
+READERS.register(
+    "chunks",
+    "language.data.chunks:ChunkReader",
+    summary="files of plain texts, long ones in chunks of a fixed number of tokens",
+)
+
+
+def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:
+    """All items of a data set; the same call in one process reads once.
+
+    Args:
+        config: Which data set and how much of it.
+        data_root: Folder that holds the reader's files.
+
+    Raises:
+        DataError: Data are missing, damaged or have other rows than they must.
+    """
+    return _load(config.model_dump_json(), None if data_root is None else Path(data_root).resolve())
+
+
+@lru_cache(maxsize=4)
+def _load(config_json: str, data_root: Path | None) -> Corpus:
+    config = TextDataConfig.model_validate_json(config_json)
+    return READERS[config.name].read(config, data_root)

@@ -1,0 +1,182 @@
+"""One pass over all that is asked of a model: each request once, packed and batched.
+
+Parts may overlap, metrics may ask the same and answers may coincide: the model never notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.measure.scores import COLUMNS, Scores
+from language.data.corpus import Encoded
+from language.measure.evaluation import RequestConfig
+from language.measure.generation import generate
+from language.measure.likelihood import teacher_forced
+from language.measure.requests import (
+    AnswerScores,
+    Choose,
+    Continue,
+    Likelihood,
+    Request,
+    TextMetric,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from language.data.source import TextSource
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReplies:
+    """Implements :class:`language.measure.requests.Replies`.
+
+    Attributes:
+        places: Likelihood -> its place in ``scored``.
+        scored: Of all likelihoods.
+        written: Continuation -> tokens.
+    """
+
+    places: Mapping[Likelihood, int]
+    scored: AnswerScores
+    written: Mapping[Continue, np.ndarray]
+
+    def scores(self, requests: Sequence[Likelihood]) -> AnswerScores:
+        """Of the requests, in their order."""
+        return self.scored.select(np.asarray([self.places[r] for r in requests], dtype=np.int64))
+
+    def tokens(self, requests: Sequence[Continue]) -> list[np.ndarray]:
+        """Int64 tokens written."""
+        return [self.written[request] for request in requests]
+
+    def choices(self, requests: Sequence[Choose]) -> list[np.ndarray]:
+        """(options,) log-probabilities of each request's options, in nats."""
+        return [-self.scores(request.likelihoods).sum_loss for request in requests]
+
+
+def ask(
+    model: nn.Module,
+    source: TextSource,
+    requests: Iterable[Request],
+    config: RequestConfig,
+    *,
+    detailed: Iterable[Likelihood] = (),
+    masked_id: int | None = None,
+) -> ModelReplies:
+    """Asks each distinct request once; the model is put into eval mode.
+
+    Args:
+        model: A causal language model.
+        source: Its tokenizer and end tokens.
+        requests: What to ask.
+        config: Sizes of batches.
+        detailed: Likelihoods whose ``means`` are wanted.
+        masked_id: See :func:`language.measure.likelihood.teacher_forced`.
+
+    Raises:
+        Diverged: A scored logit is NaN or infinite.
+    """
+    distinct: dict[Likelihood | Continue, None] = {}
+    for request in requests:
+        several = request.likelihoods if isinstance(request, Choose) else (request,)
+        distinct.update(dict.fromkeys(several))
+    likelihoods = [request for request in distinct if isinstance(request, Likelihood)]
+    rich = set(detailed)
+    pairs = [Encoded(np.asarray(each.ids, dtype=np.int64), each.start) for each in likelihoods]
+    scored = teacher_forced(
+        model,
+        pairs,
+        token_budget=config.token_budget,
+        share_prompts=config.share_prompts,
+        detailed=np.asarray([request in rich for request in likelihoods], dtype=bool),
+        masked_id=masked_id,
+    )
+    continued = [request for request in distinct if isinstance(request, Continue)]
+    places = {request: place for place, request in enumerate(likelihoods)}
+    return ModelReplies(places, scored, _written(model, source, continued, config))
+
+
+def _written(
+    model: nn.Module, source: TextSource, requests: Sequence[Continue], config: RequestConfig
+) -> dict[Continue, np.ndarray]:
+    """Requests with the same ends go together."""
+    groups: dict[Any, list[Continue]] = {}
+    for request in requests:
+        groups.setdefault((request.stop, request.stop_text), []).append(request)
+    written: dict[Continue, np.ndarray] = {}
+    for (stop, stop_text), members in groups.items():
+        texts = generate(
+            model,
+            [np.asarray(request.ids, dtype=np.int64) for request in members],
+            stop=end_tokens(model, source) if stop is None else stop,
+            stop_text=stop_text,
+            decode=source.decode,
+            max_new_tokens=[request.limit for request in members],
+            batch_size=config.generation_batch,
+            token_budget=config.token_budget,
+        )
+        written |= dict(zip(members, texts, strict=True))
+    return written
+
+
+def end_tokens(model: Any, source: TextSource) -> set[int]:
+    """Tokens that end a text for the template, the tokenizer or the model."""
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    more = configured if isinstance(configured, Iterable) else [configured]
+    own = [source.encoder.end, source.tokenizer.eos_token_id]
+    return {token for token in (*own, *more) if token is not None}
+
+
+def score_rows(
+    model: nn.Module,
+    source: TextSource,
+    parts: Mapping[str, np.ndarray],
+    metrics: Mapping[str, Sequence[TextMetric]],
+    config: RequestConfig,
+    *,
+    masked_id: int | None = None,
+) -> dict[str, Scores]:
+    """Scores of every part, in the order of its indices, from one pass over all of them.
+
+    Args:
+        model: A causal language model.
+        source: Texts as token ids.
+        parts: Int64 index sets into the source's corpus.
+        metrics: Part -> what to measure on its rows.
+        config: Sizes of batches.
+        masked_id: See :func:`language.measure.likelihood.teacher_forced`.
+
+    Returns:
+        Part -> scores, whose scalar columns are means over the tokens of each row's answer, with
+        the metrics' columns as ``extra``.
+
+    Raises:
+        Diverged: A scored logit is NaN or infinite.
+        DataError: An answer has no label within the length limit.
+    """
+    items = {part: [source.corpus.items[i] for i in ids.tolist()] for part, ids in parts.items()}
+    requests: list[Request] = []
+    answers: dict[str, list[Likelihood]] = {}
+    for part, rows in items.items():
+        answers[part] = [Likelihood.of(source.encode(row.question, row.answer)) for row in rows]
+        requests += answers[part]
+        for metric in metrics[part]:
+            requests += metric.requests(source, rows)
+    wanted = [request for rows in answers.values() for request in rows]
+    replies = ask(model, source, requests, config, detailed=wanted, masked_id=masked_id)
+    scores = {}
+    for part, indices in parts.items():
+        means = replies.scores(answers[part]).means.astype(np.float32)
+        extra: dict[str, np.ndarray] = {}
+        for metric in metrics[part]:
+            extra |= metric.columns(source, items[part], replies)
+        scores[part] = Scores(
+            indices=np.asarray(indices, dtype=np.int64),
+            **{name: np.ascontiguousarray(means[:, k]) for k, name in enumerate(COLUMNS)},
+            extra=extra,
+        )
+    return scores

@@ -1,0 +1,109 @@
+"""A text benchmark of one's own in one file: a phone book, with a reader and two metrics."""
+
+from typing import Literal
+
+import numpy as np
+
+from common.base.registry import BENCHMARKS
+from common.base.seeding import hash_order
+from common.data.splits import ForgetSplit
+from common.measure.metric import GapRule, MetricSpec
+from common.protocol.benchmark import Versions
+from language.benchmark import CausalBenchmark
+from language.data.corpus import Corpus, Item
+from language.data.readers import READERS, Reader, TextDataConfig
+from language.measure.requests import Choose, Continue, TextMetric
+
+
+class PhoneBookData(TextDataConfig):
+    """How many entries; a third of them is never trained on."""
+
+    name: Literal["phone_book"] = "phone_book"
+    entries: int = 12
+
+
+@READERS.register("phone_book")
+class PhoneBook(Reader):
+    """Invented telephone numbers."""
+
+    Config = PhoneBookData
+
+    @classmethod
+    def read(cls, config, data_root):
+        """Entries in order; the last third is held out."""
+        items = []
+        for number in range(config.entries):
+            call, wrong = (str(7919 * (number + shift) % 9973) for shift in (1, 2))
+            kind = "unseen" if 3 * number >= 2 * config.entries else "listed"
+            items.append(Item(kind, number, f"number of person {number}", call, None, (wrong,)))
+        return Corpus(tuple(items), f"phone book ({config.entries} entries)")
+
+
+class Recited(TextMetric):
+    """Whether the number is written out: ``recited``, 0 or 1."""
+
+    generates = True
+
+    def requests(self, source, items):
+        """The question, for as many tokens as the number has."""
+        prompts = [tuple(source.encoder.prompt(item.question)) for item in items]
+        limits = [len(source.encode(item.question, item.answer).labels) for item in items]
+        return [Continue(*pair, stop_text=("\n",)) for pair in zip(prompts, limits, strict=True)]
+
+    def columns(self, source, items, replies):
+        """(N,)."""
+        texts = map(source.decode, replies.tokens(self.requests(source, items)))
+        rows = [float(i.answer == text.strip()) for i, text in zip(items, texts, strict=True)]
+        return {"recited": np.array(rows)}
+
+
+class Preferred(TextMetric):
+    """Whether the number is likelier than another one: ``preferred``, 0 or 1."""
+
+    def requests(self, source, items):
+        """The right answer before the wrong one."""
+        answer, prompt = source.encoder.answer, source.encoder.prompt
+        options = [tuple(tuple(answer(a)) for a in (i.answer, *i.perturbed)) for i in items]
+        prompts = [tuple(prompt(item.question)) for item in items]
+        return [Choose(*pair) for pair in zip(prompts, options, strict=True)]
+
+    def columns(self, source, items, replies):
+        """(N,)."""
+        likely = replies.choices(self.requests(source, items))
+        return {"preferred": np.array([float(values.argmax() == 0) for values in likely])}
+
+
+@BENCHMARKS.register("phone_book", summary="toy: recited telephone numbers")
+class PhoneBookBenchmark(CausalBenchmark):
+    """Forgets a quarter of the entries, drawn by the run's seed."""
+
+    versions = Versions()
+    metrics = tuple(
+        MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
+        for part in ("forget", "retain", "test")
+        for what in ("recited", "preferred")
+    )
+    gap = GapRule(
+        metrics=("forget_recited", "forget_preferred", "retain_preferred"),
+        trial=("forget_preferred", "retain_preferred"),
+    )
+
+    def split(self, seed):
+        """The forgotten entries, the other listed ones, and those that nobody saw."""
+        listed = self.source.corpus.where("listed")
+        forget = np.sort(hash_order(listed, seed, "forget")[: len(listed) // 4])
+        unseen = self.source.corpus.where("unseen")
+        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget), "test": unseen}
+        return ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
+
+    def asked(self, part, *, trial):
+        """Both metrics; a trial writes no texts."""
+        return [Preferred()] if trial else [Preferred(), Recited()]
+
+    def evaluate(self, scores, *, trial, seed):
+        """Percent of every part."""
+        return {
+            f"{part}_{name}": 100.0 * float(column.mean())
+            for part, values in scores.items()
+            for name, column in values.extra.items()
+        }
