@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from common.data.batch import Source as Source
     from common.data.loader import Loader as Loader
     from common.data.splits import ForgetSplit as ForgetSplit
-    from common.measure.metric import GapRule as GapRule
+    from common.measure.goal import GapRule as GapRule
     from common.measure.metric import MetricSpec as MetricSpec
     from common.measure.scores import Scores as Scores
     from common.methods.base import MethodInfo as MethodInfo

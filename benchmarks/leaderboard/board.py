@@ -14,7 +14,8 @@ from common.measure.gaps import (
     Separability,
     Summary,
 )
-from common.measure.metric import GapRule, MetricSpec
+from common.measure.goal import GapRule
+from common.measure.metric import MetricSpec
 from common.store.records import RunRecord
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from common.measure.gaps import (
     separability,
     summarise,
 )
-from common.measure.metric import GapRule
+from common.measure.goal import GapRule
 from common.protocol.benchmark import Benchmark
 from common.store.records import RunRecord
 from common.store.stages import StageStore

@@ -19,7 +19,7 @@ from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.measure.gaps import average_gap
-from common.measure.metric import GapRule
+from common.measure.goal import GapRule
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from common.measure.metric import GapColumn, GapRule, Row
+from common.measure.metric import GapColumn, Row
 
 
 class KSResult(NamedTuple):
@@ -81,9 +81,9 @@ def tow(row: Row, target: Row, metrics: Sequence[str]) -> float | None:
 _FORMULAS = {"mean": average_gap, "max": max_gap, "tow": tow}
 
 
-def derived(row: Row, target: Row, column: GapColumn, rule: GapRule) -> float | None:
-    """The value of a further column: its formula over its own metrics, or over the rule's."""
-    return _FORMULAS[column.formula](row, target, column.metrics or rule.metrics)
+def derived(row: Row, target: Row, column: GapColumn, metrics: Sequence[str]) -> float | None:
+    """The value of a further column: its formula over its own metrics, or over ``metrics``."""
+    return _FORMULAS[column.formula](row, target, column.metrics or metrics)
 
 
 def student_central(t: float, dof: int) -> float:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from common.measure.metric import Row
+from common.measure.gaps import average_gap
+from common.measure.metric import MAX_GAP, GapColumn, Row
 
 Reach = Literal["below", "above"]
 Role = Literal["original", "retrain"]
@@ -158,6 +159,108 @@ class ConstantGoal(Goal):
 
 
 @dataclass(frozen=True)
+class RowFacts:
+    """What a rule may order a row by; means are over the seeds that did not diverge.
+
+    Attributes:
+        distance: Mean distance.
+        metrics: Metric -> mean.
+        reached: Share of seeds that reach every goal, 0 to 1.
+        steps: Mean optimizer steps.
+    """
+
+    distance: float
+    metrics: Mapping[str, float]
+    reached: float
+    steps: float
+
+
+class Rule(Protocol):
+    """What orders the rows of a table, and what tuning minimises: :class:`GapRule` or goals."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the main table shows."""
+
+    @property
+    def title(self) -> str:
+        """Head of the distance's column."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words, for legends."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Main table of a suite that names none; :attr:`metrics` when empty."""
+
+    @property
+    def compact(self) -> tuple[str, ...]:
+        """Columns that a narrow terminal keeps."""
+
+    @property
+    def also(self) -> tuple[GapColumn, ...]:
+        """Further columns derived from gaps to Retrain."""
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Reference models that a suite must hold."""
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What a row has to reach; none where the distance alone orders."""
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """Of one model; None while something is unknown."""
+
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """Sort key of a row, best first."""
+
+
+@dataclass(frozen=True)
+class GapRule:
+    """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
+
+    Attributes:
+        metrics: All in one unit; AG is the mean of their absolute gaps.
+        trial: The same for tuning: nothing that reads test data.
+        title: Head of AG's column.
+        words: The formula, for legends.
+        columns: Main table of a suite that names none; ``metrics`` when empty.
+        compact: Columns that a narrow terminal keeps.
+        also: Further columns derived from gaps.
+    """
+
+    metrics: tuple[str, ...]
+    trial: tuple[str, ...]
+    title: str = "AG"
+    words: str = ""
+    columns: tuple[str, ...] = ()
+    compact: tuple[str, ...] = ()
+    also: tuple[GapColumn, ...] = (MAX_GAP,)
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Retrain."""
+        return frozenset({"retrain"})
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """None: the distance alone orders."""
+        return ()
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """AG: the mean absolute gap to Retrain; in a trial over :attr:`trial`."""
+        if references.retrain is None:
+            return None
+        return average_gap(row, references.retrain, self.trial if trial else self.metrics)
+
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """By distance."""
+        return (row.distance,)
+
+
+@dataclass(frozen=True)
 class GoalRule:
     """Orders rows by goals: who reaches them, at which utility, after how many steps.
 
@@ -182,7 +285,7 @@ class GoalRule:
     title: str = "to goal"
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
-    also: tuple[str, ...] = field(default=(), init=False)
+    also: tuple[GapColumn, ...] = field(default=(), init=False)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -230,18 +333,9 @@ class GoalRule:
         total = math.fsum(excess for excess in excesses if excess is not None)
         return 100.0 * total / len(excesses) + lost
 
-    def order(
-        self, reached: Sequence[bool | None], utility: float, steps: float
-    ) -> tuple[float, ...]:
-        """Sort key of a row, best first.
-
-        Args:
-            reached: Per seed, whether every goal is reached.
-            utility: Mean over seeds.
-            steps: Mean optimizer steps over seeds.
-        """
-        share = sum(answer is True for answer in reached) / max(1, len(reached))
-        return (-share, -utility, steps)
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """By the share of seeds that reach every goal, then utility, then steps."""
+        return (-row.reached, -row.metrics.get(self.utility, -math.inf), row.steps)
 
 
 def _lost(row: Row, original: Row | None, metric: str) -> float | None:

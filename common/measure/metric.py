@@ -1,4 +1,4 @@
-"""What a metric declares, and the rule that makes one distance of several."""
+"""What a metric declares, and what tables and maps make of several."""
 
 from __future__ import annotations
 
@@ -64,29 +64,6 @@ class GapColumn:
 
 
 MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")
-
-
-@dataclass(frozen=True)
-class GapRule:
-    """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
-
-    Attributes:
-        metrics: All in one unit; AG is the mean of their absolute gaps.
-        trial: The same for tuning: nothing that reads test data.
-        title: Head of AG's column.
-        words: The formula, for legends.
-        columns: Main table of a suite that names none; ``metrics`` when empty.
-        compact: Columns that a narrow terminal keeps.
-        also: Further columns derived from gaps.
-    """
-
-    metrics: tuple[str, ...]
-    trial: tuple[str, ...]
-    title: str = "AG"
-    words: str = ""
-    columns: tuple[str, ...] = ()
-    compact: tuple[str, ...] = ()
-    also: tuple[GapColumn, ...] = (MAX_GAP,)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
-from common.measure.metric import GapRule, MapAxes, MetricSpec
+from common.measure.goal import GapRule
+from common.measure.metric import MapAxes, MetricSpec
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from common.train.optimizer import make_optimizer
 from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from common.train.rates import learning_rate, total_steps, warmup_steps
 from common.train.sharding import whole_tensor
-from common.train.telemetry import Instruments, fork_rng, has_adapters
+from common.train.telemetry import Instruments, has_adapters, looking
 
 
 class TrainingRun:
@@ -139,26 +139,15 @@ class TrainingRun:
         every = self.config.evaluate_every
         last = step + 1 == self.total
         if evaluate is not None and every > 0 and ((step + 1) % every == 0 or last):
-            with self._looking():
+            with self.whole(), looking(self.model, self.accelerator.device):
                 metrics = evaluate(self.model, step + 1)
             values = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
             self._log(step, values)
             reason = reached(metrics, self.config.stop_below)
         if reason is None and self.hooks.stop_when is not None:
-            with self._looking():
+            with self.whole(), looking(self.model, self.accelerator.device):
                 reason = self.hooks.stop_when(self.model, step + 1)
         return reason
-
-    @contextlib.contextmanager
-    def _looking(self) -> Iterator[None]:
-        """The model whole and in eval mode; random streams and modes are put back."""
-        with self.whole():
-            modes = [(module, module.training) for module in self.model.modules()]
-            with fork_rng(self.accelerator.device), reuse_weights(self.model):
-                self.model.eval()
-                yield
-            for module, training in modes:
-                module.training = training
 
     # One step ------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from common.bounded.find import adapted_layers
 from common.bounded.layer import BoundedLinear
 from common.bounded.quantised import dense_weight
+from common.bounded.reuse import reuse_weights
 from common.bounded.statistics import adapter_statistics
 from common.data.batch import Batch, Forward
 from common.objectives.objectives import Objective
@@ -155,3 +156,14 @@ def has_adapters(model: nn.Module) -> bool:
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Puts torch's global streams, the device's too, back at the end."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+@contextlib.contextmanager
+def looking(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model in eval mode, its weights built once; random streams and modes are put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    with fork_rng(device), reuse_weights(model):
+        model.eval()
+        yield
+    for module, training in modes:
+        module.training = training

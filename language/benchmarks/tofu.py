@@ -16,7 +16,8 @@ from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import hash_order
 from common.data.parts import PARTS, Part, Role
-from common.measure.metric import GapRule, MapAxes
+from common.measure.goal import GapRule
+from common.measure.metric import MapAxes
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
 from language.measure.evaluation import TofuEvaluation
@@ -96,8 +97,7 @@ class TofuBenchmark(CausalBenchmark):
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
         LOKU_PART: Part(Role.TRAIN),
-        HOLDOUT: Part(Role.REPORT),
-        **{part: Part(Role.REPORT, utility=True) for part in TEST_PARTS if part != HOLDOUT},
+        **{part: Part(Role.REPORT, utility=part != HOLDOUT) for part in TEST_PARTS},
     }
 
     @classmethod

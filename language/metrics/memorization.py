@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.measure.ranking import auc
+
 
 def _starts(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
@@ -67,11 +69,8 @@ def min_k(token_loss: np.ndarray, counts: np.ndarray, k: float) -> np.ndarray:
 
 def membership_auc(members: np.ndarray, others: np.ndarray) -> float:
     """Chance that a member's loss is below another's, ties counted half; 1 gives all away."""
-    ordered = np.sort(np.asarray(members, dtype=np.float64))
-    others = np.asarray(others, dtype=np.float64)
-    below = np.searchsorted(ordered, others, side="left")
-    upto = np.searchsorted(ordered, others, side="right")
-    return float((below + upto).sum() / 2 / (len(ordered) * len(others)))
+    lower, higher = (-np.asarray(losses, dtype=np.float64) for losses in (members, others))
+    return auc(lower, higher) / 100
 
 
 def privacy_leakage(auc: float, reference_auc: float, *, epsilon: float = 0.0) -> float | None:
