@@ -19,7 +19,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.seeding import derive
-from common.data.parts import Role
+from common.data.parts import PARTS, Part, Role
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
 from common.train.config import FitConfig
 from language.config import CausalModelConfig
@@ -74,6 +74,7 @@ class CausalBenchmark(Benchmark):
     Config: ClassVar[type[Strict]] = CausalConfig
     config: CausalConfig
     modality = "language"
+    part_table: ClassVar[Mapping[str, Part]] = PARTS
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:

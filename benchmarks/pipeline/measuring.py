@@ -73,6 +73,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
         metrics=clean_metrics(metrics),
         dynamics=clean_metrics(model.get("dynamics", {})),
         cost=clean_metrics(model.get("cost", {})),
+        stopped=model.get("stopped", ""),
         split=scores["split"],
         data=scores["data"],
         stages=keys,

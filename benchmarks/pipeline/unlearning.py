@@ -38,6 +38,7 @@ class Outcome:
         step: The step at which it diverged.
         cost: Seconds, steps, peak bytes; of a method also trainable and base parameters.
         dynamics: Last and largest value of everything that was logged.
+        stopped: What ended the last fit before its time; None where nothing did.
     """
 
     model: nn.Module | None
@@ -46,10 +47,13 @@ class Outcome:
     step: int | None = None
     cost: dict[str, float | None] = field(default_factory=dict)
     dynamics: dict[str, float | None] = field(default_factory=dict)
+    stopped: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What ``done.json`` says of it."""
         facts: dict[str, Any] = {"cost": self.cost, "dynamics": self.dynamics}
+        if self.stopped is not None:
+            facts["stopped"] = self.stopped
         if self.status == "diverged":
             facts |= {"status": self.status, "status_detail": self.detail, "step": self.step}
         return facts
@@ -74,6 +78,7 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     for result in task.results:
         outcome.dynamics |= {f"last/{name}": value for name, value in result.last.items()}
         outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}
+        outcome.stopped = result.stopped
     outcome.dynamics = clean_metrics(outcome.dynamics)
     return outcome
 
@@ -122,16 +127,16 @@ class Unlearn(StageKind[ModelSpec]):
         site.check_applicable(spec.method)
         split = site.split()
         site.check_original(split)
-        start = site.facts("start")
-        if start["status"] != "ok":
+        before = site.facts("start")
+        if before["status"] != "ok":
             with site.writing():
-                detail = f"an earlier request diverged: {start.get('status_detail', '')}"
+                detail = f"an earlier request diverged: {before.get('status_detail', '')}"
                 site.about |= {"status": "diverged", "status_detail": detail}
             return
         method: UnlearningMethod = cls(validate(cls.Config, spec.params, site.stage.name))
         with site.writing() as folder:
-            start_model = site.model("start")
-            task = site.task(split, cls.info.access, model=start_model, method=spec.method)
+            start = site.model("start")
+            task = site.task(split, cls.info.access, model=start, method=spec.method)
             with site.recording(task, folder, _trajectory(site, split)):
                 outcome = unlearned(method, task)
             site.about |= outcome.facts()

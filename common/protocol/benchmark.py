@@ -126,6 +126,11 @@ class Benchmark(ModelFamily):
         """
 
     @classmethod
+    def gap_of(cls, config: Any) -> GapRule:
+        """The rule for one protocol: only metrics that its data can give."""
+        return cls.gap
+
+    @classmethod
     def role_of(cls, part: str) -> Role:
         """What a part may be used for.
 
@@ -133,11 +138,6 @@ class Benchmark(ModelFamily):
             DataError: :attr:`part_table` does not have it.
         """
         return part_of(part, cls.part_table).role
-
-    @classmethod
-    def gap_of(cls, config: Any) -> GapRule:
-        """The rule for one protocol: only metrics that its data can give."""
-        return cls.gap
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

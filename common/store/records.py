@@ -44,6 +44,7 @@ class RunRecord(BaseModel):
         metrics: Metric name -> number; undefined is null.
         dynamics: Last and largest values of what training logged.
         cost: Seconds, steps, trainable and base parameters, peak bytes.
+        stopped: What ended training before its time; empty where nothing did.
         split: Digest, name and notes of the index sets.
         data: Digest and provenance of the data.
         stages: Role -> stage key, back to the data.
@@ -66,6 +67,7 @@ class RunRecord(BaseModel):
     metrics: dict[str, float | None]
     dynamics: dict[str, float | None] = {}
     cost: dict[str, float | None] = {}
+    stopped: str = ""
     split: dict[str, str] = {}
     data: dict[str, str] = {}
     stages: dict[str, str] = {}

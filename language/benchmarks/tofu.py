@@ -96,7 +96,8 @@ class TofuBenchmark(CausalBenchmark):
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
         LOKU_PART: Part(Role.TRAIN),
-        **{part: Part(Role.REPORT, utility=part != HOLDOUT) for part in TEST_PARTS},
+        HOLDOUT: Part(Role.REPORT),
+        **{part: Part(Role.REPORT, utility=True) for part in TEST_PARTS if part != HOLDOUT},
     }
 
     @classmethod

@@ -34,6 +34,17 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(tiny_suite, tmp_path, c
     assert len(lines) == 4, "Retrain and gd in two panels"
 
 
+def test_a_record_says_what_stopped_its_training(tiny_suite, tmp_path, cli):
+    params = {"evaluate_every": 2, "steps": 5, "stop_below": {"fa": 101.0}}
+    rows = {"original": None, "retrain": None, "gd": {"params": params}}
+    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
+    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
+    records = {record["row"]: record for record in map(json.loads, lines)}
+    assert "fa" in records["gd"]["stopped"] and records["gd"]["cost"]["steps"] == 2
+    assert records["retrain"]["stopped"] == ""
+
+
 def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
     values = []
     for every in (0, 2):
