@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "benchmarks": "vision language",
     "benchmarks.__main__": "cli",
     "benchmarks.report": "common.measure",
-    "benchmarks.spec": "common.base common.methods common.audits",
+    "benchmarks.spec": "common.base common.measure common.protocol common.methods common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
     "common.measure common.store common.protocol common.methods report spec",
     "benchmarks.audits": "common.base common.bounded common.data common.measure common.store "

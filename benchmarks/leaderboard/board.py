@@ -14,7 +14,7 @@ from common.measure.gaps import (
     Separability,
     Summary,
 )
-from common.measure.goal import GapRule
+from common.measure.goal import Rule
 from common.measure.metric import MetricSpec
 from common.store.records import RunRecord
 
@@ -37,8 +37,10 @@ class BoardRow:
         diverged: seed -> where it diverged.
         metrics: Metric -> summary of measurements.
         gaps: Metric -> summary of signed gaps to the seed's Retrain.
-        derived: ag and what else the benchmark's gap rule names -> summary.
-        ag_per_seed: AG by seed.
+        derived: ``ag``, the distance of the benchmark's rule, and what else it names -> summary.
+        ag_per_seed: That distance by seed.
+        reached: Seed -> whether every goal is reached; empty where the rule has no goals.
+        verdicts: Rule set -> seed -> criterion -> whether it holds.
         separability: Where the row's AG lies with respect to the noise floor; None if unknown.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
@@ -56,6 +58,8 @@ class BoardRow:
     gaps: dict[str, Summary] = field(default_factory=dict)
     derived: dict[str, Summary] = field(default_factory=dict)
     ag_per_seed: dict[int, float] = field(default_factory=dict)
+    reached: dict[int, bool | None] = field(default_factory=dict)
+    verdicts: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
     separability: Separability | None = None
     dynamics: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
@@ -112,7 +116,7 @@ class Leaderboard:
     """
 
     suite: ResolvedSuite
-    rule: GapRule
+    rule: Rule
     specs: dict[str, MetricSpec]
     rows: list[BoardRow]
     floor: Floor

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
+from benchmarks.leaderboard.judge import Judge, label_of
 from benchmarks.pipeline.measuring import read_record, read_scores
-from benchmarks.pipeline.planner import make_plan, trial_gap
+from benchmarks.pipeline.planner import make_plan, references, trial_gap
+from benchmarks.pipeline.probing import read_table
 from benchmarks.pipeline.stage import Plan, Stage
+from benchmarks.spec.goals import metric_specs
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR
 from common.base.config import canonical
@@ -23,7 +26,6 @@ from common.base.registry import BENCHMARKS
 from common.measure.gaps import (
     Floor,
     Summary,
-    average_gap,
     derived,
     gap,
     paired_difference,
@@ -31,7 +33,7 @@ from common.measure.gaps import (
     separability,
     summarise,
 )
-from common.measure.goal import GapRule
+from common.measure.goal import Role, RowFacts, Rule
 from common.protocol.benchmark import Benchmark
 from common.store.records import RunRecord
 from common.store.stages import StageStore
@@ -57,20 +59,21 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
             stages[result.label, result.replicate, result.seed] = result.stage
             finals.setdefault((result.label, result.replicate), {})[result.seed] = record
     _check_one_data_set(records)
+    missing += _add_probes(finals, plan, store)
     benchmark = BENCHMARKS[suite.spec.benchmark]
-    specs, rule = {spec.name: spec for spec in benchmark.metrics}, benchmark.gap_of(suite.protocol)
-    targets = finals.get((_retrain_label(suite), 0), {})
+    specs, rule = metric_specs(suite.spec, suite.probes), benchmark.gap_of(suite.protocol)
     if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
         finals = _compared(suite, finals, stages, store)
-        targets = finals.get((_retrain_label(suite), 0), {})
+    targets = finals.get((label_of(suite, "retrain"), 0), {})
+    judge = Judge(suite, rule, finals)
     records = [(label, finals[label, r.replicate][r.seed]) for label, r in records]
-    floor, floor_row = _floor(finals, targets, suite, rule)
+    floor, floor_row = _floor(finals, targets, judge)
     floors = dict(zip(sorted(targets), floor.per_seed, strict=True)) if targets else {}
     rows = []
     for row in suite.rows:
         by_seed = finals.get((row.label, 0), {})
         if by_seed:
-            rows.append(_row(row.label, row.method, by_seed, targets, floors, rule))
+            rows.append(_row(row.label, row.method, by_seed, judge, floors))
         elif row.label in plan.inapplicable:
             why = plan.inapplicable[row.label]
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
@@ -87,7 +90,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         suite,
         rule,
         specs,
-        _ranked(rows),
+        _ranked(rows, rule),
         floor,
         _compare(suite, rows),
         trials,
@@ -98,6 +101,24 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     )
 
 
+def _add_probes(finals: FinalRecords, plan: Plan, store: StageStore) -> int:
+    """Adds what the suite's probes measured to the records; returns how many tables are missing."""
+    missing = 0
+    for entry in plan.probes:
+        table = read_table(store, entry.stage)
+        if table is None:
+            missing += 1
+            continue
+        result = entry.result
+        by_seed = finals.get((result.label, result.replicate), {})
+        if result.seed in by_seed and table.rows:
+            record = by_seed[result.seed]
+            summary = plan.suite.probes[entry.name].probe.summary(table)
+            metrics = {**record.metrics, **summary}
+            by_seed[result.seed] = record.model_copy(update={"metrics": metrics})
+    return missing
+
+
 def _compared(
     suite: ResolvedSuite,
     finals: FinalRecords,
@@ -105,7 +126,7 @@ def _compared(
     store: StageStore,
 ) -> FinalRecords:
     """The records with the metrics that need Retrain's scores too."""
-    benchmark, retrain = BENCHMARKS[suite.spec.benchmark], _retrain_label(suite)
+    benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
     targets = finals.get((retrain, 0), {})
 
     @functools.cache
@@ -138,33 +159,28 @@ def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
         )
 
 
-def _retrain_label(suite: ResolvedSuite) -> str:
-    return next((row.label for row in suite.rows if row.method == "retrain"), "retrain")
-
-
 def _floor(
     finals: Mapping[tuple[str, int], Mapping[int, RunRecord]],
     targets: Mapping[int, RunRecord],
-    suite: ResolvedSuite,
-    rule: GapRule,
+    judge: Judge,
 ) -> tuple[Floor, BoardRow | None]:
-    second = finals.get((_retrain_label(suite), 1), {})
+    second = finals.get((label_of(judge.suite, "retrain"), 1), {})
     empty: dict[str, float | None] = {}
     firsts = [dict(targets[seed].metrics) for seed in sorted(targets)]
     seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(targets)]
-    floor = retrain_floor(firsts, seconds, rule.metrics)
+    gaps = "retrain" in judge.rule.needs
+    floor = retrain_floor(firsts, seconds, judge.rule.metrics) if gaps else Floor((), None)
     if not second:
         return floor, None
-    return floor, _row(FLOOR, "retrain", second, targets, {}, rule)
+    return floor, _row(FLOOR, "retrain", second, judge, {})
 
 
 def _row(
     label: str,
     method: str,
     by_seed: Mapping[int, RunRecord],
-    targets: Mapping[int, RunRecord],
+    judge: Judge,
     floors: Mapping[int, float | None],
-    rule: GapRule,
 ) -> BoardRow:
     row = BoardRow(label, method, sorted(by_seed))
     row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
@@ -172,20 +188,17 @@ def _row(
     for name in sorted({name for record in good.values() for name in record.metrics}):
         row.metrics |= _summary(name, [r.metrics.get(name) for r in good.values()])
     paired = {
-        seed: (r.metrics, targets[seed].metrics)
+        seed: (r.metrics, target)
         for seed, r in good.items()
-        if seed in targets and targets[seed].status == "ok"
+        if (target := judge.references[seed].retrain) is not None
     }
-    if paired:
-        for name in row.metrics:
-            row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
-        ags = [average_gap(a, b, rule.metrics) for a, b in paired.values()]
-        row.derived |= _summary("ag", ags)
-        for column in rule.also:
-            values = [derived(a, b, column, rule) for a, b in paired.values()]
-            row.derived |= _summary(column.name, values)
-        row.ag_per_seed = {s: ag for s, ag in zip(paired, ags, strict=True) if ag is not None}
-    if row.method != "retrain":
+    for name in row.metrics if paired else ():
+        row.gaps |= _summary(name, [gap(a, b, name) for a, b in paired.values()])
+    for column in judge.rule.also if paired else ():
+        values = [derived(a, b, column, judge.rule.metrics) for a, b in paired.values()]
+        row.derived |= _summary(column.name, values)
+    judge.judge(row, {seed: record.metrics for seed, record in good.items()})
+    if row.method != "retrain" and floors:
         seeds = list(row.ag_per_seed)
         row.separability = separability(
             [row.ag_per_seed[s] for s in seeds], [floors.get(s) for s in seeds]
@@ -209,14 +222,19 @@ def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     return means
 
 
-def _ranked(rows: list[BoardRow]) -> list[BoardRow]:
-    """Retrain first, then by AG; rows that diverged on some seeds after those that did not."""
+def _ranked(rows: list[BoardRow], rule: Rule) -> list[BoardRow]:
+    """Retrain first, then by the rule; rows that diverged on some seed after the others."""
 
-    def order(row: BoardRow) -> tuple[int, float]:
+    def order(row: BoardRow) -> tuple[float, ...]:
         if row.method == "retrain":
             return (0, 1.0 if row.label == FLOOR else 0.0)
-        ag = row.derived.get("ag")
-        return (2 if row.diverged else 1, ag.mean) if ag else (3, 0.0)
+        distance = row.derived.get("ag")
+        if distance is None:
+            return (3,)
+        means = {name: summary.mean for name, summary in row.metrics.items()}
+        share = sum(answer is True for answer in row.reached.values()) / len(row.seeds)
+        facts = RowFacts(distance.mean, means, share, row.cost.get("steps", 0.0))
+        return (2 if row.diverged else 1, *rule.order(facts))
 
     return sorted(rows, key=order)
 
@@ -237,16 +255,19 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
 
 def _trials(plan: Plan, store: StageStore) -> list[Trial]:
     rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
-    targets = {r.seed: read_record(store, r.stage) for r in plan.results if r.trial == -1}
+    targets: dict[int, dict[Role, RunRecord | None]] = {}
+    for result in plan.results:
+        if result.trial == -1:
+            role: Role = "retrain" if result.label == "retrain" else "original"
+            targets.setdefault(result.seed, {})[role] = read_record(store, result.stage)
     gaps: dict[tuple[str, int], list[float]] = {}
     for result in plan.results:
         if result.trial is None or result.trial < 0:
             continue
-        record, target = read_record(store, result.stage), targets.get(result.seed)
-        if record is not None and target is not None:
-            gaps.setdefault((result.label, result.trial), []).append(
-                trial_gap(record, target, rule)
-            )
+        record, roles = read_record(store, result.stage), targets.get(result.seed, {})
+        if record is not None and roles and None not in roles.values():
+            distance = trial_gap(record, references(roles), rule)
+            gaps.setdefault((result.label, result.trial), []).append(distance)
     trials = []
     for (label, index), values in gaps.items():
         search, draws = plan.suite.row(label).search, plan.draws[label]

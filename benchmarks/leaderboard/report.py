@@ -17,6 +17,7 @@ from benchmarks.leaderboard.tables import (
 )
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Section, Table, filled, table
+from benchmarks.spec.goals import rule_sets
 from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
@@ -63,16 +64,25 @@ def _list(head: str, lines: Sequence[str]) -> Section:
 
 def legend(board: Leaderboard) -> str:
     """How to read the main table."""
+    rules = [rule_set.words for rule_set in rule_sets(board.suite.spec).values()]
+    sets = "".join(f" {words}." for words in rules)
+    if board.rule.goals:
+        return (
+            f"Cells: mean ± std over seeds. {board.rule.words} reached: seeds that reach every "
+            f"goal.{sets}"
+        )
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
-        f"signed gap to the seed's Retrain. {board.rule.words} ≈ inside the noise floor (no "
+        f"signed gap to the seed's Retrain. {board.rule.words}{sets} ≈ inside the noise floor (no "
         "further from Retrain than a second Retrain); ? outside on average, but too few seeds to "
         "tell (95 % t-interval of the paired difference reaches 0)."
     )
 
 
 def floor_line(board: Leaderboard) -> str:
-    """The noise floor in words."""
+    """The noise floor in words; empty where rows are ordered by goals."""
+    if board.rule.goals:
+        return ""
     if board.floor.summary is None:
         return "Noise floor: unknown (retrains: 2 gives it)."
     seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)

@@ -18,16 +18,36 @@ def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
     heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
-    heads += [column.title for column in rule.also]
+    heads += ["reached"] if rule.goals else []
+    heads += [*board.suite.spec.rules, *[column.title for column in rule.also]]
     rows = []
     for row in board.rows:
         cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
         cells += [value_cell(row, name, board.specs[name].digits) for name in names]
         cells += [spread(row.derived.get("ag")), SEPARABILITY[row.separability]]
+        cells += [_reached_cell(row)] if rule.goals else []
+        cells += [_verdict_cell(row, name) for name in board.suite.spec.rules]
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
     heads += ["trials"] if board.trials else []
     return table(heads, rows, narrow=narrow_table(board), marks=_marks(board))
+
+
+def _reached_cell(row: BoardRow) -> str:
+    """``2/3``: seeds that reach every goal."""
+    if not row.reached or None in row.reached.values():
+        return MISSING
+    return f"{sum(answer is True for answer in row.reached.values())}/{len(row.seeds)}"
+
+
+def _verdict_cell(row: BoardRow, name: str) -> str:
+    """``pass``, or the criteria that fail on some seed; unknown where one is."""
+    verdicts = row.verdicts.get(name, {}).values()
+    failed = {rule for verdict in verdicts for rule, holds in verdict.items() if holds is False}
+    if failed:
+        return f"fails {', '.join(sorted(failed))}"
+    known = all(holds is True for verdict in verdicts for holds in verdict.values())
+    return "pass" if verdicts and known and not row.diverged else MISSING
 
 
 def narrow_table(board: Leaderboard) -> Table:

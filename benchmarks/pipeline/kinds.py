@@ -57,6 +57,7 @@ for _name, _target, _summary in (
     ("unlearn", "benchmarks.pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
     ("score", "benchmarks.pipeline.scoring:Score", "Scores a model in one pass."),
     ("measure", "benchmarks.pipeline.measuring:Measure", "Metrics of stored scores."),
+    ("probe", "benchmarks.pipeline.probing:ProbeModel", "Runs one probe on a stored model."),
     ("audit", "benchmarks.audits.work:AuditProbe", "Runs one audit on a stored model."),
     ("map", "benchmarks.maps.work:MapBlock", "Runs some configs of a stability map."),
 ):

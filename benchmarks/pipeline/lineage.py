@@ -13,6 +13,7 @@ from benchmarks.pipeline.stage import ModelSpec, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical
 from common.base.registry import BENCHMARKS, METHODS
+from common.measure.goal import Rule
 from common.store.stages import StageStore
 
 
@@ -27,7 +28,7 @@ class Lineage:
     def __init__(self, suite: ResolvedSuite, store: StageStore):
         self.suite, self.store = suite, store
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
-        self.gap = self.benchmark.gap_of(suite.protocol)
+        self.rule: Rule = self.benchmark.gap_of(suite.protocol)
         self._stages: dict[str, Stage] = {}
         self._before = Lineage(suite.after, store) if suite.after else None
 
@@ -204,6 +205,27 @@ class Lineage:
             trial=trial,
             method=model.spec.method,
             params=model.spec.params,
+        )
+
+    def probed(self, model: Stage, seed: int, name: str) -> Stage:
+        """The table of a model that a probe of the suite makes.
+
+        Args:
+            model: The stage that made it.
+            seed: Of the run.
+            name: Of the probe in the suite.
+        """
+        entry = self.suite.probes[name]
+        config = canonical(entry.probe.config)
+        identity = {"probe": entry.registered, "version": entry.probe.version, "config": config}
+        return self.stage(
+            "probe",
+            f"{name}/{model.name}",
+            identity,
+            {"model": model},
+            seed=seed,
+            probe=entry.registered,
+            config=config,
         )
 
 

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 
 from benchmarks.pipeline.lineage import Lineage
 from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.stage import Plan, Result, Stage
+from benchmarks.pipeline.stage import Plan, Probed, Result, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from benchmarks.spec.suite import REFERENCES
 from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
-from common.measure.gaps import average_gap
-from common.measure.goal import GapRule
+from common.measure.goal import References, Role, Rule
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 
@@ -57,7 +56,7 @@ def plan_rows(lineage: Lineage) -> Plan:
 
 
 def _add_final(plan: Plan, lineage: Lineage, row: ResolvedRow, config: Strict) -> None:
-    spec = plan.suite.spec
+    spec, suite_probes = plan.suite.spec, plan.suite.probes
     for seed in spec.seeds:
         for replicate in range(spec.retrains if row.method == "retrain" else 1):
             if row.method == "original":
@@ -67,7 +66,10 @@ def _add_final(plan: Plan, lineage: Lineage, row: ResolvedRow, config: Strict) -
             else:
                 model = lineage.unlearned(row, config, seed)
             stage = lineage.evaluated(model, seed, replicate)
-            plan.results.append(Result(row.label, seed, replicate, None, stage))
+            result = Result(row.label, seed, replicate, None, stage)
+            plan.results.append(result)
+            for name in suite_probes:
+                plan.probes.append(Probed(result, name, lineage.probed(model, seed, name)))
 
 
 # Tuning ------------------------------------------------------------------------------------------
@@ -77,9 +79,9 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     """The chosen config; None while trials are missing."""
     assert row.search is not None
     for seed in row.search.tune.seeds:
-        target = _trial_target(lineage, seed)
-        if not any(result.stage is target for result in plan.results):
-            plan.results.append(Result("retrain", seed, 0, -1, target))
+        for role, stage in _trial_references(lineage, seed).items():
+            if not any(result.stage is stage for result in plan.results):
+                plan.results.append(Result(role, seed, 0, -1, stage))
     draws = plan.draws[row.label] = list(row.draws)
     gaps: list[float] = []
     while len(gaps) < len(draws):
@@ -98,15 +100,20 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     if math.isinf(gaps[best]):
         raise ConfigError(
             f"{plan.suite.name}: row '{row.label}': none of its {len(gaps)} trials has a finite "
-            f"gap to Retrain in {', '.join(lineage.gap.trial)}; change its tune.grids or "
-            "tune.spaces, or set tune: false and give params"
+            f"gap ({lineage.rule.title}); change its tune.grids or tune.spaces, or set tune: false "
+            "and give params"
         )
     plan.chosen[row.label] = best
     return draws[best].config
 
 
-def _trial_target(lineage: Lineage, seed: int) -> Stage:
-    return lineage.evaluated(lineage.retrain(seed), seed, trial=True)
+def _trial_references(lineage: Lineage, seed: int) -> dict[Role, Stage]:
+    """Role -> evaluated reference model that a trial's distance needs."""
+    models = {"original": lineage.original, "retrain": lineage.retrain}
+    return {
+        role: lineage.evaluated(models[role](seed), seed, trial=True)
+        for role in sorted(lineage.rule.needs)
+    }
 
 
 def _add_trial(
@@ -127,16 +134,27 @@ def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
     total = 0.0
     for seed, stage in stages.items():
         record = read_record(lineage.store, stage)
-        target = read_record(lineage.store, _trial_target(lineage, seed))
-        if record is None or target is None:
+        targets = {
+            role: read_record(lineage.store, target)
+            for role, target in _trial_references(lineage, seed).items()
+        }
+        if record is None or None in targets.values():
             return None
-        total += trial_gap(record, target, lineage.gap)
+        total += trial_gap(record, references(targets), lineage.rule)
     return total
 
 
-def trial_gap(record: RunRecord, target: RunRecord, rule: GapRule) -> float:
-    """Mean |gap| to Retrain over the rule's trial metrics; infinite if it diverged."""
+def references(records: Mapping[Role, RunRecord | None]) -> References:
+    """The metrics of reference models; those that diverged or are not there have none."""
+    metrics = {
+        r: record.metrics for r, record in records.items() if record and record.status == "ok"
+    }
+    return References(metrics.get("original"), metrics.get("retrain"))
+
+
+def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
+    """A trial's distance by the rule; infinite if it diverged or is unknown."""
     if record.status != "ok":
         return math.inf
-    gap = average_gap(record.metrics, target.metrics, metrics=rule.trial)
-    return math.inf if gap is None else gap
+    distance = rule.distance(record.metrics, targets, trial=True)
+    return math.inf if distance is None else distance

@@ -97,6 +97,21 @@ class Result:
     stage: Stage
 
 
+@dataclass(frozen=True)
+class Probed:
+    """One final model's table of one probe.
+
+    Attributes:
+        result: Of the model.
+        name: Of the probe in the suite.
+        stage: The stage that writes the table.
+    """
+
+    result: Result
+    name: str
+    stage: Stage
+
+
 @dataclass
 class Plan:
     """The stages of a suite, as far as the store decides them.
@@ -104,6 +119,7 @@ class Plan:
     Attributes:
         suite: What is planned.
         results: Every evaluated model, in table order.
+        probes: Every table of a probe.
         draws: Row -> its trials so far.
         chosen: Row -> the trial that was chosen (index).
         waiting: Rows whose final stages wait for their trials.
@@ -112,6 +128,7 @@ class Plan:
 
     suite: ResolvedSuite
     results: list[Result] = field(default_factory=list)
+    probes: list[Probed] = field(default_factory=list)
     draws: dict[str, list[Draw]] = field(default_factory=dict)
     chosen: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
@@ -140,3 +157,5 @@ class Plan:
 
         for result in self.results:
             yield from walk(result.stage)
+        for entry in self.probes:
+            yield from walk(entry.stage)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.spec.published import read_tables
+from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
 from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
 from benchmarks.spec.tune import Draw, Search, search_of
 from common.base.config import (
@@ -60,6 +60,7 @@ class ResolvedSuite:
     rows: tuple[ResolvedRow, ...]
     after: ResolvedSuite | None = None
     audits: Mapping[str, Audit] = field(default_factory=dict)
+    probes: Mapping[str, SuiteProbe] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -93,19 +94,15 @@ def load_suite(
     spec = validate(Suite, data, str(path))
     benchmark = BENCHMARKS[spec.benchmark]
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
-    if not spec.columns:
-        gap = benchmark.gap_of(protocol)
-        columns = gap.columns or gap.metrics
-        spec = spec.model_copy(update={"columns": columns})
-    _check_columns(spec, str(path))
+    probes = make_probes(spec, str(path))
+    spec = with_columns(spec, protocol, probes, str(path))
     rows = tuple(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
     _check_used(spec, rows, str(path))
     before = _before(spec, path, rows, overrides)
-    resolved = ResolvedSuite(
-        spec, protocol, rows, before, make_audits(spec.audits, f"{path}: audits")
-    )
+    audits = make_audits(spec.audits, f"{path}: audits")
+    resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
     if only:
         resolved = _only(resolved, only, str(path))
     if overrides or seeds or only:
@@ -186,21 +183,6 @@ def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSui
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
     spec = spec.model_copy(update={"methods": kept, "compare": compare})
     return replace(suite, spec=spec, rows=rows)
-
-
-def _check_columns(spec: Suite, origin: str) -> None:
-    known = [metric.name for metric in BENCHMARKS[spec.benchmark].metrics]
-    for column in spec.columns:
-        if column not in known:
-            raise ConfigError(
-                f"{origin}: columns: unknown metric '{column}'{did_you_mean(column, known)}"
-            )
-    tables = list(read_tables())
-    for label in spec.published:
-        if label not in tables:
-            raise ConfigError(
-                f"{origin}: published: no table '{label}'{did_you_mean(label, tables)}"
-            )
 
 
 def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:

@@ -61,6 +61,9 @@ class Suite(Strict):
             model that the same row left there, instead of from Original (sequential requests).
         published: Labels of published tables to print beside (never in) the measured one.
         audits: Audit -> its settings: run after the rows, and shown in the report.
+        probes: Name -> settings of a probe, each final model's table on the probe's own data;
+            ``probe`` in the settings names the registered one where the name is another.
+        rules: Rule sets of the benchmark whose verdicts are columns.
     """
 
     suite: Name
@@ -79,6 +82,8 @@ class Suite(Strict):
     after: str | None = None
     published: tuple[str, ...] = ()
     audits: dict[str, dict[str, Any] | None] = {}
+    probes: dict[Name, dict[str, Any] | None] = {}
+    rules: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -89,14 +94,6 @@ class Suite(Strict):
         for seeds in (self.seeds, self.tune.seeds if self.tune else ()):
             if len(set(seeds)) != len(seeds):
                 raise ValueError("seeds holds a seed twice")
-        retrains = [
-            k for k, row in self.methods.items() if ((row and row.method) or k) == "retrain"
-        ]
-        if len(retrains) != 1:
-            raise ValueError(
-                f"methods has {len(retrains)} rows of method retrain; every gap is to it, so "
-                "there must be exactly one"
-            )
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
         return self

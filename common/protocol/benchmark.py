@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
-from common.measure.goal import GapRule
+from common.measure.goal import Rule, RuleSet
 from common.measure.metric import MapAxes, MetricSpec
 from common.train.config import FitConfig
 
@@ -106,7 +106,11 @@ class Benchmark(ModelFamily):
 
     versions: ClassVar[Versions] = Versions()
     metrics: ClassVar[tuple[MetricSpec, ...]]
-    gap: ClassVar[GapRule]
+    gap: ClassVar[Rule]
+    rule_sets: ClassVar[tuple[RuleSet, ...]] = ()
+    """Pass-or-fail rules of papers, which a suite may name under ``rules``."""
+    monitor: ClassVar[tuple[str, ...]] = ()
+    """The parts that are scored while a method trains; all when empty."""
     map_axes: ClassVar[MapAxes | None] = None
     Config: ClassVar[type[Strict]]
     modality: ClassVar[str] = ""
@@ -127,7 +131,7 @@ class Benchmark(ModelFamily):
         """
 
     @classmethod
-    def gap_of(cls, config: Any) -> GapRule:
+    def gap_of(cls, config: Any) -> Rule:
         """The rule for one protocol: only metrics that its data can give."""
         return cls.gap
 
@@ -225,6 +229,10 @@ class Benchmark(ModelFamily):
 
         Nothing here refers to another model.  A trial's scores hold no softmax (``probs``).
         """
+
+    def monitored(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """Measurements during a training, from the scores of the :attr:`monitor` parts alone."""
+        return self.evaluate(scores, trial=False, seed=seed)
 
     def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """The metrics of :attr:`map_axes`.  Override it where they are cheaper alone.

@@ -56,6 +56,11 @@ class Probe(ABC):
         self.name = name
         self.config = config
 
+    @classmethod
+    def inapplicable(cls, modality: str) -> str | None:
+        """Why the probe cannot measure models of a modality; None where it can."""
+        return f"for {cls.modality} only" if cls.modality not in ("", modality) else None
+
     @abstractmethod
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """The table of a model in eval mode.
@@ -75,17 +80,20 @@ class Probe(ABC):
         """The metrics of :meth:`summary`; their names begin with the probe's name and a dot."""
 
 
-def make_probe(name: str, settings: Mapping[str, Any] | None, origin: str) -> Probe:
+def make_probe(
+    registered: str, settings: Mapping[str, Any] | None, origin: str, *, name: str = ""
+) -> Probe:
     """A probe with its config.
 
     Args:
-        name: Registered name.
+        registered: Registered name.
         settings: Overrides of its defaults.
         origin: Where they were written, for the error.
+        name: What its metrics are called after; the registered name when empty.
 
     Raises:
         ConfigError: An unknown probe or setting.
     """
-    cls = PROBES[name]
-    probe: Probe = cls(name, validate(cls.Config, settings or {}, origin))
+    cls = PROBES[registered]
+    probe: Probe = cls(name or registered, validate(cls.Config, settings or {}, origin))
     return probe

@@ -129,7 +129,7 @@ def test_a_second_launch_executes_nothing(stores, suite, launch):
     before = {p: p.stat().st_mtime_ns for p in (store / "stages").rglob("*")}
     code, out, err = launch("run", suite, "--store", store, "--device", "cpu")
     assert code == 0, err
-    assert out.count("9 stages, 9 of them already in the store") == 1
+    assert out.count("13 stages, 13 of them already in the store") == 1
     assert before == {p: p.stat().st_mtime_ns for p in (store / "stages").rglob("*")}
 
 

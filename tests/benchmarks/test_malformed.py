@@ -317,7 +317,7 @@ PLUGINS = {
     "taken name": (METHOD.replace('"mine", s', '"gd", s'), "'gd' is registered twice"),
     "undeclared data": (
         METHOD.replace("return task.model", "return task.indices('retain') and task.model"),
-        "asked for 'retain'",
+        "reads 'retain', which it does not declare",
     ),
 }  # fmt: skip
 

@@ -5,10 +5,12 @@ import pytest
 from common.measure.goal import (
     ConstantGoal,
     Criterion,
+    GapRule,
     GoalRule,
     MeasuredGoal,
     References,
     RetrainGoal,
+    RowFacts,
     RuleSet,
 )
 
@@ -69,13 +71,15 @@ def test_the_distance_counts_misses_and_lost_utility():
 
 
 def test_rows_are_ordered_by_reached_then_utility_then_steps():
-    rows = {
-        "all, useful": RULE.order([True, True], 40.0, 20),
-        "all, useful, slower": RULE.order([True, True], 40.0, 30),
-        "all, useless": RULE.order([True, True], 10.0, 5),
-        "half": RULE.order([True, None], 50.0, 5),
-        "none": RULE.order([False, False], 60.0, 5),
+    facts = {
+        "all, useful": RowFacts(9.0, {"utility": 40.0}, 1.0, 20),
+        "all, useful, slower": RowFacts(0.0, {"utility": 40.0}, 1.0, 30),
+        "all, useless": RowFacts(0.0, {"utility": 10.0}, 1.0, 5),
+        "half": RowFacts(0.0, {"utility": 50.0}, 0.5, 5),
+        "none": RowFacts(0.0, {"utility": 60.0}, 0.0, 5),
+        "utility unknown": RowFacts(0.0, {}, 0.0, 5),
     }
+    rows = {name: RULE.order(row) for name, row in facts.items()}
     assert sorted(rows, key=rows.__getitem__) == list(rows)
 
 
@@ -94,3 +98,13 @@ def test_a_rule_set_judges_each_criterion():
     assert rules.words == (
         "paper (a table): C1: el below el_unseen of Original; C2: utility below Retrain's"
     )
+
+
+def test_a_gap_rule_is_a_rule_without_goals():
+    rule = GapRule(metrics=("el", "utility"), trial=("el",))
+    row = {"el": 8.0, "utility": 50.0}
+    assert rule.needs == {"retrain"} and rule.goals == ()
+    assert rule.distance(row, REFERENCES, trial=False) == pytest.approx(2.0)
+    assert rule.distance(row, REFERENCES, trial=True) == pytest.approx(2.0)
+    assert rule.distance(row, References(ORIGINAL), trial=True) is None
+    assert rule.order(RowFacts(2.0, {}, 0.0, 5)) == (2.0,)

@@ -95,7 +95,9 @@ def test_gaps_by_hand():
 
 def further(name, row=ROW, target=RETRAIN):
     """A further column of the vision tables."""
-    return derived(row, target, next(column for column in GAP.also if column.name == name), GAP)
+    return derived(
+        row, target, next(column for column in GAP.also if column.name == name), GAP.metrics
+    )
 
 
 @pytest.mark.parametrize("name", [column.name for column in GAP.also])

@@ -1,0 +1,69 @@
+"""Distances, goals and rule sets of rows, against the reference models of each seed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from benchmarks.leaderboard.board import BoardRow, FinalRecords
+from benchmarks.pipeline.planner import references
+from benchmarks.spec.goals import rule_sets
+from benchmarks.spec.resolve import ResolvedSuite
+from common.measure.gaps import summarise
+from common.measure.goal import References, Role, Rule
+from common.measure.metric import Row
+
+ROLES: tuple[Role, ...] = ("original", "retrain")
+
+
+def label_of(suite: ResolvedSuite, role: Role) -> str:
+    """The row label of a reference model; the role itself where the suite has no such row."""
+    return next((row.label for row in suite.rows if row.method == role), role)
+
+
+class Judge:
+    """Judges rows by the benchmark's rule and the suite's rule sets.
+
+    Args:
+        suite: Whose rows are judged.
+        rule: Of its benchmark.
+        finals: Records of all final models.
+
+    Attributes:
+        references: Seed -> metrics of its reference models.
+    """
+
+    def __init__(self, suite: ResolvedSuite, rule: Rule, finals: FinalRecords):
+        self.suite, self.rule = suite, rule
+        self._sets = rule_sets(suite.spec)
+        by_role = {role: finals.get((label_of(suite, role), 0), {}) for role in ROLES}
+        self.references: Mapping[int, References] = defaultdict(
+            References,
+            {
+                seed: references({role: by_role[role].get(seed) for role in ROLES})
+                for seed in {seed for by_seed in by_role.values() for seed in by_seed}
+            },
+        )
+
+    def judge(self, row: BoardRow, metrics: Mapping[int, Row]) -> None:
+        """Fills in a row's distances, reached goals and verdicts.
+
+        Args:
+            row: Of the table.
+            metrics: Seed -> metrics, of the seeds that did not diverge.
+        """
+        comparable = 0
+        for seed, own in metrics.items():
+            targets = self.references[seed]
+            comparable += all(targets.of(role) is not None for role in self.rule.needs)
+            distance = self.rule.distance(own, targets, trial=False)
+            if distance is not None:
+                row.ag_per_seed[seed] = distance
+            if self.rule.goals:
+                answers = [goal.reached(own, targets) for goal in self.rule.goals]
+                unknown = None if None in answers else True
+                row.reached[seed] = False if False in answers else unknown
+            for name, rules in self._sets.items():
+                row.verdicts.setdefault(name, {})[seed] = rules.judge(own, targets)
+        if row.ag_per_seed and len(row.ag_per_seed) == comparable:
+            row.derived["ag"] = summarise(list(row.ag_per_seed.values()))

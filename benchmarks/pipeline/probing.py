@@ -1,0 +1,67 @@
+"""The ``probe`` stage: a table of one model on data of the probe's own."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.stage import Stage, StageSpec
+from common.base.errors import DataError, Diverged
+from common.protocol.probe import ProbeTable, make_probe
+from common.store.stages import StageStore, write_json
+
+if TYPE_CHECKING:
+    from benchmarks.pipeline.worksite import Worksite
+
+TABLE = "probe.json"
+
+
+class ProbeSpec(StageSpec):
+    """Of one model.
+
+    Attributes:
+        probe: Registered probe.
+        config: Its settings, as plain values.
+    """
+
+    probe: str
+    config: dict[str, Any]
+
+
+class ProbeModel(StageKind[ProbeSpec]):
+    """Measures a stored model with one probe."""
+
+    Spec = ProbeSpec
+    order = 6
+
+    def work(self, site: Worksite, spec: ProbeSpec) -> None:
+        """Writes the table; none for a model that diverged."""
+        facts = site.facts("model")
+        probe = make_probe(spec.probe, spec.config, site.stage.name)
+        with site.writing() as folder:
+            table = ProbeTable({})
+            if facts["status"] == "ok":
+                try:
+                    model = site.model("model", exact=True).eval()
+                    table = probe.measure(model, site.benchmark)
+                except Diverged as error:
+                    facts = {"status": "diverged", "status_detail": error.reason}
+            site.about |= {key: facts[key] for key in ("status", "status_detail") if key in facts}
+            write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
+
+
+def read_table(store: StageStore, stage: Stage) -> ProbeTable | None:
+    """A probe's table, empty where the model diverged; None while it is not done.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if store.done(stage.kind, stage.key) is None:
+        return None
+    path = store.folder(stage.kind, stage.key) / TABLE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return ProbeTable(content["rows"], content["notes"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
