@@ -12,8 +12,9 @@ from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.stage import ModelSpec, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical
+from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
-from common.measure.goal import Rule
+from common.measure.goal import Goal, Rule, stopping_goals
 from common.store.stages import StageStore
 
 
@@ -155,16 +156,30 @@ class Lineage:
         }
         if replicate is not None:
             identity["replicate"] = replicate
+        parents = {"split": split or self.split(seed), "start": start or self._start(row, seed)}
+        if params.get("stop_below") == "goal":
+            parents["goal"] = self.evaluated(self.original(seed), seed, trial=True)
+            identity["goals"] = [goal.words for goal in self._stopping_goals(row)]
         return self.stage(
             "unlearn",
             f"{row.label}/{note or f'seed-{seed}'}",
             identity,
-            {"split": split or self.split(seed), "start": start or self._start(row, seed)},
+            parents,
             seed=seed,
             replicate=replicate or 0,
             method=row.method,
             params=params,
         )
+
+    def _stopping_goals(self, row: ResolvedRow) -> tuple[Goal, ...]:
+        """The goals whose values a training may stop at: never those that Retrain gives."""
+        goals = stopping_goals(self.rule)
+        if not goals:
+            raise ConfigError(
+                f"{self.suite.name}: methods.{row.label}: stop_below: goal: the benchmark has "
+                "no goal below a constant or a value of Original; give values"
+            )
+        return goals
 
     def _start(self, row: ResolvedRow, seed: int) -> Stage:
         if self._before is None:

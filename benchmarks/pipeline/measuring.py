@@ -10,14 +10,12 @@ from benchmarks.pipeline.scoring import SCORES
 from benchmarks.pipeline.stage import ModelSpec, Stage
 from common.base.errors import Diverged
 from common.base.registry import METHODS
-from common.store.records import RunRecord, clean_metrics, environment
+from common.store.records import RECORD, RunRecord, clean_metrics, environment
 from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite
     from common.measure.scores import Scores
-
-RECORD = "record.json"
 
 
 class MeasureSpec(ModelSpec):

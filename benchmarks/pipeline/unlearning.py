@@ -11,9 +11,10 @@ from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.stage import ModelSpec
 from common.base import processes
 from common.base.config import validate
-from common.base.errors import Diverged
+from common.base.errors import DataError, Diverged
 from common.base.registry import METHODS
-from common.store.records import clean_metrics
+from common.measure.goal import References, stopping_goals
+from common.store.records import RECORD, RunRecord, clean_metrics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,7 +134,8 @@ class Unlearn(StageKind[ModelSpec]):
                 detail = f"an earlier request diverged: {before.get('status_detail', '')}"
                 site.about |= {"status": "diverged", "status_detail": detail}
             return
-        method: UnlearningMethod = cls(validate(cls.Config, spec.params, site.stage.name))
+        config = validate(cls.Config, spec.params, site.stage.name)
+        method: UnlearningMethod = cls(_with_limits(site, config))
         with site.writing() as folder:
             start = site.model("start")
             task = site.task(split, cls.info.access, model=start, method=spec.method)
@@ -155,12 +157,37 @@ def _trajectory(site: Worksite, split: ForgetSplit) -> EvaluateDuring:
     benchmark, seed = site.benchmark, site.stage.spec.seed
 
     def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
-        parts = benchmark.parts(split, trial=False, seed=seed)
+        every = benchmark.parts(split, trial=False, seed=seed)
+        parts = {part: every[part] for part in benchmark.monitor or every}
         scores = benchmark.score(model, parts)
         if processes.is_main():
             folder = site.scratch / TRAJECTORY
             folder.mkdir(parents=True, exist_ok=True)
             save_scores(scores, folder / f"{step:06d}.safetensors")
-        return benchmark.evaluate(scores, trial=False, seed=seed)
+        return benchmark.monitored(scores, seed=seed)
 
     return evaluate
+
+
+def _with_limits(site: Worksite, config: Any) -> Any:
+    """The method's config with the goals' values in place of ``stop_below: goal``.
+
+    Raises:
+        DataError: A value is unknown: Original diverged or lacks the metric.
+    """
+    if "goal" not in site.stage.parents:
+        return config
+    record = RunRecord.load(site.folder("goal") / RECORD)
+    rule = site.benchmark.gap_of(site.benchmark.config)
+    values = {
+        goal.metric: goal.value(References(original=record.metrics))
+        for goal in stopping_goals(rule)
+    }
+    limits = {metric: value for metric, value in values.items() if value is not None}
+    if len(limits) < len(values):
+        unknown = ", ".join(sorted(values.keys() - limits.keys()))
+        raise DataError(
+            f"{site.stage.name}: stop_below: goal: the goal of {unknown} is not measured on "
+            "Original; give values"
+        )
+    return config.model_copy(update={"stop_below": limits})

@@ -338,6 +338,11 @@ class GoalRule:
         return (-row.reached, -row.metrics.get(self.utility, -math.inf), row.steps)
 
 
+def stopping_goals(rule: Rule) -> tuple[Goal, ...]:
+    """The goals at which a training may stop: reached from above, and not known from Retrain."""
+    return tuple(g for g in rule.goals if g.reach == "below" and "retrain" not in g.needs)
+
+
 def _lost(row: Row, original: Row | None, metric: str) -> float | None:
     ours, before = row.get(metric), None if original is None else original.get(metric)
     return None if ours is None or before is None else max(0.0, before - ours)

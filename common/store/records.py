@@ -20,6 +20,8 @@ from common.base import processes
 from common.base.errors import DataError
 
 SCHEMA = 1
+RECORD = "record.json"
+"""Its file in a stage's folder."""
 PACKAGES = (
     "stable-forgetting",
     "torch",

@@ -19,6 +19,9 @@ from pydantic import (
 from common.base.config import Strict
 from common.base.numbers import Count, NonNegative, Positive
 
+LATER_FIELDS = ("warmup_epochs", "evaluate_epochs", "min_epochs")
+"""Fields that are hashed only where they are set."""
+
 
 class FitConfig(Strict):
     """One training run of the engine.
@@ -40,8 +43,12 @@ class FitConfig(Strict):
             (one extra forward and backward each); 0 is off.
         evaluate_every: Steps between evaluations of the model in training (the trajectory); 0 is
             off.  The last step is what is reported, whatever the trajectory says.
+        evaluate_epochs: The same in passes over the loader named first, instead of
+            ``evaluate_every``.
+        min_epochs: No evaluation stops the run before this many passes.
         stop_below: Stop at the first evaluation where every metric named here is below its value
-            (such as ``forget_prob: 20``): an early-stopping rule, off by default.
+            (such as ``forget_prob: 20``): an early-stopping rule, off by default.  ``goal`` takes
+            the values that the benchmark's goals have on Original.
     """
 
     steps: Count | None = None
@@ -63,7 +70,9 @@ class FitConfig(Strict):
     log_every: Count = 10
     probe_every: Annotated[int, Field(ge=0)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 0
-    stop_below: dict[str, float] = {}
+    evaluate_epochs: Count | None = None
+    min_epochs: Count | None = None
+    stop_below: dict[str, float] | Literal["goal"] = {}
 
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
@@ -76,10 +85,10 @@ class FitConfig(Strict):
         return self.batch_size // self.accumulation
 
     @model_serializer(mode="wrap")
-    def _later_field_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the keys of stages that were made before this field stay what they are
+    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # the keys of stages that were made before these fields stay what they are
         fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k != "warmup_epochs" or v is not None}
+        return {k: v for k, v in fields.items() if k not in LATER_FIELDS or v is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -94,8 +103,10 @@ class FitConfig(Strict):
     def _one_length(self) -> FitConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
-        if self.stop_below and not self.evaluate_every:
-            raise ValueError("stop_below needs evaluate_every")
+        if self.evaluate_every and self.evaluate_epochs:
+            raise ValueError("give evaluate_every or evaluate_epochs, not both")
+        if self.stop_below and not (self.evaluate_every or self.evaluate_epochs):
+            raise ValueError("stop_below needs evaluate_every or evaluate_epochs")
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError("give warmup_steps or warmup_epochs, not both")
         if self.batch_size % self.accumulation:

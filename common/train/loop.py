@@ -23,7 +23,7 @@ from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.launch import make_accelerator, make_sharded
 from common.train.optimizer import make_optimizer
 from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
-from common.train.rates import learning_rate, total_steps, warmup_steps
+from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
 
@@ -49,6 +49,7 @@ class TrainingRun:
         self.stateful: dict[str, Stateful] = {**self.loaders, **hooks.stateful}
         self.total = total_steps(config, loaders)
         self.warmup = warmup_steps(config, loaders)
+        self.evaluate_every, self.stops_from = evaluation_steps(config, loaders)
         self.accelerator = make_accelerator(config, next(model.parameters()).device)
         self.sharded = make_sharded(model, config)
         home = model if self.sharded is None else self.sharded.twin
@@ -136,14 +137,15 @@ class TrainingRun:
     def _stops(self, step: int) -> str | None:
         """Evaluates where it is time to; a reason to stop, if there is one."""
         reason, evaluate = None, self.telemetry.evaluate_during
-        every = self.config.evaluate_every
+        every = self.evaluate_every
         last = step + 1 == self.total
         if evaluate is not None and every > 0 and ((step + 1) % every == 0 or last):
             with self.whole(), looking(self.model, self.accelerator.device):
                 metrics = evaluate(self.model, step + 1)
             values = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
             self._log(step, values)
-            reason = reached(metrics, self.config.stop_below)
+            if step + 1 >= self.stops_from:
+                reason = reached(metrics, self.config.stop_below)
         if reason is None and self.hooks.stop_when is not None:
             with self.whole(), looking(self.model, self.accelerator.device):
                 reason = self.hooks.stop_when(self.model, step + 1)
@@ -278,12 +280,14 @@ class TrainingRun:
         return step
 
 
-def reached(metrics: Mapping[str, float | None], limits: Mapping[str, float]) -> str | None:
+def reached(metrics: Mapping[str, float | None], limits: Mapping[str, float] | str) -> str | None:
     """The limits in words, such as ``forget_prob < 20``, once every metric is below its own.
 
     Raises:
         ConfigError: A name is none of the metrics.
     """
+    if isinstance(limits, str):
+        raise ConfigError("stop_below: goal: only a row of a suite knows its goals; give values")
     for name in limits:
         if name not in metrics:
             raise ConfigError(

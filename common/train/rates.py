@@ -26,6 +26,14 @@ def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     return math.ceil(config.warmup_epochs * first.batches_per_epoch / config.accumulation)
 
 
+def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[int, int]:
+    """(steps between evaluations, 0 for none; steps before which none of them stops the run)."""
+    first = next(iter(loaders.values()))
+    epoch = math.ceil(first.batches_per_epoch / config.accumulation)
+    every = config.evaluate_every or epoch * (config.evaluate_epochs or 0)
+    return every, epoch * (config.min_epochs or 0)
+
+
 def learning_rate(config: FitConfig, step: int, total: int, warmup: int | None = None) -> float:
     """Rate of optimizer step ``step`` (from 0): linear warm-up, then the schedule.
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import benchmarks  # noqa: F401 - registers
 from common.base.config import canonical, validate
@@ -14,12 +18,15 @@ from common.base.registry import BENCHMARKS, load_plugins
 from common.checks import check_benchmark
 from common.measure.gaps import average_gap
 from common.protocol.benchmark import Runtime
+from common.protocol.probe import PROBES
 from language.data.readers import TextDataConfig
 from language.models.build import claimed_training
 
 TOY = Path(__file__).with_name("toy_benchmark.py")
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
 CPU = Runtime(device="cpu")
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -27,7 +34,7 @@ def toy(monkeypatch):
     """The registered toy benchmark, gone afterwards."""
     from language.data.readers import READERS
 
-    for registry in (BENCHMARKS, READERS):
+    for registry in (BENCHMARKS, READERS, PROBES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     load_plugins([str(TOY)], installed=False)
     yield BENCHMARKS["phone_book"]
@@ -42,15 +49,15 @@ def made(name, protocol, runtime=CPU):
 
 
 def test_a_text_benchmark_is_one_file(toy):
-    assert len(TOY.read_text().splitlines()) <= 110
+    assert len(TOY.read_text().splitlines()) <= 150
     protocol = {"data": {"name": "phone_book"}, "model": TINY, "train": {"steps": 1}}
     results = check_benchmark("phone_book", protocol, CPU)
     assert [result for result in results if not result.ok] == []
     bench = made("phone_book", protocol)
     split = bench.split(1)
     whole = bench.parts(split, trial=False, seed=1)
-    assert set(whole) == {"forget", "retain", "test"}
-    assert set(bench.parts(split, trial=True, seed=1)) == {"forget", "retain"}
+    assert set(whole) == {"forget", "retain", "unseen", "test"}
+    assert set(bench.parts(split, trial=True, seed=1)) == set(whole) - {"test"}
     model = bench.build(1)
     metrics = bench.evaluate(bench.score(model, whole), trial=False, seed=1)
     assert set(metrics) == {spec.name for spec in bench.metrics}
@@ -148,3 +155,101 @@ def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     assert bench.published_claim("original") == "0123"
     assert bench.published_claim("retrain") is None
+
+
+TRAIN = {"steps": 60, "batch_size": 8, "lr": 3e-3}
+SUITE = {
+    "suite": "book",
+    "benchmark": "phone_book",
+    "protocol": {
+        "data": {"name": "phone_book"},
+        "model": {**TINY, "dim": 32},
+        "train": TRAIN,
+        "minimum_train_accuracy": 0,
+    },
+    "seeds": [1, 2],
+    "probes": {"letters": {"count": 3}},
+    "rules": ["toy"],
+    "methods": {
+        "original": None,
+        "idle": {"method": "ascent", "params": {"lr": 1e-9, "steps": 1}, "tune": False},
+        "ascent": {"params": {"steps": 6, "batch_size": 3}},
+        "until": {
+            "method": "ascent",
+            "params": {
+                "lr": 3e-3,
+                "steps": 40,
+                "batch_size": 3,
+                "evaluate_epochs": 1,
+                "min_epochs": 2,
+                "stop_below": "goal",
+            },
+            "tune": False,
+        },
+    },
+    "tune": {"seeds": [0], "trials": 2, "grids": {"default": {"lr": [1e-9, 1e-2]}}},
+}
+
+
+def run_suite(folder, name="book", **over):
+    """``unlearn run`` with the toy plugin, in a process of its own."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**SUITE, "suite": name, **over}, sort_keys=False))
+    command = [sys.executable, "-m", "benchmarks", "run", str(path), "--plugin", str(TOY)]
+    command += ["--store", str(folder / "store"), "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+    return done, folder / "store" / "suites" / name
+
+
+def test_goals_rank_a_suite_without_retrain_and_a_probe_is_its_utility(tmp_path):
+    done, folder = run_suite(tmp_path)
+    assert done.returncode == 0, done.stderr
+    board = json.loads((folder / "leaderboard.json").read_text())
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    by_label = {}
+    for record in records:
+        by_label.setdefault(record["row"], {})[record["seed"]] = record
+    original = by_label["original"]
+    assert all("letters.preferred" in record["metrics"] for record in records)
+
+    def order(label):
+        rows = by_label[label].values()
+        goal = {seed: r["metrics"]["unseen_preferred"] for seed, r in original.items()}
+        hits = [r["metrics"]["forget_preferred"] < goal[r["seed"]] for r in rows]
+        kept = [r["metrics"]["letters.preferred"] for r in rows]
+        steps = [r["cost"]["steps"] for r in rows]
+        return -sum(hits) / len(hits), -sum(kept) / len(kept), sum(steps) / len(steps)
+
+    labels = [row["row"] for row in board["rows"]]
+    assert set(labels) == set(SUITE["methods"])
+    assert [order(label) for label in labels] == sorted(order(label) for label in labels)
+    markdown = (folder / "LEADERBOARD.md").read_text()
+    assert "forget_preferred below unseen_preferred of Original" in markdown
+    assert "| toy |" in markdown and "reached" in markdown and "Incomplete" not in markdown
+    for seed, record in by_label["until"].items():
+        limit = original[seed]["metrics"]["unseen_preferred"]
+        if record["cost"]["steps"] < 40:
+            assert record["stopped"] == f"forget_preferred < {limit:g}"
+            assert record["cost"]["steps"] >= 2
+
+    stages = {path.name for path in (tmp_path / "store" / "stages").iterdir()}
+    again, _ = run_suite(tmp_path, probes={"letters": {"count": 2}})
+    assert again.returncode == 0, again.stderr
+    new = {path.name for path in (tmp_path / "store" / "stages").iterdir()} - stages
+    assert new and all(name.startswith("probe-") for name in new), "another probe, nothing else"
+
+
+@pytest.mark.parametrize(
+    ("over", "line"),
+    [
+        ({"probes": {}}, "nothing measures 'letters.preferred'"),
+        ({"probes": {"leters": None}}, "unknown probe 'leters'; did you mean 'letters'?"),
+        ({"probes": {"letters": {"cuont": 2}}}, "cuont: unknown key; did you mean 'count'?"),
+        ({"rules": ["toi"]}, "rules: no rule set 'toi'; did you mean 'toy'?"),
+        ({"methods": {"ascent": None}}, "0 rows of method original; goals are measured on it"),
+    ],
+)
+def test_faults_of_goals_and_probes_are_one_line(tmp_path, over, line):
+    done, _ = run_suite(tmp_path, **over)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert line in done.stderr and not (tmp_path / "store").exists()

@@ -1,15 +1,19 @@
-"""A text benchmark of one's own in one file: a phone book, with a reader and two metrics."""
+"""A text benchmark of one's own in one file: reader, metrics, threshold goal and probe."""
 
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from common.base.config import Strict
 from common.base.registry import BENCHMARKS
 from common.base.seeding import hash_order
+from common.data.parts import PARTS, Part, Role
 from common.data.splits import ForgetSplit
-from common.measure.goal import GapRule
+from common.measure.goal import Criterion, GoalRule, MeasuredGoal, RuleSet
 from common.measure.metric import MetricSpec
 from common.protocol.benchmark import Versions
+from common.protocol.probe import PROBES, Probe, ProbeTable
 from language.benchmark import CausalBenchmark
 from language.data.corpus import Corpus, Item
 from language.data.readers import READERS, Reader, TextDataConfig
@@ -74,27 +78,62 @@ class Preferred(TextMetric):
         return {"preferred": np.array([float(values.argmax() == 0) for values in likely])}
 
 
+class Letters(Probe):
+    """Whether a letter is preferred to another one: data that no part holds."""
+
+    version = 1
+    modality = "language"
+
+    class Config(Strict):
+        """How many letters."""
+
+        count: int = 3
+
+    metrics = (MetricSpec("letters.preferred", "higher", "letters", doc="preferred letters"),)
+
+    def measure(self, model, benchmark):
+        """Percent of the letters."""
+        from language.measure.ask import ask
+
+        letters = [chr(ord("a") + k) for k in range(self.config.count + 1)]
+        pairs = enumerate(pairwise(letters))
+        items = [Item("own", k, f"letter {k}", a, None, (b,)) for k, (a, b) in pairs]
+        asked = Preferred().requests(benchmark.source, items)
+        replies = ask(model, benchmark.source, asked, benchmark.config.evaluation)
+        column = Preferred().columns(benchmark.source, items, replies)["preferred"]
+        return ProbeTable({"letters": {"preferred": 100.0 * float(column.mean())}})
+
+    def summary(self, table):
+        """The one number."""
+        return {"letters.preferred": table.rows["letters"]["preferred"]}
+
+
+PROBES.register("letters", Letters)
+BELOW_UNSEEN = MeasuredGoal("forget_preferred", on="unseen_preferred")
+
+
 @BENCHMARKS.register("phone_book", summary="toy: recited telephone numbers")
 class PhoneBookBenchmark(CausalBenchmark):
     """Forgets a quarter of the entries, drawn by the run's seed."""
 
     versions = Versions()
+    part_table = {**PARTS, "unseen": Part(Role.SELECT)}
     metrics = tuple(
         MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
-        for part in ("forget", "retain", "test")
+        for part in ("forget", "retain", "unseen", "test")
         for what in ("recited", "preferred")
     )
-    gap = GapRule(
-        metrics=("forget_recited", "forget_preferred", "retain_preferred"),
-        trial=("forget_preferred", "retain_preferred"),
-    )
+    gap = GoalRule((BELOW_UNSEEN,), utility="letters.preferred", trial_utility="retain_preferred")
+    rule_sets = (RuleSet("toy", "this file", (Criterion("C1", BELOW_UNSEEN),)),)
+    monitor = ("forget",)
 
     def split(self, seed):
         """The forgotten entries, the other listed ones, and those that nobody saw."""
         listed = self.source.corpus.where("listed")
         forget = np.sort(hash_order(listed, seed, "forget")[: len(listed) // 4])
         unseen = self.source.corpus.where("unseen")
-        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget), "test": unseen}
+        parts = {"forget": forget, "retain": np.setdiff1d(listed, forget)}
+        parts |= {"unseen": unseen[::2], "test": unseen[1::2]}
         return ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
 
     def asked(self, part, *, trial):
