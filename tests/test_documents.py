@@ -1,0 +1,186 @@
+"""The documents are true: links lead somewhere, and every file, module and arrow exists."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import MAY_IMPORT, MODULES, PACKAGES, may_import
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FOLDERS = (*PACKAGES, "tests", "docs")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`+([^`]+)`+")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*")
+PLACE = re.compile(r"([\w./-]+\.py)::?(\w+(?:\.\w+)*)")
+DOTTED = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+
+
+def prose(document: Path) -> str:
+    """The text of a document without its code blocks."""
+    return FENCE.sub("", document.read_text(encoding="utf-8"))
+
+
+def spans(document: Path) -> Iterator[str]:
+    """What stands in backticks in the prose."""
+    yield from (match.group(1).strip() for match in CODE.finditer(prose(document)))
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub makes of a document's headings."""
+    heads = re.findall(r"^#+ +(.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def expanded(path: str) -> list[str]:
+    """``a/{b,c}.py`` as two paths."""
+    match = re.search(r"\{([^}]*)\}", path)
+    if match is None:
+        return [path]
+    before, after = path[: match.start()], path[match.end() :]
+    return [p for word in match.group(1).split(",") for p in expanded(before + word + after)]
+
+
+def exists(path: str) -> bool:
+    """Whether a path of the repository, possibly with wildcards, is there."""
+    return all(any(ROOT.glob(each.rstrip("/"))) for each in expanded(path))
+
+
+@cache
+def names_in(path: str) -> frozenset[str]:
+    """Functions, classes, members and constants that a file defines, with dots."""
+
+    def walk(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from (prefix + t.id for t in targets if isinstance(t, ast.Name))
+
+    return frozenset(walk(ast.parse((ROOT / path).read_text(encoding="utf-8")).body, ""))
+
+
+def is_there(dotted: str) -> bool:
+    """Whether a dotted name is a module, or a name that a module defines."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        module, rest = ".".join(parts[:length]), ".".join(parts[length:])
+        if module in MODULES:
+            return not rest or rest in names_in(str(MODULES[module].relative_to(ROOT)))
+    return False
+
+
+def faults(text: str) -> list[str]:
+    """What a span of code names that is not there."""
+    if place := PLACE.fullmatch(text):
+        path, name = place.groups()
+        return [] if (ROOT / path).is_file() and name in names_in(path) else [text]
+    if PATH.fullmatch(text):
+        return [] if exists(text) else [text]
+    if DOTTED.fullmatch(text):
+        return [] if is_there(text) else [text]
+    return []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(document):
+    for target in LINK.findall(prose(document)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_and_module_exists(document):
+    assert [fault for text in spans(document) for fault in faults(text)] == []
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
+def test_every_class_and_table_is_in_the_code(name):
+    words = {text for text in spans(ROOT / "docs" / name) if re.fullmatch(r"[A-Z][A-Za-z_]+", text)}
+    files = (str(path.relative_to(ROOT)) for path in MODULES.values())
+    defined = {name.rpartition(".")[2] for file in files for name in names_in(file)}
+    assert words - defined <= {"MAY_IMPORT", "METHOD_PRESET"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["common/engine.py", "common.engine", "common.train.fit.fitted", "common/train/fit.py:fitted"],
+)
+def test_a_name_that_is_gone_is_seen(text):
+    assert faults(text) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "common/train/",
+        "common/train/fit.py:fit",
+        "common.train.fit.fit",
+        "tests/test_documents.py::test_a_name_that_is_gone_is_seen",
+        "benchmarks/report/{html,markdown}.py",
+    ],
+)
+def test_a_name_that_is_there_is_no_fault(text):
+    assert faults(text) == []
+
+
+# The picture ------------------------------------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ARMS = ("vision", "language")
+BOXES = {("benchmarks", "arms"), ("benchmarks", "common"), ("arms", "common")}
+
+
+def arrows() -> list[tuple[str, str]]:
+    """(from, to) of the picture; a node is a room with ``_`` for a dot, or a whole box."""
+    (picture,) = re.findall(r"^```mermaid$(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    pairs = []
+    for line in picture.splitlines():
+        groups = [group.split("&") for group in line.split("-->")]
+        for sources, targets in itertools.pairwise(groups):
+            pairs += [(name_of(a), name_of(b)) for a in sources for b in targets]
+    return pairs
+
+
+def name_of(node: str) -> str:
+    """``common_base[base]`` -> ``common_base``."""
+    return node.partition("[")[0].strip()
+
+
+def rooms(node: str) -> list[str]:
+    """The rooms that a node of the picture stands for: of either arm, those that it has."""
+    first, _, rest = node.partition("_")
+    packages = ARMS if first == "arm" else (first,)
+    return [room for p in packages if (room := f"{p}.{rest}".replace("_", ".")) in MAY_IMPORT]
+
+
+@pytest.mark.parametrize(("source", "target"), arrows())
+def test_an_arrow_of_the_picture_is_allowed(source, target):
+    if (source, target) not in BOXES:
+        assert any(end in may_import(start) for start in rooms(source) for end in rooms(target))
+
+
+def test_every_folder_has_its_line():
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
+    lines = re.findall(r"^\| (`.*?) \|", ARCHITECTURE, re.MULTILINE)
+    named = {name.rstrip("/") for line in lines for name in CODE.findall(line)}
+    named = {each for name in named for each in expanded(name)}
+    assert {folder for folder in folders if "/" in folder} <= named
