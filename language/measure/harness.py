@@ -184,17 +184,18 @@ class Tasks(TaskManager):
     def _load_one(self, name: str) -> Any:
         with _no_code_from_the_hub() as metrics:
             try:
-                loaded = super().load([name])
+                loaded, failure = super().load([name]), ""
             except Exception as error:  # hub clients raise many unrelated types without a network
-                raise DataError(
-                    f"lm-eval task {name}: cannot be loaded ({one_line(error)}); run once on a"
-                    " machine with a network, or give as include a folder with a YAML of the task"
-                    " over local files"
-                ) from None
+                loaded, failure = None, one_line(error)
         if metrics:
             raise DataError(
                 f"lm-eval task {name}: its metric {metrics[0]} is code on the hub, which is never"
                 " run; leave the task out"
+            )
+        if failure:
+            raise DataError(
+                f"lm-eval task {name}: cannot be loaded ({failure}); run once on a machine with a"
+                " network, or give as include a folder with a YAML of the task over local files"
             )
         return loaded
 
