@@ -27,7 +27,7 @@ def published(tiny_text_suite, tmp_path_factory):
     shape = dict.fromkeys(("dim", "depth", "heads", "context", "tokenizer"))
     path = tiny_text_suite(
         protocol={"model": {"name": str(folder), "original": str(folder), **shape}},
-        methods={"original": None, "gd": None},
+        methods={"original": None, "retrain": None, "gd": None},
     )
     return path, folder, ids_digest(bench.split(1).train)
 
@@ -44,8 +44,8 @@ def test_training_data_that_are_assumed_are_called_so(published, cli, tmp_path):
     store = tmp_path / "store"
     done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
-    stages = make_plan(load_suite(str(path)), StageStore(store)).results
-    for result in stages:
+    results = make_plan(load_suite(str(path)), StageStore(store)).results
+    for result in results:
         record_path = StageStore(store).folder("measure", result.stage.key) / "record.json"
         original = result.label != "retrain"
         assert ("trained_on" in RunRecord.load(record_path).data) == original
