@@ -4,6 +4,7 @@ The registrations below are lazy: nothing is imported until it is used.
 """
 
 from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
+from common.protocol.probe import PROBES
 
 BENCHMARKS.register(
     "language",
@@ -16,6 +17,11 @@ SUBJECTS.register(
     summary="a causal language model and rows of a .jsonl file",
 )
 PROBLEMS.register("language", "common.checks.tiny_task:TinyVectors")
+PROBES.register(
+    "lm_eval",
+    "language.probes.lm_eval:LMEvalProbe",
+    summary="tasks of lm-eval: accuracy, perplexity and what else each task measures",
+)
 METHODS.register(
     "idk",
     "language.methods.refusals:IDK",

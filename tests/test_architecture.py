@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "common.protocol config data models",
     "vision.benchmark": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics scenarios",
-    "language": "common.base",
+    "language": "common.base common.protocol",
     "language.config": "common.base",
     "language.data": "common.base common.data common.objectives config",
     "language.models": "common.base common.data config",
@@ -67,6 +67,7 @@ MAY_IMPORT = {
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics measure scenarios",
+    "language.probes": "common.base common.measure common.protocol measure benchmark",
     "language.benchmarks": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics measure scenarios benchmark",
     "benchmarks": "vision language",
@@ -99,7 +100,7 @@ MAY_IMPORT = {
 A room is a folder, or a module at the root of a package.  Names are those of the same package, or
 whole ones; a room may always import itself.
 """
-HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate", "optuna")
+HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate", "optuna", "lm_eval", "datasets")
 LIGHT = (
     "benchmarks",
     "benchmarks.audits.plan",
@@ -124,6 +125,7 @@ LIGHT = (
     "language.benchmarks.tofu",
     "language.data.chunks",
     "language.models.families",
+    "language.probes.lm_eval",
     "language.config",
     "language.data.tofu",
     "common.methods.fila",

@@ -15,6 +15,7 @@ from benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
+from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Section, Table, filled, table
 from benchmarks.spec.goals import rule_sets
@@ -34,6 +35,7 @@ def sections(board: Leaderboard) -> list[Section]:
     return filled(
         Section(f"{spec.suite} (v{spec.version}, measured)", (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
+        Section(text=(assumption_line(board),)),
         Section(text=(missing,), tone="warning"),
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
@@ -101,6 +103,21 @@ def calibration_lines(board: Leaderboard) -> list[str]:
         for name, spec in board.specs.items()
         if spec.calibration and name in values
     ]
+
+
+def assumption_line(board: Leaderboard) -> str:
+    """Which published models do not say what they were trained on; empty where all do."""
+    names = {
+        "Retrain" if record.method == "retrain" else "Original"
+        for _, record in board.records
+        if record.data.get("trained_on") == ASSUMED
+    }
+    if not names:
+        return ""
+    return (
+        f"Published without a statement of its training data: {' and '.join(sorted(names))}. That"
+        " these are the data of this table is assumed."
+    )
 
 
 def divergence_lines(board: Leaderboard) -> list[str]:

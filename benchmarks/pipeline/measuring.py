@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.scoring import SCORES
-from benchmarks.pipeline.stage import ModelSpec, Stage
+from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
 from common.base.errors import Diverged
 from common.base.registry import METHODS
 from common.store.records import RECORD, RunRecord, clean_metrics, environment
@@ -56,6 +56,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
     scores, model = site.facts("scores"), site.facts("model")
     keys = {site.stage.kind: site.stage.key}
     keys |= {role: parent.key for role, parent in site.stage.parents.items()}
+    assumed = site.reference_facts("model").get("trained_on") == ASSUMED
     return RunRecord(
         status=site.about["status"],
         status_detail=site.about["status_detail"],
@@ -73,7 +74,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
         cost=clean_metrics(model.get("cost", {})),
         stopped=model.get("stopped", ""),
         split=scores["split"],
-        data=scores["data"],
+        data={**scores["data"], **({"trained_on": ASSUMED} if assumed else {})},
         stages=keys,
         environment=environment(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

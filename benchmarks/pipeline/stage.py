@@ -12,6 +12,9 @@ from benchmarks.spec.tune import Draw
 from common.base.config import Strict, canonical, digest
 from common.store.stages import ENGINE_VERSION
 
+ASSUMED = "assumed"
+"""Training data of a published model that says nothing of them."""
+
 
 class StageSpec(Strict):
     """What every stage needs besides its parents; each kind adds its own fields.

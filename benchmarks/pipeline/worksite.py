@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.pipeline.stage import ModelSpec, Stage
+from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from common.base import processes
 from common.base.config import validate
@@ -83,6 +83,10 @@ class Worksite:
             DataError: It is not done, or lacks a fact that its kind promises.
         """
         return self._facts(self.stage.parents[role])
+
+    def reference_facts(self, role: str) -> dict[str, Any]:
+        """What the reference model from which a parent comes says of itself; often the parent."""
+        return self._facts(_first(self.stage.parents[role]))
 
     def _facts(self, stage: Stage) -> dict[str, Any]:
         done = self._store.done(stage.kind, stage.key)
@@ -157,9 +161,7 @@ class Worksite:
             GateError: It diverged, or is below the benchmark's minimum.
             DataError: It was trained on other data.
         """
-        root = self.stage
-        while root.start is not None:
-            root = root.start
+        root = _first(self.stage)
         done = self._facts(root)
         minimum = self.benchmark.minimum_train_accuracy
         if done["status"] != "ok":
@@ -176,7 +178,7 @@ class Worksite:
                 f"{done['data'][:12]}, this is {split.source_digest[:12]} "
                 f"({self.benchmark.provenance}); use the same data or another --store"
             )
-        assert done["trained_on"] == ids_digest(split.train), (
+        assert done["trained_on"] in (ids_digest(split.train), ASSUMED), (
             "Original was not trained on the union of forget, retain and earlier requests"
         )
 
@@ -306,6 +308,13 @@ def rewind(log: Path, checkpoint: Path) -> None:
 
     rows = [row for row in read_scalars(log) if row["step"] <= last]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _first(stage: Stage) -> Stage:
+    """The reference model at the start of a chain of unlearning requests."""
+    while stage.start is not None:
+        stage = stage.start
+    return stage
 
 
 def ids_digest(ids: np.ndarray) -> str:

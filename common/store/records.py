@@ -48,7 +48,8 @@ class RunRecord(BaseModel):
         cost: Seconds, steps, trainable and base parameters, peak bytes.
         stopped: What ended training before its time; empty where nothing did.
         split: Digest, name and notes of the index sets.
-        data: Digest and provenance of the data.
+        data: Digest and provenance of the data; ``trained_on: assumed`` where the published model
+            that this one is, or comes from, does not say what it was trained on.
         stages: Role -> stage key, back to the data.
     """
 

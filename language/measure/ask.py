@@ -125,10 +125,15 @@ def _written(
 
 def end_tokens(model: Any, source: TextSource) -> set[int]:
     """Tokens that end a text for the template, the tokenizer or the model."""
+    own = {source.encoder.end, source.tokenizer.eos_token_id}
+    return (own - {None}) | model_ends(model)
+
+
+def model_ends(model: Any) -> set[int]:
+    """Tokens that end a text for the model."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    more = configured if isinstance(configured, Iterable) else [configured]
-    own = [source.encoder.end, source.tokenizer.eos_token_id]
-    return {token for token in (*own, *more) if token is not None}
+    tokens = configured if isinstance(configured, Iterable) else [configured]
+    return {token for token in tokens if token is not None}
 
 
 def score_rows(

@@ -58,6 +58,7 @@ def blank_model(config: CausalModelConfig, vocab_size: int, *, end: int | None =
         return build_model(config, vocab_size, 0, end=end)
     with torch.random.fork_rng(devices=[]), _no_init():
         model = _from_config(config, fetch_config(config.name, config.revision))
+    model.tie_weights()  # part of the initialisation that is left out
     return _prepared(model, config, vocab_size)
 
 

@@ -1,0 +1,1 @@
+"""Tables of a causal model on data of their own."""

@@ -1,0 +1,65 @@
+"""What a published model was trained on is what it claims, or assumed, and reports say so."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.worksite import ids_digest
+from benchmarks.spec.resolve import load_suite
+from common.base.config import validate
+from common.base.registry import BENCHMARKS
+from common.protocol.benchmark import Runtime
+from common.store.records import RunRecord
+from common.store.stages import StageStore
+
+
+@pytest.fixture(scope="module")
+def published(tiny_text_suite, tmp_path_factory):
+    """Suite, checkpoint folder, and the digest of all training indices."""
+    spec = load_suite(str(tiny_text_suite())).spec
+    cls = BENCHMARKS[spec.benchmark]
+    bench = cls(validate(cls.Config, spec.protocol, "test"), Runtime(device="cpu"))
+    folder = tmp_path_factory.mktemp("checkpoint")
+    bench.build(5).save_pretrained(folder)
+    bench.source.tokenizer.save_pretrained(folder)
+    shape = dict.fromkeys(("dim", "depth", "heads", "context", "tokenizer"))
+    path = tiny_text_suite(
+        protocol={"model": {"name": str(folder), "original": str(folder), **shape}},
+        methods={"original": None, "retrain": None, "gd": None},
+    )
+    return path, folder, ids_digest(bench.split(1).train)
+
+
+def claim(folder, digest):
+    path = folder / "model.safetensors"
+    metadata = {"format": "pt"} | ({} if digest is None else {"trained_on": digest})
+    save_file(load_file(path), path, metadata=metadata)
+
+
+def test_training_data_that_are_assumed_are_called_so(published, cli, tmp_path):
+    path, folder, _ = published
+    claim(folder, None)
+    store = tmp_path / "store"
+    done = cli("run", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    results = make_plan(load_suite(str(path)), StageStore(store)).results
+    for result in results:
+        record_path = StageStore(store).folder("measure", result.stage.key) / "record.json"
+        original = result.label != "retrain"
+        assert ("trained_on" in RunRecord.load(record_path).data) == original
+    text = cli("report", path, "--store", store).out
+    assert "Published without a statement of its training data: Original." in " ".join(text.split())
+
+
+def test_a_claim_counts_where_it_is_right(published, cli, tmp_path):
+    path, folder, digest = published
+    claim(folder, digest)
+    store = tmp_path / "store"
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    assert "without a statement" not in cli("report", path, "--store", store).out
+    claim(folder, "0" * 64)
+    done = cli("run", path, "--store", tmp_path / "other", "--workers", 1)
+    line = done.err.splitlines()[-1]  # after the bar of the weights
+    assert done.code == 2 and line.startswith("error: model.original") and "other training" in line
