@@ -30,8 +30,10 @@ from benchmarks.perf.measure import (
 )
 from common.base.errors import UserError
 from common.base.seeding import generator
-from common.bounded.attach import BoundedLinear, adapted_layers, attach
+from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 from vision.models.family import VIT
 
 SIZES: dict[Size, ViTSize] = {

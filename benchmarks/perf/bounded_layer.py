@@ -28,7 +28,8 @@ from benchmarks.perf.adapters import FROZEN, NAIVE, OURS_LORA, OURS_SINE, PEFT, 
 from benchmarks.perf.counts import peak_bytes, saved_bytes, work
 from benchmarks.perf.measure import Case, Check, Size, Variant, relative_difference
 from common.base.seeding import generator
-from common.bounded.attach import BoundedLinear, adapted_layers
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 
 MERGED = "merged, autograd"
 PAIRS = (
