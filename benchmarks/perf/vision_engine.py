@@ -129,10 +129,10 @@ def _difference_variant(
 
     with counted(model) as seen:
         run()
-    known = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]
+    operands = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]
     counts = {
         "forwards": seen.calls,
-        "saved MB": saved_bytes(forward, known) / 1e6,
+        "saved MB": saved_bytes(forward, operands) / 1e6,
         **work(run),
     }
     return Variant(name, run, counts)
@@ -234,7 +234,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 def _bare_loop(
     model: nn.Module, source: ImageSource, parts: Mapping[str, np.ndarray], batch: int, steps: int
 ) -> nn.Module:
-    """What one writes by hand: no watching, no logging, no wrapping, every tensor at hand."""
+    """A plain loop without guard, log and wrapper; all tensors are in memory."""
     pixels, labels, mean, std = source._images, source._targets, source._mean, source._std
     weights = {"retain": 1.0, "forget": -ONE_FORWARD.forget_weight}
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -154,7 +154,7 @@ def published_factors(
 
 
 def _signed(Vh: Tensor) -> Tensor:
-    """Rows whose largest entry is positive: the sign of a singular vector is the library's whim."""
+    """Rows whose largest entry is positive: an SVD leaves their signs open."""
     largest = Vh.gather(1, Vh.abs().argmax(1, keepdim=True))
     return Vh * torch.where(largest < 0, -1.0, 1.0)
 
