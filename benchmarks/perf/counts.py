@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 def saved_bytes(run: Callable[[], object], operands: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd keeps for the backward pass: unique storages, without those of ``operands``.
+    """Bytes of unique storages that autograd keeps for the backward pass, ``operands`` left out.
 
     Args:
         run: A forward pass that returns its output (or anything that holds it).

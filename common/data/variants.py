@@ -80,7 +80,7 @@ def request_split(
 def _in_turn(
     indices: np.ndarray, when: np.ndarray, rest: np.ndarray, index: int, *names: str
 ) -> dict[str, np.ndarray]:
-    """(retain, forget, earlier) under ``names``; retain is ``rest`` and what later requests name."""
+    """(retain, forget, earlier) under ``names``; retain is ``rest`` and the later requests."""
     retain = np.sort(np.concatenate([rest, indices[when > index]]))
     return dict(zip(names, (retain, indices[when == index], indices[when < index]), strict=True))
 
