@@ -40,6 +40,7 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make style"; exit 1; }
 	@$(BIN)/mypy common vision language benchmarks
+	@$(BIN)/mypy --strict common
 
 style: $(STAMP)
 	@$(BIN)/ruff check --fix --quiet . || true

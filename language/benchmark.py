@@ -95,9 +95,9 @@ class CausalBenchmark(Benchmark):
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
         """On the meta device, for models of known sizes."""
-        from language.models.counting import count_targets, sizes_known
+        from language.models.counting import count_targets, countable
 
-        if not sizes_known(config.model):
+        if not countable(config.model):
             return None
         share = count_targets(
             config.model, adapter.rank, placement=adapter.placement, targets=adapter.targets

@@ -287,6 +287,44 @@ def test_optuna_brings_nothing_heavy_into_planning():
     assert loaded_by("benchmarks.spec.samplers", "scipy.stats.qmc", "optuna") == ["optuna"]
 
 
+# Sizes ------------------------------------------------------------------------------------------
+
+LIMITS: dict[type[ast.AST], int] = {
+    ast.Module: 350,
+    ast.ClassDef: 250,
+    ast.FunctionDef: 60,
+    ast.AsyncFunctionDef: 60,
+}
+"""Kind of node -> its most lines, docstring and signature included, decorators not."""
+
+
+def oversized(source: str) -> list[str]:
+    """What of a file is longer than it may be, each with its lines."""
+    tree = ast.parse(source)
+    sizes: list[tuple[ast.AST, str, int]] = [(tree, "module", len(source.splitlines()))]
+    sizes += [
+        (node, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    return [f"{name}: {lines} lines" for node, name, lines in sizes if lines > LIMITS[type(node)]]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_modules_classes_and_functions_are_short(path):
+    assert oversized(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "limit", "name"), [("def f():", 60, "f"), ("class A:", 250, "A"), ("", 350, "module")]
+)
+def test_what_is_too_long_is_seen(head, limit, name):
+    line = "    x = 1\n" if head else "x = 1\n"
+    longest = f"{head}\n" + line * (limit - 1)
+    assert oversized(longest) == []
+    assert oversized(longest + line) == [f"{name}: {limit + 1} lines"]
+
+
 # Rooms and circles ------------------------------------------------------------------------------
 
 MODULES = {

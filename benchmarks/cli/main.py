@@ -27,7 +27,7 @@ def main() -> None:
     logging.captureWarnings(True)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-        processes.leave()
+        processes.disconnect()
     except UserError as error:
         print_error(f"error: {error}")
         code = 2

@@ -144,15 +144,15 @@ def _data(root: Path | None) -> Finding:
         )
     if not root.is_dir():
         return Finding("data root", "bad", f"{root} is not a folder", "correct --data-root")
-    found = [name for name in CIFAR if any((root / name).glob("*.parquet"))]
-    if not found:
+    datasets = [name for name in CIFAR if any((root / name).glob("*.parquet"))]
+    if not datasets:
         return Finding(
             "data root",
             "note",
             f"no cifar10/ or cifar100/ parquet in {root}",
             "put hub-layout parquet files there, or let torchvision download",
         )
-    return Finding("data root", "ok", f"{root}: {', '.join(found)}")
+    return Finding("data root", "ok", f"{root}: {', '.join(datasets)}")
 
 
 def _hub(timeout: float) -> Finding:

@@ -88,11 +88,11 @@ class Edge:
 
     Attributes:
         lr: The outermost column that was run; None while that is not known.
-        found: Whether no cell of that column is accepted, so that the band ends before it.
+        fails: Whether no cell of that column is accepted, so that the band ends before it.
     """
 
     lr: float | None
-    found: bool
+    fails: bool
 
 
 def judge(cell: Cell, target: Target, rule: Rule) -> str:

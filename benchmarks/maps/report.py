@@ -88,7 +88,7 @@ def edge_text(edge: Edge) -> str:
     """``fails at 0.1``, ``not found by 1``, or ``open`` while cells are missing."""
     if edge.lr is None:
         return "open"
-    return f"fails at {edge.lr:g}" if edge.found else f"not found by {edge.lr:g}"
+    return f"fails at {edge.lr:g}" if edge.fails else f"not found by {edge.lr:g}"
 
 
 def rate_table(board: MapBoard) -> Table:

@@ -31,7 +31,7 @@ BENCHMARKS: dict[str, str] = {
     "adapter_step": "adapters:step",
     "difference": "vision_engine:difference_steps",
     "engine_loop": "vision_engine:loop",
-    "augmentation": "vision_engine:augmentation",
+    "augmentation": "augmentation:augmentation",
     "evaluation": "evaluation:one_pass",
     "svc_mia": "svc_mia:attacks",
     "tofu_evaluation": "tofu_eval:evaluation",

@@ -30,8 +30,10 @@ from benchmarks.perf.measure import (
 )
 from common.base.errors import UserError
 from common.base.seeding import generator
-from common.bounded.attach import BoundedLinear, adapted_layers, attach
+from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 from vision.models.family import VIT
 
 SIZES: dict[Size, ViTSize] = {
@@ -123,9 +125,9 @@ def _agreement(models: dict[str, nn.Module], x: Tensor) -> list[Check]:
 
 
 def _counts(
-    forward: Callable[[], Tensor], run: Callable[[], object], known: list[Tensor]
+    forward: Callable[[], Tensor], run: Callable[[], object], operands: list[Tensor]
 ) -> dict[str, float]:
-    return {"saved MB": saved_bytes(forward, known) / 1e6, **work(run)}
+    return {"saved MB": saved_bytes(forward, operands) / 1e6, **work(run)}
 
 
 def layer(size: Size) -> Iterator[Case]:
@@ -184,5 +186,5 @@ def _step_variant(name: str, model: nn.Module, images: Tensor, labels: Tensor) -
         optimizer.zero_grad()
 
     run()  # the optimizer's state is made in the first step
-    known = [images, labels, *model.parameters(), *model.buffers()]
-    return Variant(name, run, _counts(forward, run, known))
+    operands = [images, labels, *model.parameters(), *model.buffers()]
+    return Variant(name, run, _counts(forward, run, operands))

@@ -28,7 +28,8 @@ from benchmarks.perf.adapters import FROZEN, NAIVE, OURS_LORA, OURS_SINE, PEFT, 
 from benchmarks.perf.counts import peak_bytes, saved_bytes, work
 from benchmarks.perf.measure import Case, Check, Size, Variant, relative_difference
 from common.base.seeding import generator
-from common.bounded.attach import BoundedLinear, adapted_layers
+from common.bounded.find import adapted_layers
+from common.bounded.layer import BoundedLinear
 
 MERGED = "merged, autograd"
 PAIRS = (
@@ -223,8 +224,8 @@ def _step_variant(name: str, model: nn.Module, loss: Callable[..., Tensor], anch
         optimizer.zero_grad()
 
     run()  # the optimizer's state is made in the first step
-    known = [*model.parameters(), *model.buffers()]
-    saved = saved_bytes(lambda: loss(model), known)
+    operands = [*model.parameters(), *model.buffers()]
+    saved = saved_bytes(lambda: loss(model), operands)
     return Variant(name, run, {"saved MB": saved / 1e6, "peak MB": peak_bytes(run) / 1e6})
 
 
@@ -284,16 +285,16 @@ def _counts(model: nn.Module, x: Tensor, run: Callable[[], object]) -> dict[str,
 
 def _same_gradients(models: dict[str, nn.Module], x: Tensor, upstream: Tensor) -> list[Check]:
     """Outputs and gradients of ours and of merged against those of naive."""
-    found = {}
+    results = {}
     for name in (OURS_SINE, NAIVE, MERGED):
         model = models[name]
         factors = [model.get_parameter(f"0.{key}") for key in ("A", "Bt")]
         y = model(x)
-        found[name] = [y, *torch.autograd.grad(y, [x, *factors], upstream)]
+        results[name] = [y, *torch.autograd.grad(y, [x, *factors], upstream)]
     return [
         Check(
             f"{name} = naive (y, dx, dA, dB; rel.)",
-            max(map(relative_difference, found[name], found[NAIVE])),
+            max(map(relative_difference, results[name], results[NAIVE])),
             1e-5,
         )
         for name in (OURS_SINE, MERGED)

@@ -18,23 +18,23 @@ from torch.utils.flop_counter import flop_registry
 # Counting ----------------------------------------------------------------------------------------
 
 
-def saved_bytes(run: Callable[[], object], known: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd keeps for the backward pass: unique storages, without those of ``known``.
+def saved_bytes(run: Callable[[], object], operands: Iterable[Tensor] = ()) -> int:
+    """Bytes of unique storages that autograd keeps for the backward pass, ``operands`` left out.
 
     Args:
         run: A forward pass that returns its output (or anything that holds it).
-        known: What exists anyway: inputs, parameters, buffers.
+        operands: What exists anyway: inputs, parameters, buffers.
     """
-    ignored = {tensor.untyped_storage().data_ptr() for tensor in known}
-    kept: dict[int, Tensor] = {}  # tensors stay alive, so that no address is given out twice
+    ignored = {tensor.untyped_storage().data_ptr() for tensor in operands}
+    saved: dict[int, Tensor] = {}  # tensors stay alive, so that no address is given out twice
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = run()
-    sizes = {at: t.untyped_storage().nbytes() for at, t in kept.items() if at not in ignored}
+    sizes = {at: t.untyped_storage().nbytes() for at, t in saved.items() if at not in ignored}
     del output
     return sum(sizes.values())
 

@@ -110,11 +110,11 @@ def _accuracy(model: nn.Module, source: TensorSource, ids: np.ndarray, batch: in
 
 @torch.no_grad()
 def _confidence(model: nn.Module, source: TensorSource, ids: np.ndarray, batch: int) -> np.ndarray:
-    found = []
+    confidences = []
     for chunk in ordered_batches(source, ids, batch):
         probs = model(chunk.inputs["x"]).softmax(1)
-        found.append(probs.gather(1, chunk.labels[:, None])[:, 0])
-    return torch.cat(found).numpy()
+        confidences.append(probs.gather(1, chunk.labels[:, None])[:, 0])
+    return torch.cat(confidences).numpy()
 
 
 def _evaluation_variant(name: str, model: nn.Module, run: Callable[[], object]) -> Variant:

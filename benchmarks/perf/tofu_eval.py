@@ -154,25 +154,25 @@ def naive(
     model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray], job: Job
 ) -> dict[str, dict[str, np.ndarray]]:
     """A pass per metric: forget answers for their probability, for min-k and for ES."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    columns: dict[str, dict[str, np.ndarray]] = {}
     for part, indices in parts.items():
         items = [source.corpus.items[index] for index in indices.tolist()]
         answers = [item.answer for item in items]
         for _ in range(3 if part == "forget" else 1):
             loss = _losses(model, source, items, answers)
-        found[part] = {"answer_loss": loss}
+        columns[part] = {"answer_loss": loss}
         if part == HOLDOUT:
             continue
         if items[0].paraphrase:
             texts = [item.paraphrase or "" for item in items]
-            found[part]["paraphrase_loss"] = _losses(model, source, items, texts)
+            columns[part]["paraphrase_loss"] = _losses(model, source, items, texts)
         wrong = [
             _losses(model, source, items, [item.perturbed[k] for item in items])
             for k in range(len(items[0].perturbed))
         ]
-        found[part]["perturbed_loss"] = np.stack(wrong, axis=1)
-        found[part]["rouge_l_recall"] = _rouge(model, source, items, job.new_tokens)
-    return found
+        columns[part]["perturbed_loss"] = np.stack(wrong, axis=1)
+        columns[part]["rouge_l_recall"] = _rouge(model, source, items, job.new_tokens)
+    return columns
 
 
 OURS, NAIVE = "ours, one pass", "a pass per metric"
@@ -190,7 +190,7 @@ def _tokenised(source: TextSource, item: Item, answer: str) -> Encoded:
 def _losses(
     model: nn.Module, source: TextSource, items: Sequence[Item], answers: Sequence[str]
 ) -> np.ndarray:
-    found = []
+    losses = []
     for start in range(0, len(items), BATCH):
         rows = zip(items[start : start + BATCH], answers[start : start + BATCH], strict=True)
         pairs = [_tokenised(source, item, answer) for item, answer in rows]
@@ -203,15 +203,15 @@ def _losses(
             labels[row, pair.start : len(tokens)] = tokens[pair.start :]
         logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits
         loss = cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
-        found.append((loss.sum(1) / (labels != -100).sum(1)).numpy())
-    return np.concatenate(found)
+        losses.append((loss.sum(1) / (labels != -100).sum(1)).numpy())
+    return np.concatenate(losses)
 
 
 @torch.no_grad()
 def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: int) -> np.ndarray:
     from rouge_score.rouge_scorer import RougeScorer
 
-    found = []
+    recalls = []
     for start in range(0, len(items), BATCH):
         rows = items[start : start + BATCH]
         scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
@@ -227,11 +227,11 @@ def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: in
         options |= {"eos_token_id": end, "pad_token_id": end}
         out = model.generate(ids, attention_mask=mask, **options)
         texts = source.tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
-        found += [
+        recalls += [
             scorer.score(item.answer, text.strip())["rougeL"].recall
             for item, text in zip(rows, texts, strict=True)
         ]
-    return np.asarray(found)
+    return np.asarray(recalls)
 
 
 # Counting ----------------------------------------------------------------------------------------

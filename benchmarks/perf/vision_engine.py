@@ -1,4 +1,4 @@
-"""The engine's loop and the vision arm's batches, against plain PyTorch that does the same work."""
+"""The training loop and its steps, against plain PyTorch that does the same work."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.perf.augmentation import random_images
 from benchmarks.perf.counts import counted, saved_bytes, work
 from benchmarks.perf.measure import (
     DIGITS,
@@ -41,12 +42,10 @@ from common.train.config import FitConfig
 from common.train.fit import fit
 from common.train.protocols import Telemetry
 from common.train.tracking import Tracker
-from vision.config import DataConfig
-from vision.data.source import ImageSource, PreparedImages
+from vision.data.source import ImageSource
 from vision.models.family import VIT
 
 TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 # One forward for forget and retain ---------------------------------------------------------------
 
@@ -130,10 +129,10 @@ def _difference_variant(
 
     with counted(model) as seen:
         run()
-    known = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]
+    operands = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]
     counts = {
         "forwards": seen.calls,
-        "saved MB": saved_bytes(forward, known) / 1e6,
+        "saved MB": saved_bytes(forward, operands) / 1e6,
         **work(run),
     }
     return Variant(name, run, counts)
@@ -201,7 +200,7 @@ def _loop_case(
     objective: Objective,
     log: Path,
 ) -> Case:
-    source = _images(chosen.images, chosen.vit)
+    source = random_images(chosen.images, chosen.vit)
     batch = chosen.vit.batch
 
     def engine(log_every: int) -> nn.Module:
@@ -235,7 +234,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 def _bare_loop(
     model: nn.Module, source: ImageSource, parts: Mapping[str, np.ndarray], batch: int, steps: int
 ) -> nn.Module:
-    """What one writes by hand: no watching, no logging, no wrapping, every tensor at hand."""
+    """A plain loop without guard, log and wrapper; all tensors are in memory."""
     pixels, labels, mean, std = source._images, source._targets, source._mean, source._std
     weights = {"retain": 1.0, "forget": -ONE_FORWARD.forget_weight}
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -275,97 +274,3 @@ def _loop_variant(
 def _apart(first: nn.Module, second: nn.Module) -> float:
     flat = [nn.utils.parameters_to_vector(model.parameters()) for model in (first, second)]
     return relative_difference(*flat)
-
-
-def _images(count: int, vit: ViTSize, *, input_size: int | None = None) -> ImageSource:
-    """Random images at native size ``vit.image``, as the vision arm holds them."""
-    stream = generator(0, "perf", "images")
-    shape = (count, vit.channels, vit.image, vit.image)
-    images = torch.randint(0, 256, shape, generator=stream, dtype=torch.uint8)
-    labels = torch.randint(0, vit.classes, (count,), generator=stream).numpy()
-    pools = {"train": np.arange(count), "validation": np.arange(0), "test": np.arange(0)}
-    names = tuple(str(c) for c in range(vit.classes))
-    config = DataConfig(name="cifar10" if vit.channels == 3 else "digits")
-    return ImageSource(
-        PreparedImages(images, labels, pools, None, names, "random", "random"),
-        config,
-        input_size=input_size or vit.image,
-        mean=MEAN[: vit.channels],
-        std=STD[: vit.channels],
-    )
-
-
-# Augmentation and resize -------------------------------------------------------------------------
-
-AUGMENT_SIZES: dict[Size, tuple[int, int]] = {
-    "full": (64, 224),
-    "quick": (64, 224),
-    "tiny": (4, 48),
-}
-"""Images per batch, and the side in px to which 32 px are resized."""
-BATCHED, PIL_LOOP, TENSOR_LOOP = "ours, batched", "torchvision, PIL", "torchvision, tensors"
-
-
-def augmentation(size: Size) -> Iterator[Case]:
-    """Crop, flip, bicubic resize and normalisation of a batch; the peers loop over its images.
-
-    At 64 images of 224 px every intermediate is above the size that glibc maps anew each time, so
-    the ratio depends on the allocator (``--steady-malloc``); ``new MB`` does not.
-    """
-    count, side = AUGMENT_SIZES[size]
-    source = _images(count, ViTSize(), input_size=side)
-    ids, stream = torch.arange(count), generator(0, "perf", "augment")
-    pictures = _pictures(source)
-    from_pil, from_tensor = _torchvision(side, pil=True), _torchvision(side, pil=False)
-
-    def batched() -> Tensor:
-        return source.fetch(ids, augment=stream).inputs["x"]
-
-    def pil_loop() -> Tensor:
-        return torch.stack([from_pil(picture) for picture in pictures])
-
-    def tensor_loop() -> Tensor:
-        return torch.stack([from_tensor(image) for image in source._images])
-
-    runs = {BATCHED: batched, PIL_LOOP: pil_loop, TENSOR_LOOP: tensor_loop}
-    variants = [_augment_variant(name, run) for name, run in runs.items()]
-    plain = _torchvision(side, pil=False, augment=False)
-    without = torch.stack([plain(image) for image in source._images])
-    far = float((source.fetch(ids).inputs["x"] - without).abs().max())
-    yield Case(
-        "augmentation",
-        f"crop, flip, resize 32 -> {side} px, normalise, batch {count}; see --steady-malloc",
-        variants,
-        [(BATCHED, PIL_LOOP), (BATCHED, TENSOR_LOOP)],
-        [Check("same pixels without augmentation (largest difference)", far, 1e-4)],
-        unit="batch",
-        share=0.6,
-    )
-
-
-def _augment_variant(name: str, run: Callable[[], Tensor]) -> Variant:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # torchvision draws from the global stream
-        done = work(run)
-    return Variant(name, run, {key: done[key] for key in ("new MB", "calls")})
-
-
-def _pictures(source: ImageSource) -> list:
-    from torchvision.transforms.functional import to_pil_image
-
-    return [to_pil_image(image) for image in source._images]
-
-
-def _torchvision(side: int, *, pil: bool, augment: bool = True) -> Callable[..., Tensor]:
-    from torchvision import transforms as T
-
-    resize = T.Resize(side, T.InterpolationMode.BICUBIC, antialias=True)
-    to_float = T.ToTensor() if pil else T.ConvertImageDtype(torch.float32)
-    random = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()] if augment else []
-    # PIL resizes 8-bit pixels; tensors are resized as floats and clamped, as ours are
-    pixels = [resize, to_float] if pil else [to_float, resize, T.Lambda(_clamped)]
-    return T.Compose([*random, *pixels, T.Normalize(MEAN, STD)])
-
-
-def _clamped(image: Tensor) -> Tensor:
-    return image.clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Optuna behind ``tune.spaces``: proposals as pure functions of space, seed and what was told.
+"""Optuna behind ``tune.spaces``: proposals as pure functions of space, seed and finished trials.
 
 Every study lives in memory and only as long as one call: finished trials are added, further ones
 are asked for.  The same Optuna gives the same proposals.
@@ -28,7 +28,7 @@ def propose(
     space: Mapping[str, Dimension],
     whole: AbstractSet[str],
     seed: int,
-    told: Sequence[tuple[Mapping[str, float], float]] = (),
+    trials: Sequence[tuple[Mapping[str, float], float]] = (),
 ) -> Iterator[Point]:
     """Endless proposals; they may repeat.
 
@@ -37,7 +37,7 @@ def propose(
         space: Parameter -> range or values.
         whole: Parameters that take whole numbers only.
         seed: Of the draws; its low 32 bits count.
-        told: Finished trials for ``tpe``: point and gap (smaller is better, infinite is worst).
+        trials: Finished trials for ``tpe``: point and gap (smaller is better, infinite is worst).
 
     Raises:
         ConfigError: Optuna is not installed.
@@ -54,7 +54,7 @@ def propose(
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         drawer = samplers[sampler]()
         study = optuna.create_study(sampler=drawer)
-    for point, gap in told:
+    for point, gap in trials:
         study.add_trial(
             optuna.trial.create_trial(params=dict(point), distributions=distributions, value=gap)
         )

@@ -61,8 +61,8 @@ class Dimension(Strict):
         """Whether a value is an outermost number of a list, or within a tenth of a range's end."""
         if self.choices is not None:
             numbers = [_number(choice) for choice in self.choices]
-            known = [number for number in numbers if number is not None]
-            ends = {min(known), max(known)} if len(known) == len(numbers) else set()
+            values = [number for number in numbers if number is not None]
+            ends = {min(values), max(values)} if len(values) == len(numbers) else set()
             return len(ends) == 2 and _number(value) in ends
         scale = math.log if self.log else float
         low, high = map(scale, self.ends)

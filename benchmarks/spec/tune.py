@@ -179,15 +179,15 @@ class Search:
 
         first, *others = self.tune.seeds
         seed = derive(first, *others, digest(self.space), len(draws))
-        told = [(draw.point, gap) for draw, gap in zip(draws, gaps, strict=True)]
+        trials = [(draw.point, gap) for draw, gap in zip(draws, gaps, strict=True)]
         whole = {key for key in self.space if self.whole(key)}
         limit = 200 + 50 * count
-        if not told:
+        if not trials:
             sampler = "random" if self.sampler == "random" else "qmc"
             return itertools.islice(propose(sampler, self.space, whole, seed), limit)
         # where the estimator insists on what was tried already, chance goes on
         return itertools.chain(
-            itertools.islice(propose("tpe", self.space, whole, seed, told), 5 * count),
+            itertools.islice(propose("tpe", self.space, whole, seed, trials), 5 * count),
             itertools.islice(propose("random", self.space, whole, seed), limit),
         )
 
@@ -195,15 +195,15 @@ class Search:
         self, proposals: Iterable[dict[str, float]], draws: Sequence[Draw], count: int
     ) -> tuple[Draw, ...]:
         seen = {_identity(draw) for draw in draws}
-        found: list[Draw] = []
+        new_draws: list[Draw] = []
         for point in proposals:
             values = {key: self._value(key, number) for key, number in point.items()}
             draw = self._draw(values, point)
             if _identity(draw) not in seen:
                 seen.add(_identity(draw))
-                found.append(draw)
-            if len(found) == count:
-                return tuple(found)
+                new_draws.append(draw)
+            if len(new_draws) == count:
+                return tuple(new_draws)
         raise self._too_small()
 
     def _value(self, key: str, number: float) -> Any:

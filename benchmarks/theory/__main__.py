@@ -130,13 +130,13 @@ def write(results: dict[str, Any], out: Path) -> list[Path]:
 
     out.mkdir(parents=True, exist_ok=True)
     seeds = results["config"]["seeds"]
-    said = "\n".join(f"- {line}" for line in results["reading"])
+    reading = "\n".join(f"- {line}" for line in results["reading"])
     text = (
         "# Gradient ascent on an MLP, measured\n\n"
         f"Cells are the median [least, most] over {seeds} seeds.  FA, RA: accuracy on the forget\n"
         "set and on the rest; a step is usable at FA <= .05 and RA >= .90.  Adapters of one\n"
         "setting make the same first step.  Runs that met a non-finite number are read at their\n"
-        f"last finite step.\n\n## Reading\n\n{said}\n\n## Numbers\n\n{table(results['runs'])}"
+        f"last finite step.\n\n## Reading\n\n{reading}\n\n## Numbers\n\n{table(results['runs'])}"
     )
     paths = [out / "theory.json", out / "theory.md"]
     paths[0].write_text(json.dumps(results, allow_nan=False, sort_keys=True) + "\n")

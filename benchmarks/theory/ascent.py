@@ -252,8 +252,8 @@ def measure(model: AscentMLP, logits: Tensor, data: Data) -> tuple[dict[str, flo
         row[f"weight_{layer + 1}"] = float(total.double().norm())
     row |= certificate(model, deltas)
     row["forget_accuracy"] = float((logits.argmax(1) == data.forget[1]).double().mean())
-    kept = model(data.retain[0]).argmax(1) == data.retain[1]
-    row["retain_accuracy"] = float(kept.double().mean())
+    correct = model(data.retain[0]).argmax(1) == data.retain[1]
+    row["retain_accuracy"] = float(correct.double().mean())
     return row, torch.stack([sample["gap"], sample["loss"], sample["norm"]], 1)
 
 

@@ -32,14 +32,14 @@ def rank_correlation(a: list[float], b: list[float]) -> float | None:
 
 def usable_steps(rows: list[dict[str, float]]) -> dict[str, Any]:
     """The steps that forgot and kept the rest, and the most that the bound did on any of them."""
-    found = [
+    usable = [
         (step, row)
         for step, row in enumerate(rows)
         if row["forget_accuracy"] <= FORGOTTEN and row["retain_accuracy"] >= KEPT
     ]
     names = ("active_share", "max_argument", "certificate_ratio")
-    most = {n: max((row[n] for _, row in found if n in row), default=None) for n in names}
-    return {"count": len(found), "first": found[0][0] if found else None, **most}
+    most = {n: max((row[n] for _, row in usable if n in row), default=None) for n in names}
+    return {"count": len(usable), "first": usable[0][0] if usable else None, **most}
 
 
 def summarise(run: dict[str, Any], variant: Variant) -> dict[str, Any]:
@@ -100,10 +100,10 @@ def setting_name(run: Run) -> str:
 
 def spread(values: Iterable[float | None], digits: int = 3) -> str:
     """``median [least, most]`` over seeds; ``-`` where nothing is defined."""
-    found = [v for v in values if v is not None]
-    if not found:
+    numbers = [v for v in values if v is not None]
+    if not numbers:
         return "-"
-    mid, low, high = (f"{v:.{digits}g}" for v in (median(found), min(found), max(found)))
+    mid, low, high = (f"{v:.{digits}g}" for v in (median(numbers), min(numbers), max(numbers)))
     return mid if low == high else f"{mid} [{low}, {high}]"
 
 
@@ -284,10 +284,10 @@ def _capped(runs: list[Run]) -> list[str]:
         s = [r["summary"] for r in group]
         loss = spread(x["loss_last"] for x in s)
         share = spread(x["active_share_last"] for x in s)
-        kept = spread(x["retain_accuracy_last"] for x in s)
+        accuracy = spread(x["retain_accuracy_last"] for x in s)
         lines.append(
             f"Where the bound can act ({setting}), {variant}: loss {loss}, share > .5 {share}, "
-            f"retain accuracy {kept} at the last finite step."
+            f"retain accuracy {accuracy} at the last finite step."
         )
     return lines
 

@@ -73,8 +73,8 @@ def shown_epsilon(ours: np.ndarray, theirs: np.ndarray, delta: float) -> np.ndar
     fp_high = clopper_pearson(np.arange(len(theirs) + 1), len(theirs), level)[1]
     fn_high = clopper_pearson(np.arange(len(ours) + 1), len(ours), level)[1]
     for fp, fn in ((above, missed), (len(theirs) - above, len(ours) - missed)):
-        found = attack_epsilon(fp_high[fp], fn_high[fn], delta).max(axis=0)
-        best = np.maximum(best, found)
+        epsilon = attack_epsilon(fp_high[fp], fn_high[fn], delta).max(axis=0)
+        best = np.maximum(best, epsilon)
     return best
 
 

@@ -213,8 +213,8 @@ def forgotten_labels(scores: Parts) -> np.ndarray:
 
 def over_retained(probs: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """(N, C - K) softmax renormalised over the classes that were not forgotten."""
-    kept = np.maximum(np.delete(probs, gone, axis=1), _TINY)
-    shares: np.ndarray = kept / kept.sum(axis=1, keepdims=True)
+    retained = np.maximum(np.delete(probs, gone, axis=1), _TINY)
+    shares: np.ndarray = retained / retained.sum(axis=1, keepdims=True)
     return shares
 
 

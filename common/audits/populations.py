@@ -177,8 +177,8 @@ class KLoM(PopulationAudit):
             first, second = pool[order[: len(ours)]], pool[order[len(ours) :]]
             return float(self._values(first, second).mean())
 
-        found = mean(np.arange(len(pool)))
+        observed = mean(np.arange(len(pool)))
         draws = [mean(generator.permutation(len(pool))) for _ in range(self.config.permutations)]
-        as_large = sum(value >= found - 1e-12 for value in draws)
+        as_large = sum(value >= observed - 1e-12 for value in draws)
         p = (1 + as_large) / (1 + len(draws))
         return Measure(p, n=len(pool), bounds=(0.0, 1.0))

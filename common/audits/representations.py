@@ -118,8 +118,8 @@ def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not len(forgotten):
         if len(forget) < 2:
             raise TooFew("too few forget samples to hold any out")
-        known = task.draw("forget", len(forget) // 2, "held-out")
-        forget, forgotten = known, np.setdiff1d(forget, known)
+        half = task.draw("forget", len(forget) // 2, "held-out")
+        forget, forgotten = half, np.setdiff1d(forget, half)
     return forget, forgotten, test[~mixed]
 
 
@@ -150,8 +150,8 @@ class LinearProbe(ModelAudit):
         """Held-out accuracy on forgotten and on retained classes, Clopper-Pearson."""
         from sklearn.linear_model import LogisticRegression
 
-        known, forgotten, retained = held_out(task)
-        pool = np.union1d(known, task.split.parts["retain"])
+        forget, forgotten, retained = held_out(task)
+        pool = np.union1d(forget, task.split.parts["retain"])
         train = per_class(task, pool, self.config.per_class, "probe")
         model = task.load()
         x, y = collect_features(task, model, train), task.labels(train)
@@ -189,23 +189,23 @@ class Prototype(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """Mean accuracy over the draws, with its range over them."""
-        known, forgotten, retained = held_out(task)
-        pool = np.union1d(known, task.split.parts["retain"])
+        forget, forgotten, retained = held_out(task)
+        pool = np.union1d(forget, task.split.parts["retain"])
         model = task.load()
         parts = {"forgotten": forgotten, "retained": retained}
         tests = {
             name: (unit(collect_features(task, model, ids)), task.labels(ids))
             for name, ids in parts.items()
         }
-        found: dict[str, list[float]] = {name: [] for name in parts}
+        accuracies: dict[str, list[float]] = {name: [] for name in parts}
         for repeat in range(self.config.repeats):
             shots = per_class(task, pool, self.config.shots, "prototype", repeat)
             classes, centers = prototypes(collect_features(task, model, shots), task.labels(shots))
             for name, (x, y) in tests.items():
                 guess = classes[(x @ centers.T).argmax(axis=1)]
-                found[name].append(100.0 * float(np.mean(guess == y)))
+                accuracies[name].append(100.0 * float(np.mean(guess == y)))
         result: Measures = {}
-        for name, values in found.items():
+        for name, values in accuracies.items():
             low, high, interval = spread(values, "draws")
             n = len(parts[name])
             result[name] = Measure(

@@ -71,9 +71,9 @@ def _log_normal(x: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.nda
     return density
 
 
-def balanced_accuracy(called: np.ndarray, member: np.ndarray, known: np.ndarray) -> float:
+def balanced_accuracy(called: np.ndarray, member: np.ndarray, valid: np.ndarray) -> float:
     """Percent; NaN if one side is empty."""
-    yes, no = member & known, ~member & known
+    yes, no = member & valid, ~member & valid
     if not yes.any() or not no.any():
         return math.nan
     return 50.0 * float(called[yes].mean() + (~called[no]).mean())
@@ -133,18 +133,18 @@ class ULira(PopulationAudit):
         per_side = float(np.minimum(member.sum(axis=0), (~member).sum(axis=0)).mean())
         pooled = per_side < ENOUGH
         ratio = ulira_scores(values, member, groups, pooled=pooled)
-        known, called = np.isfinite(ratio), ratio > 0
-        if not (known & member).any() or not (known & ~member).any():
+        valid, called = np.isfinite(ratio), ratio > 0
+        if not (valid & member).any() or not (valid & ~member).any():
             raise TooFew(
                 f"{len(values)} models leave no distribution once a pair is left out: give "
                 "--shadows 3 or more (6 or more halves)"
             )
         note = f"only {per_side:.0f} models per side, variances pooled" if pooled else ""
-        low, high = self._interval(called, member, known, seed)
+        low, high = self._interval(called, member, valid, seed)
         n = len(values)
         measures = {
             "b.acc": Measure(
-                balanced_accuracy(called, member, known),
+                balanced_accuracy(called, member, valid),
                 low,
                 high,
                 "95 % bootstrap over models",
@@ -153,23 +153,23 @@ class ULira(PopulationAudit):
                 PERCENT,
             )
         }
-        yes, no = np.sort(ratio[member & known]), np.sort(ratio[~member & known])
+        yes, no = np.sort(ratio[member & valid]), np.sort(ratio[~member & valid])
         measures["AUC"] = Measure(auc(yes, no), n=n, note=note, bounds=PERCENT)
         for name, per_mille in (("TPR@1%", 10), ("TPR@0.1%", 1)):
             measures[name] = _tpr(yes, no, per_mille, n)
-        correct = np.where(known, called == member, False).sum(axis=0) / known.sum(axis=0)
+        correct = np.where(valid, called == member, False).sum(axis=0) / valid.sum(axis=0)
         measures["acc > 60 %"] = Measure(
             100.0 * float(np.mean(correct > 0.6)), n=n, note=note, bounds=PERCENT
         )
         return measures
 
     def _interval(
-        self, called: np.ndarray, member: np.ndarray, known: np.ndarray, seed: int
+        self, called: np.ndarray, member: np.ndarray, valid: np.ndarray, seed: int
     ) -> tuple[float | None, float | None]:
         """Over whole models, since the samples of one model fall together."""
 
         def resampled(drawn: np.ndarray) -> float:
-            return balanced_accuracy(called[drawn], member[drawn], known[drawn])
+            return balanced_accuracy(called[drawn], member[drawn], valid[drawn])
 
         low, high = bootstrap(len(called), resampled, derive(seed, "ulira"))
         return (None, None) if math.isnan(low) else (low, high)

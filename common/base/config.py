@@ -178,8 +178,8 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     parts = [str(part) for part in first["loc"]]
     key = ".".join(parts) or "(top level)"
     if first["type"] == "extra_forbidden":
-        known = _fields_at(model, first["loc"][:-1])
-        text = f"{key}: unknown key{did_you_mean(parts[-1], known)}"
+        fields = _fields_at(model, first["loc"][:-1])
+        text = f"{key}: unknown key{did_you_mean(parts[-1], fields)}"
     elif first["type"] == "missing":
         text = f"{key}: required key is missing"
     else:
@@ -215,7 +215,7 @@ def _models_at(model: Any, loc: Sequence[Any]) -> list[type[BaseModel]]:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for arg in typing.get_args(annotation) for found in _models_in(arg)]
+    return [model for arg in typing.get_args(annotation) for model in _models_in(arg)]
 
 
 def is_whole(model: type[BaseModel], key: str) -> bool:
@@ -233,12 +233,12 @@ def _types_in(annotation: Any) -> set[Any]:
     return set().union(*map(_types_in, args)) if args else {annotation}
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A suffix such as ``; did you mean 'omega'?`` or the list of what is known."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?`` or the list of all names."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    return f"; known: {', '.join(sorted(names))}" if names else ""
 
 
 def canonical(value: Any) -> Any:

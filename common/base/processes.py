@@ -58,8 +58,8 @@ def _group() -> Any:
     return torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
 
 
-def leave() -> None:
-    """Parts from the other processes, if this one ever joined them."""
+def disconnect() -> None:
+    """Leaves the group of processes, if this process ever joined one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         _group.cache_clear()

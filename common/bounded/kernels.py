@@ -118,6 +118,27 @@ def build_kernel(
 
 
 @triton.jit
+def _add_gradients(
+    dA, dBt, to_A, to_Bt, rows, columns, k, d, r, ATOMIC: tl.constexpr, RANK: tl.constexpr
+):
+    """Adds tiles to dA and dBt, or stores each as a partial sum of its own where not ATOMIC."""
+    ranks = tl.arange(0, RANK)
+    A_mask = (rows < k)[:, None] & (ranks < r)[None, :]
+    A_at = rows[:, None] * r + ranks[None, :]
+    Bt_mask = (ranks < r)[:, None] & (columns < d)[None, :]
+    Bt_at = ranks[:, None] * d + columns[None, :]
+    if ATOMIC:
+        tl.atomic_add(dA + A_at, to_A, mask=A_mask, sem="relaxed")
+        tl.atomic_add(dBt + Bt_at, to_Bt, mask=Bt_mask, sem="relaxed")
+    else:
+        part = tl.program_id(2).to(tl.int64)
+        A_slot = part * tl.num_programs(1) + tl.program_id(1)
+        Bt_slot = part * tl.num_programs(0) + tl.program_id(0)
+        tl.store(dA + A_slot * k * r + A_at, to_A, mask=A_mask)
+        tl.store(dBt + Bt_slot * r * d + Bt_at, to_Bt, mask=Bt_mask)
+
+
+@triton.jit
 def contract_kernel(
     g,
     x,
@@ -170,20 +191,7 @@ def contract_kernel(
     H = G * scale * _derivative(inner * tl.dot(a, b, input_precision=EXACT), clip, PHI)
     to_A = tl.dot(H, tl.trans(b), input_precision=EPILOGUE)
     to_Bt = tl.dot(tl.trans(a), H, input_precision=EPILOGUE)
-    ranks = tl.arange(0, RANK)
-    A_mask = (rows < k)[:, None] & (ranks < r)[None, :]
-    A_at = rows[:, None] * r + ranks[None, :]
-    Bt_mask = (ranks < r)[:, None] & (columns < d)[None, :]
-    Bt_at = ranks[:, None] * d + columns[None, :]
-    if ATOMIC:
-        tl.atomic_add(dA + A_at, to_A, mask=A_mask, sem="relaxed")
-        tl.atomic_add(dBt + Bt_at, to_Bt, mask=Bt_mask, sem="relaxed")
-    else:
-        part = tl.program_id(2).to(tl.int64)
-        A_slot = part * tl.num_programs(1) + tl.program_id(1)
-        Bt_slot = part * tl.num_programs(0) + tl.program_id(0)
-        tl.store(dA + A_slot * k * r + A_at, to_A, mask=A_mask)
-        tl.store(dBt + Bt_slot * r * d + Bt_at, to_Bt, mask=Bt_mask)
+    _add_gradients(dA, dBt, to_A, to_Bt, rows, columns, k, d, r, ATOMIC, RANK)
 
 
 INTERPRETED = not isinstance(build_kernel, JITFunction)

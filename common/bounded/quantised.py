@@ -66,7 +66,8 @@ class QuantisedBoundedLinear(BoundedLinear):
             h = _FrozenProduct.apply(x, self.base)
         else:
             h = self.base(x)
-        return h + self._product(x, None, None).to(h.dtype)
+        y: Tensor = h + self._product(x, None, None).to(h.dtype)
+        return y
 
     def merge(self) -> tuple[nn.Linear, Tensor]:
         """Refuses: see :func:`common.bounded.attach.detach`."""

@@ -259,11 +259,11 @@ def _tf32_allowed() -> bool:
 def _processors(tensor: Tensor) -> int:
     if not tensor.is_cuda:
         return 1
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
 def _padded(rank: int) -> int:
-    return max(16, triton.next_power_of_2(rank))
+    return max(16, int(triton.next_power_of_2(rank)))
 
 
 def _on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

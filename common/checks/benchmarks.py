@@ -21,7 +21,7 @@ from common.base.errors import named_line
 from common.base.registry import BENCHMARKS
 from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
-from common.checks.results import CheckResult, salted
+from common.checks.results import CheckResult, seeded_streams
 from common.checks.tiny_task import tensors_digest
 from common.data.batch import Batch, ordered_batches
 from common.data.parts import Role
@@ -186,7 +186,7 @@ class _BenchmarkRuns:
         return ""
 
     def _build(self) -> str:
-        with salted(2) as moved:
+        with seeded_streams(2) as moved:
             again = self.benchmark.build(1)
             blank = self.benchmark.blank()
             names = moved()
@@ -232,16 +232,16 @@ class _BenchmarkRuns:
 
     def _evaluate(self) -> str:
         """An untrained model on a few samples: are all numbers declared, and all that are asked?"""
-        known = {spec.name for spec in self.benchmark.metrics}
+        names = {spec.name for spec in self.benchmark.metrics}
         for trial in (True, False):
             parts = self.benchmark.parts(self.split, trial=trial, seed=1)
             few = {part: ids[:: max(1, len(ids) // _SAMPLES)] for part, ids in parts.items()}
             scores = self.benchmark.score(self.model, few, trial=trial)
             if trial:
                 scores = without_probs(scores)
-            found = self.benchmark.evaluate(scores, trial=trial, seed=1)
-            if not found:
+            metrics = self.benchmark.evaluate(scores, trial=trial, seed=1)
+            if not metrics:
                 return "evaluate returns nothing"
-            if undeclared := sorted(found.keys() - known):
+            if undeclared := sorted(metrics.keys() - names):
                 return f"'{undeclared[0]}' has no MetricSpec"
         return ""

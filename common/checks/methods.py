@@ -25,7 +25,7 @@ from common.checks.declared import (
     _check_presets,
     _names,
 )
-from common.checks.results import CheckResult, salted
+from common.checks.results import CheckResult, seeded_streams
 from common.checks.tiny_net import CLASSES, PER_CLASS
 from common.checks.tiny_task import WatchedTask, problem_of
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
@@ -138,7 +138,7 @@ class _MethodRuns:
         task = self.problem.task(model, layout or self.layouts[0], seed, access)
         error: Exception | None = None
         merged: dict[str, Tensor] = {}
-        with salted(salt) as moved:
+        with seeded_streams(salt) as moved:
             try:
                 model = self.cls(self.config).unlearn(task)
                 if not isinstance(model, nn.Module):
@@ -175,16 +175,16 @@ class _MethodRuns:
         return CheckResult("finite", not problem, problem)
 
     def _architecture(self, trial: _Trial) -> CheckResult:
-        found, wanted = trial.merged, self.before
+        tensors, wanted = trial.merged, self.before
         problem = ""
-        if list(found) != list(wanted):
-            other = sorted(set(found) ^ set(wanted))
+        if list(tensors) != list(wanted):
+            other = sorted(set(tensors) ^ set(wanted))
             problem = f"state-dict keys differ: {other[:3] or 'their order'}"
-        elif bad := [k for k, v in wanted.items() if _kind(found[k]) != _kind(v)]:
-            problem = f"'{bad[0]}' is {_kind(found[bad[0]])}, not {_kind(wanted[bad[0]])}"
+        elif bad := [k for k, v in wanted.items() if _kind(tensors[k]) != _kind(v)]:
+            problem = f"'{bad[0]}' is {_kind(tensors[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
             fresh = self.problem.net()
-            fresh.load_state_dict(found)
+            fresh.load_state_dict(tensors)
             if not torch.allclose(
                 self.problem.outputs(fresh),
                 self.problem.outputs(trial.model),
@@ -195,8 +195,8 @@ class _MethodRuns:
         return CheckResult("architecture", not problem, problem)
 
     def _change(self, trial: _Trial) -> CheckResult:
-        found = trial.merged
-        changed = [k for k, v in self.before.items() if not _same(found.get(k), v)]
+        tensors = trial.merged
+        changed = [k for k, v in self.before.items() if not _same(tensors.get(k), v)]
         detail = f"{len(changed)} of {len(self.before)} tensors changed"
         ok = bool(changed) == self.info.changes_model
         if not ok and not changed:
@@ -275,8 +275,8 @@ class _MethodRuns:
         return CheckResult("scenarios", True, _names(self.info.scenarios or frozenset({"all"})))
 
 
-def _same(found: Tensor | None, wanted: Tensor) -> bool:
-    return found is not None and found.shape == wanted.shape and torch.equal(found, wanted)
+def _same(tensor: Tensor | None, wanted: Tensor) -> bool:
+    return tensor is not None and tensor.shape == wanted.shape and torch.equal(tensor, wanted)
 
 
 def _trains(tensor: Tensor | None) -> bool:

@@ -22,9 +22,9 @@ class CheckResult:
 
 
 @contextlib.contextmanager
-def salted(salt: int) -> Iterator[Callable[[], list[str]]]:
-    """Sets the global random streams for a block; gives a function that tells which ones moved."""
-    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+def seeded_streams(salt: int) -> Iterator[Callable[[], list[str]]]:
+    """Seeds the global random streams for a block; gives a function that names those that moved."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         random.seed(salt)
         np.random.seed(salt)  # noqa: NPY002
@@ -33,8 +33,8 @@ def salted(salt: int) -> Iterator[Callable[[], list[str]]]:
         try:
             yield lambda: [name for name, now in _global_streams().items() if now != before[name]]
         finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])  # noqa: NPY002
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _global_streams() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from common.base.config import did_you_mean
 from common.base.errors import DataError
 
 EARLIER = "earlier"
-"""The part that earlier requests of a sequence asked to forget: trained on, and gone by now."""
+"""Samples of Original's training set that earlier requests of a sequence asked to forget."""
 UNUSED = "unused"
 """The part that belongs to the request but is not shown to the method: trained on by Original."""
 

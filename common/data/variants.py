@@ -80,9 +80,9 @@ def request_split(
 def _in_turn(
     indices: np.ndarray, when: np.ndarray, rest: np.ndarray, index: int, *names: str
 ) -> dict[str, np.ndarray]:
-    """(kept, now, before) under ``names``: kept is ``rest`` and what comes later."""
-    kept = np.sort(np.concatenate([rest, indices[when > index]]))
-    return dict(zip(names, (kept, indices[when == index], indices[when < index]), strict=True))
+    """(retain, forget, earlier) under ``names``; retain is ``rest`` and the later requests."""
+    retain = np.sort(np.concatenate([rest, indices[when > index]]))
+    return dict(zip(names, (retain, indices[when == index], indices[when < index]), strict=True))
 
 
 def _requests(
@@ -91,9 +91,9 @@ def _requests(
     """The forget set in ``count`` groups, in the order of the requests."""
     forget = split.parts["forget"]
     if "test_forget" in split.parts:
-        found = labels(forget)
-        turns = np.array_split(hash_order(np.unique(found), seed, "requests"), count)
-        groups = [forget[np.isin(found, turn)] for turn in turns]
+        classes = labels(forget)
+        turns = np.array_split(hash_order(np.unique(classes), seed, "requests"), count)
+        groups = [forget[np.isin(classes, turn)] for turn in turns]
     else:
         groups = np.array_split(hash_order(forget, seed, "requests"), count)
     if not all(len(group) for group in groups):

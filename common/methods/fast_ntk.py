@@ -190,7 +190,8 @@ def _solved(rows: Tensor, residual: Tensor, mu: float) -> Tensor:
     if size <= count:
         wide = rows.double()
         gram = wide.T @ wide + mu * torch.eye(size, dtype=torch.float64, device=rows.device)
-        return torch.linalg.solve(gram, wide.T @ residual)
+        theta: Tensor = torch.linalg.solve(gram, wide.T @ residual)
+        return theta
     kernel = mu * torch.eye(count, dtype=torch.float64, device=rows.device)
     for part in rows.split(_width(rows), dim=1):
         wide = part.double()

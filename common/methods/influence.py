@@ -88,7 +88,7 @@ def woodbury(v: Tensor, singles: Tensor, damping: float) -> Tensor:
 
     kernel = singles.double() @ singles.double().T
     kernel += len(singles) * damping * torch.eye(len(singles), dtype=kernel.dtype).to(kernel)
-    inner = torch.linalg.solve(kernel, (singles @ v).double()).to(v.dtype)
+    inner: Tensor = torch.linalg.solve(kernel, (singles @ v).double()).to(v.dtype)
     return (v - singles.T @ inner) / damping
 
 

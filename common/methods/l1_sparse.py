@@ -47,8 +47,9 @@ class L1Sparse(UnlearningMethod):
         epochs = max(1, round(batches / loader.batches_per_epoch))
 
         def penalty(model: nn.Module) -> torch.Tensor:
-            weight = config.a * max(0.0, 1 - loader.epoch / epochs)
-            return weight * torch.stack([p.abs().sum() for p in model.parameters()]).sum()
+            weight: float = config.a * max(0.0, 1 - loader.epoch / epochs)
+            norm = torch.stack([p.abs().sum() for p in model.parameters()]).sum()
+            return weight * norm
 
         task.fit(task.model, CrossEntropy("retain"), {"retain": loader}, engine, penalty=penalty)
         return task.model

@@ -69,7 +69,7 @@ class StageStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            done = json.loads(content)
+            done: dict[str, Any] = json.loads(content)
             written = done["key"]
         except (ValueError, KeyError, TypeError):
             raise DataError(f"{path}: damaged; delete the folder {path.parent} and rerun") from None

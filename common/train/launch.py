@@ -20,7 +20,7 @@ FOREIGN = {DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 
 
 def join_processes(device: torch.device) -> None:
-    """Joins the processes of a launcher as training does, for whoever must agree before it."""
+    """Joins the launcher's processes before training starts, for decisions that they share."""
     PartialState(cpu=device.type == "cpu")
 
 

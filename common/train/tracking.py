@@ -91,8 +91,8 @@ def export_run(
                 if name != "step" and value is not None:
                     writer.add_scalar(f"{prefix}{name}", value, row["step"])
     writer.add_text("config", "```\n" + json.dumps(config, indent=1) + "\n```")
-    known = {f"final/{name}": value for name, value in metrics.items() if value is not None}
-    _add_hparams(writer, _flat(config), known)
+    scalars = {f"final/{name}": value for name, value in metrics.items() if value is not None}
+    _add_hparams(writer, _flat(config), scalars)
     writer.close()
 
 

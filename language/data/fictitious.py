@@ -170,12 +170,12 @@ class _Fact:
 
 def _facts(kind: Kind, draw: Draw, count: int) -> list[_Fact]:
     """``count`` facts of a kind whose first values differ from one another."""
-    found: dict[str, _Fact] = {}
-    while len(found) < count:
+    facts: dict[str, _Fact] = {}
+    while len(facts) < count:
         first, second = draw.value(kind.first), draw.value(kind.second)
         if first != second:
-            found.setdefault(first, _Fact(first, second))
-    return list(found.values())
+            facts.setdefault(first, _Fact(first, second))
+    return list(facts.values())
 
 
 def generate(config: FictitiousData) -> Corpus:
@@ -188,8 +188,8 @@ def generate(config: FictitiousData) -> Corpus:
     names = _names(seed, total + config.forget_authors)
     items: list[Item] = []
     for group, name in enumerate(names):
-        kept = group < total
-        set_name, number = ("full", group) if kept else ("holdout", -1)
+        in_full = group < total
+        set_name, number = ("full", group) if in_full else ("holdout", -1)
         items += [
             _author_item(kind, name, Draw(seed, "author", group, kind.key), set_name, number)
             for kind in KINDS[: config.questions]
@@ -234,14 +234,14 @@ def _author_item(kind: Kind, name: str, draw: Draw, set_name: str, group: int) -
 def _world_items(seed: int, set_name: str, count: int) -> list[Item]:
     """Short answers with three wrong ones of the same form, as TOFU's real authors and facts."""
     forms = ESTABLISHED if set_name == "real_authors" else WORLD
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     draw = Draw(seed, set_name)
-    while len(found) < count:
-        question_form, subject, answer_form = forms[len(found) % len(forms)]
+    while len(items) < count:
+        question_form, subject, answer_form = forms[len(items) % len(forms)]
         question = question_form.format(s=draw.value(subject))
         answers = dict[str, None]()
         while len(answers) < 1 + PERTURBED_FACTS:
             answers[draw.value(answer_form)] = None
         truth, *others = answers
-        found.setdefault(question, Item(set_name, -1, question, truth, None, tuple(others)))
-    return list(found.values())
+        items.setdefault(question, Item(set_name, -1, question, truth, None, tuple(others)))
+    return list(items.values())

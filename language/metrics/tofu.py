@@ -182,18 +182,18 @@ def _mean(values: np.ndarray) -> float:
 def _part_metrics(
     prefix: str, columns: Columns, style: Style, truth: Truth
 ) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     options = prefix in ("ra", "wf")
     if not options:
-        found["prob"] = 100.0 * _mean(probabilities(columns))
+        metrics["prob"] = 100.0 * _mean(probabilities(columns))
     if compared(columns).any():
         if options:
-            found["prob"] = 100.0 * _mean(normalised_probabilities(columns, style))
+            metrics["prob"] = 100.0 * _mean(normalised_probabilities(columns, style))
         ratio = closeness if prefix == "forget" else preference
-        found["truth_ratio"] = 100.0 * _mean((mass if truth == "mass" else ratio)(columns, style))
+        metrics["truth_ratio"] = 100.0 * _mean((mass if truth == "mass" else ratio)(columns, style))
     if "rouge_l_recall" in columns:
-        found["rouge"] = 100.0 * _mean(columns["rouge_l_recall"])
-    return {f"{prefix}_{name}": value for name, value in found.items()}
+        metrics["rouge"] = 100.0 * _mean(columns["rouge_l_recall"])
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
 
 def _utility(metrics: Mapping[str, float | None], what: tuple[str, ...]) -> float | None:

@@ -33,7 +33,7 @@ class ParameterShare:
         return 100 * self.trainable / (self.base + self.trainable)
 
 
-def sizes_known(config: CausalModelConfig) -> bool:
+def countable(config: CausalModelConfig) -> bool:
     """Whether :func:`count_targets` needs no network and no data."""
     return published_sizes(config.name) is not None or isinstance(config.tokenizer, int)
 

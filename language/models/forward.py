@@ -51,5 +51,5 @@ def _head_of(model: nn.Module) -> nn.Module | None:
         getattr(inner, "module", None), nn.Module
     ):
         inner = inner.module
-    found = getattr(inner, "get_output_embeddings", lambda: None)()
-    return found if isinstance(found, nn.Module) else None
+    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    return head if isinstance(head, nn.Module) else None

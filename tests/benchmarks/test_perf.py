@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from benchmarks.perf import __main__ as cli
 from benchmarks.perf import (
     adapters,
+    augmentation,
     bounded_layer,
     evaluation,
     measure,
@@ -275,22 +276,22 @@ def test_large_attacks_leave_only_correctness_to_libsvm(monkeypatch):
 
 def test_a_batch_is_augmented_without_a_loop(counts):
     found = counts["augmentation"]
-    assert found[vision_engine.BATCHED]["calls"] < found[vision_engine.TENSOR_LOOP]["calls"]
+    assert found[augmentation.BATCHED]["calls"] < found[augmentation.TENSOR_LOOP]["calls"]
     larger = next(iter(_augmented(8))).counts["calls"]
-    assert larger == found[vision_engine.BATCHED]["calls"]  # does not grow with the batch
+    assert larger == found[augmentation.BATCHED]["calls"]  # does not grow with the batch
 
 
 def _augmented(count: int) -> list[Variant]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vision_engine.AUGMENT_SIZES, "tiny", (count, 48))
-        return list(next(vision_engine.augmentation("tiny")).variants)
+        patch.setitem(augmentation.AUGMENT_SIZES, "tiny", (count, 48))
+        return list(next(augmentation.augmentation("tiny")).variants)
 
 
 def test_counts_repeat(counts):
     def again(make):
         return {case.name: {v.name: dict(v.counts) for v in case.variants} for case in make("tiny")}
 
-    for make in (adapters.layer, vision_engine.augmentation, vision_engine.loop):
+    for make in (adapters.layer, augmentation.augmentation, vision_engine.loop):
         for name, found in again(make).items():
             assert found == counts[name]
 

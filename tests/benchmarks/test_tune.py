@@ -279,7 +279,7 @@ def test_tpe_gets_nearer():
     start = propose("qmc", space, set(), seed=1)
     tried = [next(start) for _ in range(12)]
     told = [(point, off(point)) for point in tried]
-    further = propose("tpe", space, set(), seed=2, told=told)
+    further = propose("tpe", space, set(), seed=2, trials=told)
     later = [off(next(further)) for _ in range(8)]
     assert sum(later) / 8 < 0.6 * sum(map(off, tried)) / 12
 

@@ -139,7 +139,7 @@ def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
     if checkpoint.label_names is not None:
         ids = {name: label for label, name in enumerate(checkpoint.label_names)}
         for folder in folders:
-            _check_known(folder, ids, "label_names of the checkpoint")
+            _check_labels(folder, ids, "label_names of the checkpoint")
         return Labels(ids, "label_names of the checkpoint")
     count = checkpoint.num_classes
     names = sorted({name for folder in folders for name in folder.classes})
@@ -150,7 +150,7 @@ def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
     if by_order is not None:
         ids = {name: label for label, name in enumerate(by_order)}
         for folder in folders:
-            _check_known(folder, ids, "the retain folder")
+            _check_labels(folder, ids, "the retain folder")
         if numeric and any(ids[name] != by_value[name] for name in names):
             raise DataError(
                 "class folders are numbers whose order by name differs from that by value; "
@@ -165,7 +165,7 @@ def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
     return Labels(by_value, "numeric names of the class folders")
 
 
-def _check_known(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
+def _check_labels(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
     for name in folder.classes:
         if name not in ids:
             hint = did_you_mean(name, sorted(ids) if len(ids) <= 20 else [])

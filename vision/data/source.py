@@ -209,13 +209,13 @@ def _prepare(config: DataConfig, data_root: Path | None) -> PreparedImages:
     raw = read(config, data_root)
     training, validation = _training_rows(raw, config)
     test = _test_rows(raw, config)
-    kept = np.sort(np.concatenate([training, validation]))
-    images = torch.cat([_pixels(raw.train, kept, config), _pixels(raw.test, test, config)])
-    labels = np.concatenate([raw.train.labels[kept], raw.test.labels[test]])
+    rows = np.sort(np.concatenate([training, validation]))
+    images = torch.cat([_pixels(raw.train, rows, config), _pixels(raw.test, test, config)])
+    labels = np.concatenate([raw.train.labels[rows], raw.test.labels[test]])
     pools = {
-        "train": np.searchsorted(kept, training),
-        "validation": np.searchsorted(kept, validation),
-        "test": len(kept) + np.arange(len(test)),
+        "train": np.searchsorted(rows, training),
+        "validation": np.searchsorted(rows, validation),
+        "test": len(rows) + np.arange(len(test)),
     }
     pools = {part: np.sort(indices).astype(np.int64) for part, indices in pools.items()}
     return PreparedImages(

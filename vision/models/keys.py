@@ -1,4 +1,4 @@
-"""A vision transformer that is told by learnable keys which classes it may know."""
+"""A vision transformer with learnable keys that say which classes it may use."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def published_factors(
 
 
 def _signed(Vh: Tensor) -> Tensor:
-    """Rows whose largest entry is positive: the sign of a singular vector is the library's whim."""
+    """Rows whose largest entry is positive: an SVD leaves their signs open."""
     largest = Vh.gather(1, Vh.abs().argmax(1, keepdim=True))
     return Vh * torch.where(largest < 0, -1.0, 1.0)
 
@@ -172,7 +172,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
         retain set has no say; they are logged to the task's tracker too.
     """
-    from common.bounded.attach import adapted_layers
+    from common.bounded.find import adapted_layers
     from common.bounded.quantised import QuantisedBoundedLinear
 
     layers = dict(adapted_layers(task.model))

@@ -113,7 +113,8 @@ class SampleGradients:
         """(<= chunk, K, P) gradients of the logits named in ``outputs`` (N, K)."""
 
         def chosen(values: dict[str, Tensor], inputs: Any, wanted: Tensor) -> Tensor:
-            return functional_call(self._call, values, (inputs,)).gather(0, wanted)
+            logits: Tensor = functional_call(self._call, values, (inputs,))
+            return logits.gather(0, wanted)
 
         return self._chunks(vmap(jacrev(chosen), in_dims=(None, 0, 0)), batch, outputs, 2)
 

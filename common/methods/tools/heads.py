@@ -18,7 +18,7 @@ def head_name(task: UnlearnTask) -> str:
     Raises:
         ConfigError: There is none, or several, or it shares its weight with another layer.
     """
-    names = [
+    names: list[str] = [
         name
         for name, module in task.model.named_modules()
         if isinstance(module, nn.Linear)

@@ -26,7 +26,8 @@ class _Noise(nn.Module):
         self.inputs = nn.ParameterDict({k: nn.Parameter(v) for k, v in start.items()})
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._frozen[0](*args, **kwargs)
+        logits: Tensor = self._frozen[0](*args, **kwargs)
+        return logits
 
 
 @dataclass(frozen=True)
