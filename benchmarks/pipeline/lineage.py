@@ -13,7 +13,7 @@ from benchmarks.pipeline.stage import ModelSpec, Stage
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical
 from common.base.registry import BENCHMARKS, METHODS
-from common.measure.goal import Rule
+from common.measure.rules import Rule
 from common.store.stages import StageStore
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from common.base.registry import BENCHMARKS
 from common.base.seeding import hash_order
 from common.data.splits import ForgetSplit
-from common.measure.goal import GapRule
 from common.measure.metric import MetricSpec
+from common.measure.rules import GapRule
 from common.protocol.benchmark import Versions
 from language.benchmark import CausalBenchmark
 from language.data.corpus import Corpus, Item
