@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from common.data.batch import Source as Source
     from common.data.loader import Loader as Loader
     from common.data.splits import ForgetSplit as ForgetSplit
-    from common.measure.goal import GapRule as GapRule
     from common.measure.metric import MetricSpec as MetricSpec
+    from common.measure.rules import GapRule as GapRule
     from common.measure.scores import Scores as Scores
     from common.methods.base import MethodInfo as MethodInfo
     from common.methods.base import UnlearningMethod as UnlearningMethod

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from common.bounded.config import AdapterConfig
     from common.data.splits import ForgetSplit
-    from common.measure.goal import GapRule
     from common.measure.metric import MapAxes, MetricSpec
+    from common.measure.rules import GapRule
     from common.measure.scores import Scores
     from vision.data.source import ImageSource
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from common.base.errors import ConfigError
-from common.measure.goal import GapRule
 from common.measure.metric import MAX_GAP, GapColumn, MapAxes, MetricSpec
+from common.measure.rules import GapRule
 
 if TYPE_CHECKING:
     from common.measure.scores import Scores

@@ -14,8 +14,8 @@ from common.measure.gaps import (
     Separability,
     Summary,
 )
-from common.measure.goal import Rule
 from common.measure.metric import MetricSpec
+from common.measure.rules import Rule
 from common.store.records import RunRecord
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from common.measure.gaps import (
     separability,
     summarise,
 )
-from common.measure.goal import Role, RowFacts, Rule
+from common.measure.goal import Role
+from common.measure.rules import RowFacts, Rule
 from common.protocol.benchmark import Benchmark
 from common.store.records import RunRecord
 from common.store.stages import StageStore

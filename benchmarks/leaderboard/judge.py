@@ -10,8 +10,9 @@ from benchmarks.pipeline.planner import references
 from benchmarks.spec.goals import rule_sets
 from benchmarks.spec.resolve import ResolvedSuite
 from common.measure.gaps import summarise
-from common.measure.goal import References, Role, Rule
+from common.measure.goal import References, Role
 from common.measure.metric import Row
+from common.measure.rules import Rule
 
 ROLES: tuple[Role, ...] = ("original", "retrain")
 

@@ -46,8 +46,8 @@ def _verdict_cell(row: BoardRow, name: str) -> str:
     failed = {rule for verdict in verdicts for rule, holds in verdict.items() if holds is False}
     if failed:
         return f"fails {', '.join(sorted(failed))}"
-    known = all(holds is True for verdict in verdicts for holds in verdict.values())
-    return "pass" if verdicts and known and not row.diverged else MISSING
+    passes = all(holds is True for verdict in verdicts for holds in verdict.values())
+    return "pass" if verdicts and passes and not row.diverged else MISSING
 
 
 def narrow_table(board: Leaderboard) -> Table:

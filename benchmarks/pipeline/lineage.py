@@ -14,7 +14,8 @@ from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
-from common.measure.goal import Goal, Rule, stopping_goals
+from common.measure.goal import Goal
+from common.measure.rules import Rule, stopping_goals
 from common.store.stages import StageStore
 
 

@@ -18,7 +18,8 @@ from benchmarks.spec.suite import REFERENCES
 from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
-from common.measure.goal import References, Role, Rule
+from common.measure.goal import References, Role
+from common.measure.rules import Rule
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 

@@ -13,7 +13,8 @@ from common.base import processes
 from common.base.config import validate
 from common.base.errors import DataError, Diverged
 from common.base.registry import METHODS
-from common.measure.goal import References, stopping_goals
+from common.measure.goal import References
+from common.measure.rules import stopping_goals
 from common.store.records import RECORD, RunRecord, clean_metrics
 
 if TYPE_CHECKING:

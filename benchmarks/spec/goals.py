@@ -11,8 +11,8 @@ from benchmarks.spec.suite import REFERENCES, Suite
 from common.base.config import Strict, did_you_mean
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS
-from common.measure.goal import Rule, RuleSet
 from common.measure.metric import MetricSpec
+from common.measure.rules import Rule, RuleSet
 from common.protocol.probe import Probe, make_probe
 
 

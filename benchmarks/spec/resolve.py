@@ -179,9 +179,9 @@ def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSui
                 f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
             )
     rows = tuple(row for row in suite.rows if row.label in only or row.method in REFERENCES)
-    kept = {row.label: spec.methods[row.label] for row in rows}
-    compare = tuple(pair for pair in spec.compare if set(pair) <= set(kept))
-    spec = spec.model_copy(update={"methods": kept, "compare": compare})
+    methods = {row.label: spec.methods[row.label] for row in rows}
+    compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
+    spec = spec.model_copy(update={"methods": methods, "compare": compare})
     return replace(suite, spec=spec, rows=rows)
 
 
@@ -224,15 +224,15 @@ def _applicable(
 
     Nested mappings apply where the nested config is set.
     """
-    known = config.model_fields
+    fields = config.model_fields
     fixed = set(preset)
     if fixed & {"steps", "epochs"}:
         fixed |= {"steps", "epochs"}
     result: dict[str, Any] = {}
     for key, value in defaults.items():
-        if key not in known or key in fixed:
+        if key not in fields or key in fixed:
             continue
-        unset = known[key].get_default() is None
+        unset = fields[key].get_default() is None
         if unset and (isinstance(value, Mapping) or key in ("steps", "epochs")):
             continue  # an adapter that the method has not, or the other way to give a length
         result[key] = value

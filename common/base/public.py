@@ -57,7 +57,7 @@ PUBLIC = {
     "load_adapter": "common.bounded.files",
     "Scores": "common.measure.scores",
     "MetricSpec": "common.measure.metric",
-    "GapRule": "common.measure.goal",
+    "GapRule": "common.measure.rules",
     "Benchmark": "common.protocol.benchmark",
     "Audit": "common.audits.base",
     "AuditInfo": "common.audits.base",

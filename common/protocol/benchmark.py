@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
-from common.measure.goal import Rule, RuleSet
 from common.measure.metric import MapAxes, MetricSpec
+from common.measure.rules import Rule, RuleSet
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import hash_order
 from common.data.parts import PARTS, Part, Role
-from common.measure.goal import GapRule
 from common.measure.metric import MapAxes
+from common.measure.rules import GapRule
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
 from language.measure.evaluation import TofuEvaluation

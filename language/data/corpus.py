@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -96,8 +95,3 @@ class Encoded:
     def labels(self) -> np.ndarray:
         """(T - start,) the scored tokens."""
         return self.ids[self.start :]
-
-
-def total_tokens(pairs: Sequence[Encoded]) -> int:
-    """Real tokens of all pairs together."""
-    return sum(len(pair.ids) for pair in pairs)

@@ -2,17 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.measure.goal import (
-    ConstantGoal,
-    Criterion,
-    GapRule,
-    GoalRule,
-    MeasuredGoal,
-    References,
-    RetrainGoal,
-    RowFacts,
-    RuleSet,
-)
+from common.measure.goal import ConstantGoal, MeasuredGoal, References, RetrainGoal
+from common.measure.rules import Criterion, GapRule, GoalRule, RowFacts, RuleSet
 
 ORIGINAL = {"el": 60.0, "el_unseen": 5.0, "utility": 50.0, "auc": 40.0}
 RETRAIN = {"el": 6.0, "utility": 52.0}

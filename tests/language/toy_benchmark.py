@@ -10,8 +10,9 @@ from common.base.registry import BENCHMARKS
 from common.base.seeding import hash_order
 from common.data.parts import PARTS, Part, Role
 from common.data.splits import ForgetSplit
-from common.measure.goal import Criterion, GoalRule, MeasuredGoal, RuleSet
+from common.measure.goal import MeasuredGoal
 from common.measure.metric import MetricSpec
+from common.measure.rules import Criterion, GoalRule, RuleSet
 from common.protocol.benchmark import Versions
 from common.protocol.probe import PROBES, Probe, ProbeTable
 from language.benchmark import CausalBenchmark

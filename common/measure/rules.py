@@ -1,0 +1,243 @@
+"""Rules: how the rows of a table are ordered by gaps or goals, and criteria that rows keep or miss.
+
+This module imports nothing heavy: planning and reporting read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.measure.gaps import average_gap
+from common.measure.goal import Goal, References, Role
+from common.measure.metric import MAX_GAP, GapColumn, Row
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What a rule may order a row by; means are over the seeds that did not diverge.
+
+    Attributes:
+        distance: Mean distance.
+        metrics: Metric -> mean.
+        reached: Share of seeds that reach every goal, 0 to 1.
+        steps: Mean optimizer steps.
+    """
+
+    distance: float
+    metrics: Mapping[str, float]
+    reached: float
+    steps: float
+
+
+class Rule(Protocol):
+    """What orders the rows of a table, and what tuning minimises: :class:`GapRule` or goals."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the main table shows."""
+
+    @property
+    def title(self) -> str:
+        """Head of the distance's column."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words, for legends."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Main table of a suite that names none; :attr:`metrics` when empty."""
+
+    @property
+    def compact(self) -> tuple[str, ...]:
+        """Columns that a narrow terminal keeps."""
+
+    @property
+    def also(self) -> tuple[GapColumn, ...]:
+        """Further columns derived from gaps to Retrain."""
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Reference models that a suite must hold."""
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What a row has to reach; none where the distance alone orders."""
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """Of one model; None while something is unknown."""
+
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """Sort key of a row, best first."""
+
+
+@dataclass(frozen=True)
+class GapRule:
+    """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
+
+    Attributes:
+        metrics: All in one unit; AG is the mean of their absolute gaps.
+        trial: The same for tuning: nothing that reads test data.
+        title: Head of AG's column.
+        words: The formula, for legends.
+        columns: Main table of a suite that names none; ``metrics`` when empty.
+        compact: Columns that a narrow terminal keeps.
+        also: Further columns derived from gaps.
+    """
+
+    metrics: tuple[str, ...]
+    trial: tuple[str, ...]
+    title: str = "AG"
+    words: str = ""
+    columns: tuple[str, ...] = ()
+    compact: tuple[str, ...] = ()
+    also: tuple[GapColumn, ...] = (MAX_GAP,)
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """Retrain."""
+        return frozenset({"retrain"})
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """None: the distance alone orders."""
+        return ()
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """AG: the mean absolute gap to Retrain; in a trial over :attr:`trial`."""
+        if references.retrain is None:
+            return None
+        return average_gap(row, references.retrain, self.trial if trial else self.metrics)
+
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """By distance."""
+        return (row.distance,)
+
+
+@dataclass(frozen=True)
+class GoalRule:
+    """Orders rows by goals: who reaches them, at which utility, after how many steps.
+
+    The distance, which tuning minimises, is 100 times the mean :meth:`Goal.excess` plus the utility
+    lost against Original, in the utility's unit: 0 for a model that reaches every goal and lost
+    nothing.
+
+    Attributes:
+        goals: What has to be reached.
+        utility: Metric of what the model should keep; higher is better.
+        trial_utility: The metric that stands for it in tuning, where the utility itself is not
+            measured in a trial; the utility itself when empty.
+        title: Head of the distance's column.
+        columns: Main table of a suite that names none; the goals' metrics and utility when empty.
+        compact: Columns that a narrow terminal keeps.
+        also: Further derived columns; goals have none.
+    """
+
+    goals: tuple[Goal, ...]
+    utility: str
+    trial_utility: str = ""
+    title: str = "to goal"
+    columns: tuple[str, ...] = ()
+    compact: tuple[str, ...] = ()
+    also: tuple[GapColumn, ...] = field(default=(), init=False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the main table shows: the goals' metrics, then the utility."""
+        return (*dict.fromkeys(goal.metric for goal in self.goals), self.utility)
+
+    @property
+    def needs(self) -> frozenset[Role]:
+        """The references that a suite must hold: Original, and what the goals ask for."""
+        roles: set[Role] = {"original"}
+        for goal in self.goals:
+            roles |= goal.needs
+        return frozenset(roles)
+
+    @property
+    def words(self) -> str:
+        """The rule in words, for legends."""
+        goals = "; ".join(goal.words for goal in self.goals)
+        return (
+            f"{self.title} = 100 x mean share by which a goal is missed + {self.utility} lost "
+            f"against Original; goals: {goals}. Rows are ordered by the share of seeds that reach "
+            f"every goal, then by {self.utility}, then by steps."
+        )
+
+    def reached(self, row: Row, references: References) -> bool | None:
+        """Whether every goal is reached; None while one is unknown."""
+        answers = [goal.reached(row, references) for goal in self.goals]
+        if False in answers:
+            return False
+        return None if None in answers else True
+
+    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
+        """The distance to the goals (see the class); None while something is unknown.
+
+        Args:
+            row: Metrics of one model.
+            references: Of the same seed.
+            trial: A tuning trial: :attr:`trial_utility` stands for the utility.
+        """
+        excesses = [goal.excess(row, references) for goal in self.goals]
+        utility = (self.trial_utility if trial else "") or self.utility
+        lost = _lost(row, references.original, utility)
+        if lost is None or any(excess is None for excess in excesses):
+            return None
+        total = math.fsum(excess for excess in excesses if excess is not None)
+        return 100.0 * total / len(excesses) + lost
+
+    def order(self, row: RowFacts) -> tuple[float, ...]:
+        """By the share of seeds that reach every goal, then utility, then steps."""
+        return (-row.reached, -row.metrics.get(self.utility, -math.inf), row.steps)
+
+
+def stopping_goals(rule: Rule) -> tuple[Goal, ...]:
+    """The goals at which a training may stop: reached from above, and not known from Retrain."""
+    return tuple(g for g in rule.goals if g.reach == "below" and "retrain" not in g.needs)
+
+
+def _lost(row: Row, original: Row | None, metric: str) -> float | None:
+    ours, before = row.get(metric), None if original is None else original.get(metric)
+    return None if ours is None or before is None else max(0.0, before - ours)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One rule of a rule set.
+
+    Attributes:
+        name: Such as ``C1``.
+        goal: What has to be reached.
+    """
+
+    name: str
+    goal: Goal
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A named set of pass-or-fail rules, as a paper states them.
+
+    Attributes:
+        name: Such as ``muse``.
+        source: Where the rules stand.
+        criteria: All of them must hold for a pass.
+    """
+
+    name: str
+    source: str
+    criteria: tuple[Criterion, ...]
+
+    def judge(self, row: Row, references: References) -> Mapping[str, bool | None]:
+        """Criterion -> whether it holds; None while it is unknown."""
+        return {rule.name: rule.goal.reached(row, references) for rule in self.criteria}
+
+    @property
+    def words(self) -> str:
+        """The rules in words, for legends."""
+        rules = "; ".join(f"{rule.name}: {rule.goal.words}" for rule in self.criteria)
+        return f"{self.name} ({self.source}): {rules}"
