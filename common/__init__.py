@@ -14,8 +14,10 @@ What a plugin needs is imported from here alone; each name is loaded when it is 
 * Data and training: ``Batch``, ``Source``, ``Loader``, ``ForgetSplit``, ``fit``, ``FitConfig``.
 * Adapters: ``AdapterConfig``, ``Phi``, ``attach``, ``detach``, ``adapted_layers``,
   ``save_adapter``, ``load_adapter``.
-* Benchmarks and audits: ``Benchmark``, ``Scores``, ``MetricSpec``, ``GapRule``, ``Audit``,
-  ``AuditInfo``.
+* Benchmarks: ``Benchmark`` with ``Versions``, ``PARTS`` (each a ``Part`` with a ``Role``),
+  ``Scores``, ``MetricSpec``; rules ``GapRule`` or ``GoalRule`` of ``RetrainGoal``,
+  ``MeasuredGoal``, ``ConstantGoal``; a ``RuleSet`` of ``Criterion``.
+* Probes and audits: ``PROBES``, ``Probe``, ``ProbeTable``; ``Audit``, ``AuditInfo``.
 * Errors: ``UserError`` and its kinds ``ConfigError``, ``DataError``, ``AccessError``; ``Diverged``.
 """
 
@@ -53,9 +55,18 @@ if TYPE_CHECKING:
     from common.data.batch import Batch as Batch
     from common.data.batch import Source as Source
     from common.data.loader import Loader as Loader
+    from common.data.parts import PARTS as PARTS
+    from common.data.parts import Part as Part
+    from common.data.parts import Role as Role
     from common.data.splits import ForgetSplit as ForgetSplit
+    from common.measure.goal import ConstantGoal as ConstantGoal
+    from common.measure.goal import MeasuredGoal as MeasuredGoal
+    from common.measure.goal import RetrainGoal as RetrainGoal
     from common.measure.metric import MetricSpec as MetricSpec
+    from common.measure.rules import Criterion as Criterion
     from common.measure.rules import GapRule as GapRule
+    from common.measure.rules import GoalRule as GoalRule
+    from common.measure.rules import RuleSet as RuleSet
     from common.measure.scores import Scores as Scores
     from common.methods.base import MethodInfo as MethodInfo
     from common.methods.base import UnlearningMethod as UnlearningMethod
@@ -79,6 +90,10 @@ if TYPE_CHECKING:
     from common.objectives.terms import Mean as Mean
     from common.objectives.terms import Term as Term
     from common.protocol.benchmark import Benchmark as Benchmark
+    from common.protocol.benchmark import Versions as Versions
+    from common.protocol.probe import PROBES as PROBES
+    from common.protocol.probe import Probe as Probe
+    from common.protocol.probe import ProbeTable as ProbeTable
     from common.train.config import FitConfig as FitConfig
     from common.train.fit import fit as fit
 else:

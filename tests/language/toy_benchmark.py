@@ -5,16 +5,9 @@ from typing import Literal
 
 import numpy as np
 
-from common.base.config import Strict
-from common.base.registry import BENCHMARKS
+import common
+from common import BENCHMARKS, MetricSpec
 from common.base.seeding import hash_order
-from common.data.parts import PARTS, Part, Role
-from common.data.splits import ForgetSplit
-from common.measure.goal import MeasuredGoal
-from common.measure.metric import MetricSpec
-from common.measure.rules import Criterion, GoalRule, RuleSet
-from common.protocol.benchmark import Versions
-from common.protocol.probe import PROBES, Probe, ProbeTable
 from language.benchmark import CausalBenchmark
 from language.data.corpus import Corpus, Item
 from language.data.readers import READERS, Reader, TextDataConfig
@@ -79,13 +72,13 @@ class Preferred(TextMetric):
         return {"preferred": np.array([float(values.argmax() == 0) for values in likely])}
 
 
-class Letters(Probe):
+class Letters(common.Probe):
     """Whether a letter is preferred to another one: data that no part holds."""
 
     version = 1
     modality = "language"
 
-    class Config(Strict):
+    class Config(common.Strict):
         """How many letters."""
 
         count: int = 3
@@ -102,30 +95,32 @@ class Letters(Probe):
         asked = Preferred().requests(benchmark.source, items)
         replies = ask(model, benchmark.source, asked, benchmark.config.evaluation)
         column = Preferred().columns(benchmark.source, items, replies)["preferred"]
-        return ProbeTable({"letters": {"preferred": 100.0 * float(column.mean())}})
+        return common.ProbeTable({"letters": {"preferred": 100.0 * float(column.mean())}})
 
     def summary(self, table):
         """The one number."""
         return {"letters.preferred": table.rows["letters"]["preferred"]}
 
 
-PROBES.register("letters", Letters)
-BELOW_UNSEEN = MeasuredGoal("forget_preferred", on="unseen_preferred")
+common.PROBES.register("letters", Letters)
+BELOW_UNSEEN = common.MeasuredGoal("forget_preferred", on="unseen_preferred")
 
 
 @BENCHMARKS.register("phone_book", summary="toy: recited telephone numbers")
 class PhoneBookBenchmark(CausalBenchmark):
     """Forgets a quarter of the entries, drawn by the run's seed."""
 
-    versions = Versions()
-    part_table = {**PARTS, "unseen": Part(Role.SELECT)}
+    versions = common.Versions()
+    part_table = {**common.PARTS, "unseen": common.Part(common.Role.SELECT)}
     metrics = tuple(
         MetricSpec(f"{part}_{what}", "higher", f"{part} {what}", doc=f"{what} in {part}")
         for part in ("forget", "retain", "unseen", "test")
         for what in ("recited", "preferred")
     )
-    gap = GoalRule((BELOW_UNSEEN,), utility="letters.preferred", trial_utility="retain_preferred")
-    rule_sets = (RuleSet("toy", "this file", (Criterion("C1", BELOW_UNSEEN),)),)
+    gap = common.GoalRule(
+        (BELOW_UNSEEN,), utility="letters.preferred", trial_utility="retain_preferred"
+    )
+    rule_sets = (common.RuleSet("toy", "this file", (common.Criterion("C1", BELOW_UNSEEN),)),)
     monitor = ("forget",)
 
     def split(self, seed):
@@ -135,7 +130,7 @@ class PhoneBookBenchmark(CausalBenchmark):
         unseen = self.source.corpus.where("unseen")
         parts = {"forget": forget, "retain": np.setdiff1d(listed, forget)}
         parts |= {"unseen": unseen[::2], "test": unseen[1::2]}
-        return ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
+        return common.ForgetSplit(f"phone-book/seed-{seed}", parts, self.source.digest)
 
     def asked(self, part, *, trial):
         """Both metrics; a trial writes no texts."""
