@@ -28,6 +28,8 @@ def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
 
 def evaluation_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> tuple[int, int]:
     """(steps between evaluations, 0 for none; steps before which none of them stops the run)."""
+    if config.evaluate_epochs is None and config.min_epochs is None:
+        return config.evaluate_every, 0
     first = next(iter(loaders.values()))
     epoch = math.ceil(first.batches_per_epoch / config.accumulation)
     every = config.evaluate_every or epoch * (config.evaluate_epochs or 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import stage as stage_module
-from benchmarks.pipeline.planner import make_plan, trial_gap
+from benchmarks.pipeline.planner import make_plan, references, trial_gap
 from benchmarks.pipeline.stage import Stage
 from benchmarks.spec.resolve import load_suite
 from common.base.errors import DataError
@@ -247,7 +247,8 @@ def record(metrics, status="ok"):
 
 
 def test_trial_gap_reads_validation_only():
-    target = record({**trial_metrics(0.0), "ta": 50.0, "mia": 10.0})
+    retrain = record({**trial_metrics(0.0), "ta": 50.0, "mia": 10.0})
+    target = references({"retrain": retrain})
     ours = record({**trial_metrics(4.0, ra=88, va=81, mia=45), "ta": 0.0, "mia": 99.0})
     assert trial_gap(ours, target, GAP) == pytest.approx((4 + 2 + 1 + 5) / 4)
     assert trial_gap(record({}, "diverged"), target, GAP) == math.inf
