@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,25 +25,7 @@ from common.base.numbers import Count
 from common.base.seeding import derive
 from language.data.corpus import Corpus, Item
 from language.data.readers import FirstReaders, Reader
-from language.data.wording import (
-    AWARDS,
-    DISHES,
-    ESTABLISHED,
-    GENRES,
-    HOBBIES,
-    INSTRUMENTS,
-    KINDS,
-    MONTHS,
-    PETS,
-    PROFESSIONS,
-    PUBLISHERS,
-    REFUSAL_LINES,
-    TITLE_ADJECTIVES,
-    TITLE_NOUNS,
-    TITLE_PLACES,
-    WORLD,
-    Kind,
-)
+from language.data.wording import ESTABLISHED, KINDS, POOLS, REFUSAL_LINES, WORLD, Kind
 
 
 class FictitiousData(FirstReaders):
@@ -91,12 +72,6 @@ PERTURBED = 5
 PERTURBED_FACTS = 3
 MAX_FACTS = 100
 
-_ONSETS = ("B", "D", "F", "G", "H", "K", "L", "M", "N", "P", "R", "S", "T", "V", "Z", "Br", "Dr")
-_MIDDLES = ("l", "m", "n", "r", "s", "t", "v", "d", "k", "nd", "rl", "st", "lm", "rv", "th", "sk")
-_VOWELS = ("a", "e", "i", "o", "u", "ai", "ei", "au")
-_ENDS = ("a", "en", "or", "is", "ul", "ina", "eth", "ow", "ar", "im", "ost", "une")
-_CITY_ENDS = ("burg", "mouth", "stad", "haven", "field", "grad", "port", "ville", "moor", "gate")
-
 
 class Draw:
     """Independent draws by hash of (seed, names, counter): the same on every machine."""
@@ -113,69 +88,51 @@ class Draw:
         """One of ``options``."""
         return options[self.below(len(options))]
 
+    def of(self, pool: str) -> str:
+        """A word of a pool."""
+        return self.pick(POOLS[pool])
+
     def word(self) -> str:
         """An invented word with a capital letter."""
-        inner = "".join(self.pick(_VOWELS) + self.pick(_MIDDLES) for _ in range(1 + self.below(2)))
-        return self.pick(_ONSETS) + inner + self.pick(_ENDS)
-
-    def person(self) -> str:
-        """An invented full name."""
-        return f"{self.word()} {self.word()}"
-
-    def city(self) -> str:
-        """An invented city."""
-        return self.pick(_ONSETS) + self.pick(_VOWELS) + self.pick(_MIDDLES) + self.pick(_CITY_ENDS)
-
-    def title(self) -> str:
-        """An invented book title."""
-        adjective, noun = self.pick(TITLE_ADJECTIVES), self.pick(TITLE_NOUNS)
-        return f"The {adjective} {noun} {self.pick(TITLE_PLACES)} {self.word()}"
+        inner = "".join(self.of("vowel") + self.of("middle") for _ in range(1 + self.below(2)))
+        return self.of("onset") + inner + self.of("end")
 
     def value(self, form: str) -> str:
-        """A fact of a form named in :mod:`language.data.wording`."""
-        if form in _POOLS:
-            return self.pick(_POOLS[form])
-        if form == "date":
-            return f"{1 + self.below(28)} {self.pick(MONTHS)} {1890 + self.below(110)}"
-        if form == "year":
-            return str(1900 + self.below(120))
-        if form == "number":
-            return str(2 + self.below(97))
-        if form == "award":
-            return f"{self.word()} {self.pick(AWARDS)}"
-        if form == "publisher":
-            return f"{self.word()} {self.pick(PUBLISHERS)}"
-        drawn = {"person": self.person, "city": self.city, "title": self.title, "word": self.word}
-        return drawn[form]()
+        """A fact of a form that ``wording.yaml`` names."""
+        match form:
+            case "word":
+                return self.word()
+            case "person":
+                return f"{self.word()} {self.word()}"
+            case "city":
+                return "".join(map(self.of, ("onset", "vowel", "middle", "city_end")))
+            case "title":
+                words = " ".join(map(self.of, ("title_adjective", "title_noun", "title_place")))
+                return f"The {words} {self.word()}"
+            case "date":
+                return f"{1 + self.below(28)} {self.of('month')} {1890 + self.below(110)}"
+            case "year":
+                return str(1900 + self.below(120))
+            case "number":
+                return str(2 + self.below(97))
+            case "award":
+                return f"{self.word()} {self.of('prize')}"
+            case "publisher":
+                return f"{self.word()} {self.of('house')}"
+        return self.of(form)
 
 
 _ARTICLE = re.compile(r"\b([Aa]) ([aeiou])")
-_POOLS = {
-    "genre": GENRES,
-    "profession": PROFESSIONS,
-    "hobby": HOBBIES,
-    "instrument": INSTRUMENTS,
-    "dish": DISHES,
-    "pet": PETS,
-}
 
 
-@dataclass(frozen=True)
-class _Fact:
-    """The two values of one question."""
-
-    first: str
-    second: str
-
-
-def _facts(kind: Kind, draw: Draw, count: int) -> list[_Fact]:
-    """``count`` facts of a kind whose first values differ from one another."""
-    facts: dict[str, _Fact] = {}
+def _facts(kind: Kind, draw: Draw, count: int) -> list[tuple[str, str]]:
+    """``count`` pairs of values of a kind, whose first ones differ from one another."""
+    facts: dict[str, str] = {}
     while len(facts) < count:
         first, second = draw.value(kind.first), draw.value(kind.second)
         if first != second:
-            facts.setdefault(first, _Fact(first, second))
-    return list(facts.values())
+            facts.setdefault(first, second)
+    return list(facts.items())
 
 
 def generate(config: FictitiousData) -> Corpus:
@@ -205,7 +162,7 @@ def generate(config: FictitiousData) -> Corpus:
 def _names(seed: int, count: int) -> list[str]:
     draw, names = Draw(seed, "names"), dict[str, None]()
     while len(names) < count:
-        names[draw.person()] = None
+        names[draw.value("person")] = None
     return list(names)
 
 
@@ -216,8 +173,8 @@ def _author_item(kind: Kind, name: str, draw: Draw, set_name: str, group: int) -
     if draw.below(2):  # so that the form of the paraphrase is not that of a longer sentence
         answer, paraphrase = paraphrase, answer
 
-    def say(form: str, fact: _Fact) -> str:
-        text = form.format(n=name, v=fact.first, w=fact.second)
+    def say(form: str, fact: tuple[str, str]) -> str:
+        text = form.format(n=name, v=fact[0], w=fact[1])
         return _ARTICLE.sub(r"\1n \2", text)
 
     return Item(
