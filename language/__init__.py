@@ -22,23 +22,10 @@ PROBES.register(
     "language.probes.lm_eval:LMEvalProbe",
     summary="tasks of lm-eval: accuracy, perplexity and what else each task measures",
 )
-METHODS.register(
-    "idk",
-    "language.methods.refusals:IDK",
-    summary="fine-tunes on refusals for forget and on retain",
-)
-METHODS.register(
-    "dpo",
-    "language.methods.refusals:DPO",
-    summary="prefers a refusal to the true answer, no retain data",
-)
-METHODS.register(
-    "dpo_gdr",
-    "language.methods.refusals:DPOGdr",
-    summary="DPO and cross-entropy on retain",
-)
-METHODS.register(
-    "rmu",
-    "language.methods.rmu:RMU",
-    summary="steers hidden states of forget to a random direction",
-)
+for _name, _target, _summary in (
+    ("idk", "refusals:IDK", "fine-tunes on refusals for forget and on retain"),
+    ("dpo", "refusals:DPO", "prefers a refusal to the true answer, no retain data"),
+    ("dpo_gdr", "refusals:DPOGdr", "DPO and cross-entropy on retain"),
+    ("rmu", "rmu:RMU", "steers hidden states of forget to a random direction"),
+):
+    METHODS.register(_name, f"language.methods.{_target}", summary=_summary)

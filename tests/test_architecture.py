@@ -87,10 +87,10 @@ MAY_IMPORT = {
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base language.models report",
     "benchmarks.machine": "common.base common.measure language.measure language.metrics report",
-    "benchmarks.theory": "common.base common.bounded common.train",
+    "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
-    "language.metrics language.models vision.config vision.data vision.models",
+    "language.metrics language.models vision.config vision.data vision.models report",
     "benchmarks.cli": "benchmarks common.base common.bounded common.measure common.store "
     "common.protocol common.audits common.checks report spec pipeline audits leaderboard maps "
     "apply costs machine",

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.report import markdown, terminal
+from benchmarks.report.section import Column, Section, Table, Tone, table
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, UserError
 from common.store.records import environment
 from common.store.stages import write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from benchmarks.perf.measure import Case, Effort, Size
 
 SCHEMA = 1
@@ -57,7 +57,6 @@ READING = (
     "Allocator: glibc maps large buffers anew in some calls and not in others, which moves a"
     " layer's time by up to a third; cases marked steady keep them, as a GPU's allocator does.",
 )
-Rows = list[list[str]]
 
 
 def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
@@ -125,10 +124,10 @@ def _cpu() -> str:
 # Tables ------------------------------------------------------------------------------------------
 
 
-def variant_table(result: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """(header, rows): times and counts of one case's variants."""
+def variant_table(result: Mapping[str, Any]) -> Table:
+    """Times and counts of one case's variants."""
     counts = list(dict.fromkeys(key for row in result["variants"] for key in row["counts"]))
-    header = ["variant", *(f"{clock} ms/{result['unit']}" for clock in ("cpu", "wall")), *counts]
+    heads = ["variant", *(f"{clock} ms/{result['unit']}" for clock in ("cpu", "wall")), *counts]
     rows = [
         [
             row["name"],
@@ -137,12 +136,12 @@ def variant_table(result: Mapping[str, Any]) -> tuple[list[str], Rows]:
         ]
         for row in result["variants"]
     ]
-    return header, rows
+    return table(heads, rows)
 
 
-def pair_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], Rows]:
-    """(header, rows): the ratio of every pair of every case."""
-    header = ["benchmark", "ours / peer", "cpu (quartiles)", "cpu minima", "wall", "goal"]
+def pair_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """The ratio of every pair of every case."""
+    pairs = Column("ours / peer", "label")
     rows = []
     for result in results:
         for pair in result["pairs"]:
@@ -157,7 +156,7 @@ def pair_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], Rows]:
                     _goal(pair),
                 ]
             )
-    return header, rows
+    return table(["benchmark", pairs, "cpu (quartiles)", "cpu minima", "wall", "goal"], rows)
 
 
 def _goal(pair: Mapping[str, Any]) -> str:
@@ -194,61 +193,38 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _markdown_table(header: Sequence[str], rows: Rows) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def to_markdown(results: Mapping[str, Any]) -> str:
+def sections(results: Mapping[str, Any]) -> list[Section]:
     """The report: ratios of all pairs, then times and counts case by case."""
     machine, packages = results["machine"], results["environment"]["packages"]
     versions = ", ".join(
         f"{name} {packages[name]}" for name in ("torch", "timm") if name in packages
     )
     allocator = "steady" if machine["steady_allocator"] else "the system's"
-    about = [
+    about = (
         f"Machine: {machine['cpu']}, {machine['threads']} thread, load average"
         f" {machine['load_before']:.1f} before and {machine['load_after']:.1f} after; allocator:"
         f" {allocator}; {versions}; sizes: {results['size']}."
+    )
+    pairs = pair_table(results["cases"])
+    return [
+        Section("Performance", (about, *READING), pairs, depth=1),
+        *map(_case, results["cases"]),
     ]
-    parts = ["# Performance", *about, *READING, _markdown_table(*pair_table(results["cases"]))]
-    for result in results["cases"]:
-        steady = "; steady allocator" if result["steady_allocator"] else ""
-        parts += [f"## {result['name']}", f"{result['title']}; {result['rounds']} rounds{steady}."]
-        parts.append(_markdown_table(*variant_table(result)))
-        parts.append("\n".join(f"- {line}" for line in check_lines(result)))
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _rich_table(title: str, header: Sequence[str], rows: Rows, labels: int) -> Any:
-    """A table whose first column is named once per group of rows; only labels may wrap."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(header):
-        if place < labels:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", max_width=16, no_wrap=True, overflow="fold")
-    before = None
-    for row in rows:
-        table.add_row("" if row[0] == before else row[0], *row[1:])
-        before = row[0]
-    return table
-
-
-def _show(console: Console, result: Mapping[str, Any]) -> None:
-    console.print(_rich_table(result["title"], *variant_table(result), labels=1))
-    for line in check_lines(result):
-        console.print(f"  {line}", style="dim" if line.startswith("ok") else "red", markup=False)
+def _case(result: Mapping[str, Any]) -> Section:
+    steady = "; steady allocator" if result["steady_allocator"] else ""
+    text = f"{result['title']}; {result['rounds']} rounds{steady}."
+    tone: Tone = "plain" if all(check["ok"] for check in result["checks"]) else "warning"
+    lines = tuple(check_lines(result))
+    return Section(result["name"], (text,), variant_table(result), lines, tone=tone)
 
 
 def write(results: Mapping[str, Any], out: Path) -> list[Path]:
     """Writes ``perf.json`` (strict JSON, with all samples) and ``perf.md``."""
     paths = [out / "perf.json", out / "perf.md"]
     write_json(paths[0], results)
-    paths[1].write_text(to_markdown(results), encoding="utf-8")
+    paths[1].write_text(markdown.write(sections(results)), encoding="utf-8")
     return paths
 
 
@@ -279,13 +255,13 @@ def main(
             size,
             effort,
             steady=steady_malloc,
-            show=lambda result: _show(console, result),
+            show=lambda result: terminal.show(console, [_case(result)]),
         )
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    console.print(_rich_table("ours / peer", *pair_table(results["cases"]), labels=2))
-    typer.echo("\n".join([*READING, *(f"wrote {path}" for path in write(results, out))]))
+    terminal.show(console, sections(results)[:1])
+    typer.echo("\n".join(f"wrote {path}" for path in write(results, out)))
     if broken := failed(results):
         typer.echo(f"error: not the same job: {'; '.join(broken)}", err=True)
         raise typer.Exit(1)

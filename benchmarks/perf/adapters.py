@@ -5,28 +5,30 @@ as in its formula, ``W0 x + s phi(omega A B^T) x``, with two products.  In units
 product per token, forward and backward cost 2 (frozen), 2 (LoRA), 5 (naive) and 3 (one merged
 product).
 
-The kernel that replaces :func:`common.bounded.product.bounded_linear` has a benchmark of its own
-shapes; here stands what a user of the layer sees.
+What a user of the layer sees stands here; :mod:`benchmarks.perf.bounded_layer` measures its kernel.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.perf.counts import saved_bytes, work
+from benchmarks.perf.counts import peak_bytes, saved_bytes, work
 from benchmarks.perf.measure import (
     Case,
     Check,
     Size,
     Variant,
     ViTSize,
+    adamw_step,
     make_vit,
     relative_difference,
+    seeded,
 )
 from common.base.errors import UserError
 from common.base.seeding import generator
@@ -43,8 +45,11 @@ SIZES: dict[Size, ViTSize] = {
 }
 SINE = AdapterConfig(phi="sine", omega=100.0)
 LORA = AdapterConfig()
+VIT_MLP = r"blocks\.\d+\.mlp\.fc[12]"
 OURS_SINE, OURS_LORA = "ours, sine", "ours, identity"
-NAIVE, PEFT, FROZEN = "naive, sine", "PEFT LoRA", "frozen"
+NAIVE, MERGED = "naive, sine", "merged, autograd"
+PEFT, FROZEN = "PEFT LoRA", "frozen"
+NAMES = (OURS_SINE, OURS_LORA, NAIVE, PEFT, FROZEN)
 PAIRS = (
     (OURS_SINE, NAIVE),
     (OURS_SINE, PEFT),
@@ -62,10 +67,21 @@ class NaiveBounded(nn.Module):
         self.weight, self.bias, self.A, self.Bt = layer.weight, layer.bias, layer.A, layer.Bt
         self.outer, self.inner = layer.bound.outer, layer.bound.inner
 
+    def delta(self) -> Tensor:
+        """The update (k, d)."""
+        return self.outer * torch.sin(self.inner * (self.A @ self.Bt))
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k)."""
-        delta = self.outer * torch.sin(self.inner * (self.A @ self.Bt))
-        return F.linear(x, self.weight, self.bias) + F.linear(x, delta)
+        return F.linear(x, self.weight, self.bias) + F.linear(x, self.delta())
+
+
+class MergedBounded(NaiveBounded):
+    """One product on ``W0 + dW``, differentiated by autograd: it keeps k x d matrices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., k)."""
+        return F.linear(x, self.weight + self.delta(), self.bias)
 
 
 def _peft(model: nn.Module, targets: str) -> nn.Module:
@@ -96,22 +112,30 @@ def _same_factors(peft: nn.Module, ours: nn.Module) -> None:
         theirs.lora_A["default"].weight.data.copy_(layer.Bt.data)  # type: ignore[union-attr,index]
 
 
-def variants_of(base: nn.Module, patterns: tuple[str, ...], regex: str) -> dict[str, nn.Module]:
-    """The five models on the same weights, in the order of the tables; ``base`` is not changed."""
+def _written_out(model: nn.Module, kind: type[NaiveBounded]) -> nn.Module:
+    """A copy of the model with layers of ``kind`` in the place of ours."""
+    copied = copy.deepcopy(model)
+    for name, layer in list(adapted_layers(copied)):
+        parent, _, child = name.rpartition(".")
+        setattr(copied.get_submodule(parent), child, kind(layer))
+    return copied
+
+
+def variants_of(
+    base: nn.Module, patterns: tuple[str, ...], regex: str, names: Sequence[str] = NAMES
+) -> dict[str, nn.Module]:
+    """Name -> model, all on the weights of ``base``, which is not changed."""
     frozen = copy.deepcopy(base).requires_grad_(False)
-    models = {}
+    models = {FROZEN: frozen}
     for name, config in ((OURS_SINE, SINE), (OURS_LORA, LORA)):
         models[name] = copy.deepcopy(frozen)
         attach(models[name], patterns, config, generator(0, "perf", "factors"))
         _moved(models[name])
-    models[NAIVE] = copy.deepcopy(models[OURS_SINE])
-    for name, layer in list(adapted_layers(models[NAIVE])):
-        parent, _, child = name.rpartition(".")
-        setattr(models[NAIVE].get_submodule(parent), child, NaiveBounded(layer))
+    models[NAIVE] = _written_out(models[OURS_SINE], NaiveBounded)
+    models[MERGED] = _written_out(models[OURS_SINE], MergedBounded)
     models[PEFT] = _peft(copy.deepcopy(frozen), regex)
     _same_factors(models[PEFT], models[OURS_LORA])
-    models[FROZEN] = frozen
-    return models
+    return {name: models[name] for name in names}
 
 
 def _agreement(models: dict[str, nn.Module], x: Tensor) -> list[Check]:
@@ -124,67 +148,75 @@ def _agreement(models: dict[str, nn.Module], x: Tensor) -> list[Check]:
     ]
 
 
-def _counts(
-    forward: Callable[[], Tensor], run: Callable[[], object], operands: list[Tensor]
-) -> dict[str, float]:
-    return {"saved MB": saved_bytes(forward, operands) / 1e6, **work(run)}
+def _variant(
+    name: str, run: Callable[[], object], forward: Callable[[], Tensor], operands: Sequence[Tensor]
+) -> Variant:
+    saved, peak = saved_bytes(forward, operands), peak_bytes(run)
+    return Variant(name, run, {"saved MB": saved / 1e6, "peak MB": peak / 1e6, **work(run)})
+
+
+def layer_variants(models: Mapping[str, nn.Module], x: Tensor, upstream: Tensor) -> list[Variant]:
+    """Forward and backward of one layer; the input requires a gradient, as inside a model."""
+
+    def variant(name: str, model: nn.Module) -> Variant:
+        asked = [x, *(p for p in model.parameters() if p.requires_grad)]
+        backward = partial(torch.autograd.grad, inputs=asked, grad_outputs=upstream)
+        operands = [x, *model.parameters()]
+        return _variant(name, lambda: backward(model(x)), lambda: model(x), operands)
+
+    return [variant(name, model) for name, model in models.items()]
+
+
+def step_variants(
+    models: Mapping[str, nn.Module], loss: Callable[[nn.Module], Tensor], anchor: str
+) -> list[Variant]:
+    """Forward, backward and AdamW.
+
+    The parameter ``anchor`` before the first block is trained in every variant, so that gradients
+    reach that block in the frozen one too.
+    """
+
+    def variant(name: str, model: nn.Module) -> Variant:
+        model.get_parameter(anchor).requires_grad_(True)
+        run = adamw_step(model, lambda: loss(model))
+        run()  # the optimizer's state is made in the first step
+        operands = [*model.parameters(), *model.buffers()]
+        return _variant(name, run, lambda: loss(model), operands)
+
+    return [variant(name, model) for name, model in models.items()]
+
+
+def linear(d: int, k: int) -> nn.Module:
+    """One layer ``d -> k``, always of the same weights."""
+    with seeded():
+        return nn.Sequential(nn.Linear(d, k))
 
 
 def layer(size: Size) -> Iterator[Case]:
-    """Forward and backward of one ``mlp.fc1``; the input requires a gradient, as inside a model."""
+    """Forward and backward of one ``mlp.fc1``."""
     vit = SIZES[size]
     stream = generator(0, "perf", "layer")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        base = nn.Sequential(nn.Linear(vit.dim, 4 * vit.dim))
-    models = variants_of(base, ("0",), "0")
+    models = variants_of(linear(vit.dim, 4 * vit.dim), ("0",), "0")
     x = torch.randn(vit.batch, vit.tokens, vit.dim, generator=stream).requires_grad_()
     upstream = torch.randn(vit.batch, vit.tokens, 4 * vit.dim, generator=stream)
-    variants = [_layer_variant(name, model, x, upstream) for name, model in models.items()]
+    variants = layer_variants(models, x, upstream)
     count = vit.batch * vit.tokens
     title = f"one layer {vit.dim} -> {4 * vit.dim}, {count} tokens, r = {SINE.rank}: fwd + bwd"
     yield Case("adapter_layer", title, variants, PAIRS, _agreement(models, x), "call", share=0.6)
 
 
-def _layer_variant(name: str, model: nn.Module, x: Tensor, upstream: Tensor) -> Variant:
-    wanted = [x, *(p for p in model.parameters() if p.requires_grad)]
-
-    def run() -> object:
-        return torch.autograd.grad(model(x), wanted, upstream)
-
-    return Variant(name, run, _counts(lambda: model(x), run, [x, *model.parameters()]))
-
-
 def step(size: Size) -> Iterator[Case]:
-    """Forward, backward and AdamW step with adapters on all MLP layers.
-
-    Position embeddings are trained in every variant, so that gradients reach the first block in
-    the frozen one too.
-    """
+    """Forward, backward and AdamW step with adapters on all MLP layers."""
     vit = SIZES[size]
-    models = variants_of(make_vit(vit), VIT.mlp, r"blocks\.\d+\.mlp\.fc[12]")
+    models = variants_of(make_vit(vit), VIT.mlp, VIT_MLP)
     stream = generator(0, "perf", "step")
     images = torch.randn(vit.batch, vit.channels, vit.image, vit.image, generator=stream)
     labels = torch.randint(0, vit.classes, (vit.batch,), generator=stream)
     checks = _agreement(models, images)
-    variants = [_step_variant(name, model, images, labels) for name, model in models.items()]
-    title = f"training step, adapters on the MLPs: {vit}"
-    yield Case("adapter_step", title, variants, PAIRS, checks, unit="step")
 
-
-def _step_variant(name: str, model: nn.Module, images: Tensor, labels: Tensor) -> Variant:
-    model.get_parameter("pos_embed").requires_grad_(True)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
-
-    def forward() -> Tensor:
+    def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(images), labels)
 
-    def run() -> None:
-        forward().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    run()  # the optimizer's state is made in the first step
-    operands = [images, labels, *model.parameters(), *model.buffers()]
-    return Variant(name, run, _counts(forward, run, operands))
+    variants = step_variants(models, loss, "pos_embed")
+    title = f"training step, adapters on the MLPs: {vit}"
+    yield Case("adapter_step", title, variants, PAIRS, checks, unit="step")

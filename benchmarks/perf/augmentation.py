@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.perf.counts import work
-from benchmarks.perf.measure import Case, Check, Size, Variant, ViTSize
+from benchmarks.perf.measure import Case, Check, Size, Variant, ViTSize, seeded
 from common.base.seeding import generator
 from vision.config import DataConfig
 from vision.data.source import ImageSource, PreparedImages
@@ -80,8 +80,7 @@ def random_images(count: int, vit: ViTSize, *, input_size: int | None = None) ->
 
 
 def _augment_variant(name: str, run: Callable[[], Tensor]) -> Variant:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # torchvision draws from the global stream
+    with seeded():  # torchvision draws from the global stream
         done = work(run)
     return Variant(name, run, {key: done[key] for key in ("new MB", "calls")})
 

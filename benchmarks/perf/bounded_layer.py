@@ -18,20 +18,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.perf.adapters import FROZEN, NAIVE, OURS_LORA, OURS_SINE, PEFT, SINE, variants_of
-from benchmarks.perf.counts import peak_bytes, saved_bytes, work
-from benchmarks.perf.measure import Case, Check, Size, Variant, relative_difference
+from benchmarks.perf.adapters import (
+    FROZEN,
+    MERGED,
+    NAIVE,
+    OURS_SINE,
+    PEFT,
+    SINE,
+    VIT_MLP,
+    layer_variants,
+    linear,
+    step_variants,
+    variants_of,
+)
+from benchmarks.perf.measure import Case, Check, Size, Variant, relative_difference, seeded
 from common.base.seeding import generator
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from vision.models.family import VIT
 
-MERGED = "merged, autograd"
+NAMES = (OURS_SINE, NAIVE, MERGED, PEFT, FROZEN)
 PAIRS = (
     (OURS_SINE, NAIVE),
     (OURS_SINE, PEFT),
@@ -92,21 +103,6 @@ GPT_ALL = (
     (*GPT_MLP[0], "*.attention.*_proj"),
     r".*\.(mlp\.c_(fc|proj)|attention\.(k|v|q|out)_proj)",
 )
-VIT_MLP = (("blocks.*.mlp.fc?",), r"blocks\.\d+\.mlp\.fc[12]")
-
-
-class MergedBounded(nn.Module):
-    """One product on ``W0 + dW``, differentiated by autograd: it keeps k x d matrices."""
-
-    def __init__(self, layer: BoundedLinear):
-        super().__init__()
-        self.weight, self.bias, self.A, self.Bt = layer.weight, layer.bias, layer.A, layer.Bt
-        self.outer, self.inner = layer.bound.outer, layer.bound.inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., k)."""
-        delta = self.outer * torch.sin(self.inner * (self.A @ self.Bt))
-        return F.linear(x, self.weight + delta, self.bias)
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -115,20 +111,6 @@ def cases(size: Size) -> Iterator[Case]:
     for shape in LAYERS[size]:
         for tokens in shape.tokens:
             yield from _layer(shape, tokens)
-
-
-def _models(base: nn.Module, patterns: tuple[str, ...], regex: str) -> dict[str, nn.Module]:
-    """Ours and its peers on the same weights and factors."""
-    models = variants_of(base, patterns, regex)
-    models[MERGED] = models.pop(OURS_LORA)
-    for name, layer in list(adapted_layers(models[OURS_SINE])):
-        parent, _, child = name.rpartition(".")
-        merged = MergedBounded(layer)
-        merged.A, merged.Bt = (nn.Parameter(p.detach().clone()) for p in (layer.A, layer.Bt))
-        merged.weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
-        setattr(models[MERGED].get_submodule(parent), child, merged)
-    order = (OURS_SINE, NAIVE, MERGED, PEFT, FROZEN)
-    return {name: models[name] for name in order}
 
 
 # Full steps --------------------------------------------------------------------------------------
@@ -144,8 +126,7 @@ def _steps(size: Size) -> Iterator[Case]:
 def _vit_step(sizes: StepSize) -> Case:
     import timm
 
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    with seeded():
         base: Any = timm.create_model(sizes.vit, num_classes=10)
     stream = generator(0, "perf", "vit")
     side = base.patch_embed.img_size[0]
@@ -156,7 +137,7 @@ def _vit_step(sizes: StepSize) -> Case:
         return F.cross_entropy(model(images), labels)
 
     title = f"training step, {sizes.vit}, {sizes.images} images, adapters on the MLPs"
-    models = _models(base, *VIT_MLP)
+    models = variants_of(base, VIT.mlp, VIT_MLP, NAMES)
     return _step_case("bounded_step_vit_mlp", title, models, loss, "pos_embed")
 
 
@@ -177,8 +158,7 @@ def _gpt_neo_step(sizes: StepSize, name: str, targets: tuple[tuple[str, ...], st
         bos_token_id=None,
         eos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    with seeded():
         base = GPTNeoForCausalLM(config)
     stream = generator(0, "perf", "gpt_neo")
     words = torch.randint(0, sizes.vocabulary, (sizes.texts, sizes.length), generator=stream)
@@ -191,42 +171,21 @@ def _gpt_neo_step(sizes: StepSize, name: str, targets: tuple[tuple[str, ...], st
         f"training step, GPT-Neo, width {sizes.width}, {sizes.depth} layers, {sizes.texts} x"
         f" {sizes.length} tokens, adapters on {where}"
     )
-    models = _models(base, *targets)
+    models = variants_of(base, *targets, NAMES)
     return _step_case(f"bounded_step_gpt_neo_{name}", title, models, loss, "transformer.wpe.weight")
 
 
 def _step_case(
     name: str, title: str, models: dict[str, nn.Module], loss: Callable[..., Tensor], anchor: str
 ) -> Case:
-    """Forward, backward and AdamW.
-
-    The parameter ``anchor`` before the first block is trained in every variant, so that gradients
-    reach that block in the frozen one too.
-    """
     with torch.no_grad():
         values = {key: loss(model) for key, model in models.items()}
     checks = [
         Check(f"{key} = naive (loss, rel.)", relative_difference(values[key], values[NAIVE]), 1e-5)
         for key in (OURS_SINE, MERGED)
     ]
-    variants = [_step_variant(key, model, loss, anchor) for key, model in models.items()]
+    variants = step_variants(models, loss, anchor)
     return Case(name, title, variants, PAIRS, checks, unit="step", goals=STEP_GOALS)
-
-
-def _step_variant(name: str, model: nn.Module, loss: Callable[..., Tensor], anchor: str) -> Variant:
-    model.get_parameter(anchor).requires_grad_(True)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
-
-    def run() -> None:
-        loss(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    run()  # the optimizer's state is made in the first step
-    operands = [*model.parameters(), *model.buffers()]
-    saved = saved_bytes(lambda: loss(model), operands)
-    return Variant(name, run, {"saved MB": saved / 1e6, "peak MB": peak_bytes(run) / 1e6})
 
 
 # Layers ------------------------------------------------------------------------------------------
@@ -234,15 +193,11 @@ def _step_variant(name: str, model: nn.Module, loss: Callable[..., Tensor], anch
 
 def _layer(shape: Shape, tokens: int) -> Iterator[Case]:
     """Forward and backward of one layer whose input requires a gradient, and forward alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        base = nn.Sequential(nn.Linear(shape.d, shape.k))
-    models = _models(base, ("0",), "0")
+    models = variants_of(linear(shape.d, shape.k), ("0",), "0", NAMES)
     stream = generator(0, "perf", shape.name)
     x = torch.randn(tokens, shape.d, generator=stream).requires_grad_()
     upstream = torch.randn(tokens, shape.k, generator=stream)
-    runs = {name: _both_ways(model, x, upstream) for name, model in models.items()}
-    variants = [Variant(name, run, _counts(models[name], x, run)) for name, run in runs.items()]
+    variants = layer_variants(models, x, upstream)
     what = f"one layer, {shape.d} -> {shape.k}, {tokens} tokens, r = {SINE.rank}"
     name = f"bounded_{shape.name}_{tokens}"
     checks = _same_gradients(models, x, upstream)
@@ -258,7 +213,7 @@ def _forward_case(name: str, what: str, models: dict[str, nn.Module], x: Tensor)
     return Case(
         name,
         f"{what}: forward, graph recorded",
-        [Variant(key, _forward(models[key], x)) for key in chosen],
+        [Variant(key, partial(models[key], x)) for key in chosen],
         PAIRS[:2],
         [Check(f"{OURS_SINE} = naive (y, rel.)", difference, 1e-5)],
         "call",
@@ -266,21 +221,6 @@ def _forward_case(name: str, what: str, models: dict[str, nn.Module], x: Tensor)
         goals=FORWARD_GOALS,
         steady=True,
     )
-
-
-def _forward(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    return lambda: model(x)
-
-
-def _both_ways(model: nn.Module, x: Tensor, upstream: Tensor) -> Callable[[], object]:
-    wanted = [x, *(p for p in model.parameters() if p.requires_grad)]
-    return lambda: torch.autograd.grad(model(x), wanted, upstream)
-
-
-def _counts(model: nn.Module, x: Tensor, run: Callable[[], object]) -> dict[str, float]:
-    saved = saved_bytes(lambda: model(x), [x, *model.parameters()])
-    flops = work(run)["MFLOP"]
-    return {"saved MB": saved / 1e6, "peak MB": peak_bytes(run) / 1e6, "MFLOP": flops}
 
 
 def _same_gradients(models: dict[str, nn.Module], x: Tensor, upstream: Tensor) -> list[Check]:

@@ -173,6 +173,14 @@ def one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Torch's global random stream from ``seed`` inside the block; put back after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """One thread, no garbage collection, and torch's global random stream put back."""
     collecting = gc.isenabled()
@@ -246,6 +254,19 @@ def steady_allocator() -> bool:
     return all([mallopt(key, value) == 1 for key, value in settings])
 
 
+def adamw_step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Forward, backward and AdamW on what of ``model`` is trainable, as one call."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
+
+    def run() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
 def relative_difference(first: Tensor, second: Tensor) -> float:
     """``||first - second|| / ||second||`` in float64."""
     first, second = first.detach().double(), second.detach().double()
@@ -284,8 +305,7 @@ def make_vit(size: ViTSize, seed: int = 0) -> nn.Module:
     """timm's transformer in train mode (without dropout); the same seed gives the same bits."""
     from timm.models.vision_transformer import VisionTransformer
 
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         return VisionTransformer(
             img_size=size.image,
             patch_size=size.patch,

@@ -23,6 +23,7 @@ from benchmarks.perf.measure import (
     Size,
     Variant,
     ViTSize,
+    adamw_step,
     make_vit,
     relative_difference,
 )
@@ -116,17 +117,10 @@ def _random_batch(vit: ViTSize, stream: torch.Generator) -> Batch:
 def _difference_variant(
     name: str, objective: Objective, model: nn.Module, batches: Mapping[str, Batch]
 ) -> Variant:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
+    def forward() -> Tensor:
+        return objective(partial(_logits, model), batches).total
 
-    def forward() -> ObjectiveValue:
-        return objective(partial(_logits, model), batches)
-
-    def run() -> None:
-        forward().total.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    run = adamw_step(model, forward)
     with counted(model) as seen:
         run()
     operands = [*(b.inputs["x"] for b in batches.values()), *model.parameters(), *model.buffers()]

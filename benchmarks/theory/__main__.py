@@ -14,6 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.report import markdown
+from benchmarks.report.files import write_files
+from benchmarks.report.section import Section
 from common.base.errors import UserError
 
 SCHEMA = 1
@@ -126,22 +129,23 @@ def experiment(
 
 def write(results: dict[str, Any], out: Path) -> list[Path]:
     """Writes ``theory.json`` (strict JSON: no NaN, no infinity) and ``theory.md``."""
-    from benchmarks.theory.report import table
+    from benchmarks.theory.report import tables
 
-    out.mkdir(parents=True, exist_ok=True)
-    seeds = results["config"]["seeds"]
-    reading = "\n".join(f"- {line}" for line in results["reading"])
-    text = (
-        "# Gradient ascent on an MLP, measured\n\n"
-        f"Cells are the median [least, most] over {seeds} seeds.  FA, RA: accuracy on the forget\n"
-        "set and on the rest; a step is usable at FA <= .05 and RA >= .90.  Adapters of one\n"
-        "setting make the same first step.  Runs that met a non-finite number are read at their\n"
-        f"last finite step.\n\n## Reading\n\n{reading}\n\n## Numbers\n\n{table(results['runs'])}"
+    about = (
+        f"Cells are the median [least, most] over {results['config']['seeds']} seeds.  FA, RA:"
+        " accuracy on the forget set and on the rest; a step is usable at FA <= .05 and RA >= .90."
+        "  Adapters of one setting make the same first step.  Runs that met a non-finite number are"
+        " read at their last finite step."
     )
-    paths = [out / "theory.json", out / "theory.md"]
-    paths[0].write_text(json.dumps(results, allow_nan=False, sort_keys=True) + "\n")
-    paths[1].write_text(text)
-    return paths
+    sections = [
+        Section("Gradient ascent on an MLP, measured", (about,), depth=1),
+        Section("Reading", lines=tuple(results["reading"])),
+        Section("Numbers"),
+        *tables(results["runs"]),
+    ]
+    stored = json.dumps(results, allow_nan=False, sort_keys=True) + "\n"
+    write_files(out, {"theory.json": stored, "theory.md": markdown.write(sections)})
+    return [out / "theory.json", out / "theory.md"]
 
 
 def main(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.section import Section, table
 from benchmarks.theory.ascent import WIDTHS, Setting, Variant
 
 FORGOTTEN, KEPT = 0.05, 0.90
@@ -141,20 +142,15 @@ def stops(runs: list[Run]) -> str:
     return f"{len(steps)}/{len(runs)}" + (f" (step {spread(steps)})" if steps else "")
 
 
-def table(runs: list[Run]) -> str:
-    """One Markdown table per setting: a row per variant, ``median [least, most]`` over seeds."""
-    lines: list[str] = []
-    heading = ["variant", "step size", *COLUMNS, "non-finite"]
-    current = None
+def tables(runs: list[Run]) -> list[Section]:
+    """One table per setting: a row per variant, ``median [least, most]`` over seeds."""
+    rows: dict[str, list[list[str]]] = {}
     for (setting, variant), group in grouped(runs).items():
-        if setting != current:
-            lines += ["", f"### {setting}", "", "| " + " | ".join(heading) + " |"]
-            lines.append("|" + "---|" * len(heading))
-            current = setting
         cells = [spread(get(r["summary"]) for r in group) for get in COLUMNS.values()]
         size = f"{group[0]['step_size']:.3g}"
-        lines.append("| " + " | ".join([variant, size, *cells, stops(group)]) + " |")
-    return "\n".join(lines).strip() + "\n"
+        rows.setdefault(setting, []).append([variant, size, *cells, stops(group)])
+    heads = ["variant", "step size", *COLUMNS, "non-finite"]
+    return [Section(name, content=table(heads, own), depth=3) for name, own in rows.items()]
 
 
 def reading(runs: list[Run]) -> list[str]:

@@ -81,26 +81,21 @@ class Reader(ABC):
 
 
 READERS: Registry[Any] = Registry("text reader", "language.data.readers:Reader")
-READERS.register(
-    "fictitious",
-    "language.data.fictitious:FictitiousReader",
-    summary="authors that are generated (no files, no network)",
-)
-READERS.register(
-    "tofu",
-    "language.data.tofu:TofuReader",
-    summary="locuslab/TOFU, from files or the hub",
-)
-READERS.register(
-    "jsonl",
-    "language.data.files:FilesReader",
-    summary="files of questions and answers, or of plain texts",
-)
-READERS.register(
-    "chunks",
-    "language.data.chunks:ChunkReader",
-    summary="files of plain texts, long ones in chunks of a fixed number of tokens",
-)
+for _name, _target, _summary in (
+    (
+        "fictitious",
+        "fictitious:FictitiousReader",
+        "authors that are generated (no files, no network)",
+    ),
+    ("tofu", "tofu:TofuReader", "locuslab/TOFU, from files or the hub"),
+    ("jsonl", "files:FilesReader", "files of questions and answers, or of plain texts"),
+    (
+        "chunks",
+        "chunks:ChunkReader",
+        "files of plain texts, long ones in chunks of a fixed number of tokens",
+    ),
+):
+    READERS.register(_name, f"language.data.{_target}", summary=_summary)
 
 
 def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:

@@ -25,6 +25,7 @@ from benchmarks.perf import (
 )
 from benchmarks.perf import counts as counting
 from benchmarks.perf.measure import Case, Check, Effort, Variant
+from benchmarks.report import markdown
 from common.base.errors import ConfigError
 
 NOTHING = Effort(seconds=0.0, min_rounds=2)
@@ -306,10 +307,10 @@ def test_goals_are_reported_met_or_missed(monkeypatch):
             case(Variant("a", int), Variant("b", int), goals={pair: limit}), NOTHING
         )
         assert result["pairs"][0]["goal"] == limit
-        header, rows = cli.pair_table([result])
-        assert dict(zip(header, rows[0], strict=True))["goal"] == told
+        pairs = cli.pair_table([result])
+        assert dict(zip(pairs.heads, pairs.rows[0], strict=True))["goal"] == told
     plain = measure.measure(case(Variant("a", int), Variant("b", int)), NOTHING)
-    assert cli.pair_table([plain])[1][0][-1] == ""
+    assert cli.pair_table([plain]).rows[0][-1] == ""
 
 
 def test_the_goals_stand_beside_steps_and_forwards(results):
@@ -336,7 +337,7 @@ def test_steady_cases_are_measured_steadily_and_said_so(monkeypatch):
     found = cli.experiment([], "quick", NOTHING)
     assert [result["steady_allocator"] for result in found["cases"]] == [False, True]
     assert len(asked) == 1
-    assert "2 rounds; steady allocator." in cli.to_markdown(found)
+    assert "2 rounds; steady allocator." in markdown.write(cli.sections(found))
 
 
 # The report --------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def test_results_are_strict_json_and_name_the_machine(results, tmp_path):
 
 
 def test_markdown_has_every_pair_and_count_in_whole_tables(results):
-    text = cli.to_markdown(results)
+    text = markdown.write(cli.sections(results))
     for result in results["cases"]:
         assert f"## {result['name']}\n" in text
         for pair in result["pairs"]:
