@@ -42,11 +42,8 @@ ADAPTER = "adapter"
 def apply(application: Application, *, progress: Progress | None = None) -> AppliedResult:
     """Unlearns ``forget`` and writes model, adapter and statement into ``out``, or nothing.
 
-    Memory: the given model and the one that is changed are held together.
-
-    Args:
-        application: What to do.
-        progress: Called with (steps done, steps in all) during training.
+    Memory: the given model and the one that is changed are held together.  ``progress`` is called
+    with (steps done, steps in all) during training.
 
     Raises:
         UserError: Something in the application can be mended; nothing was written.

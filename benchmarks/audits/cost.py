@@ -19,8 +19,6 @@ class Cost:
 
     Attributes:
         kind: Stage kind, for ``unlearn`` with the row's label.
-        planned: Stages.
-        missing: Of these, not in the store.
         length: Epochs or steps of one, in words.
         seconds: Estimate for the missing ones, from recorded stages of the kind; None if unknown.
         megabytes: The same for their size on disk.
@@ -35,13 +33,7 @@ class Cost:
 
 
 def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost]:
-    """Stages by kind (unlearning by row), with estimates from what was recorded.
-
-    Args:
-        plan: What would run.
-        store: What is there.
-        recorded: Further stages whose recorded seconds count, such as the suite's own.
-    """
+    """Stages by kind (unlearning by row); seconds of the ``recorded`` stages count too."""
     groups: dict[str, list[Stage]] = {}
     complete: dict[str, dict[str, Stage]] = {}
     for stage in plan.stages():

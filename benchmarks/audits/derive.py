@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from benchmarks.audits.plan import AuditPlanner, Design, Shadows
-from benchmarks.audits.streams import stream
+from benchmarks.audits.plan import AuditPlanner, Design, Shadows, stream
 from benchmarks.audits.work import AUDIT_FILE
 from benchmarks.pipeline.measuring import read_scores
 from benchmarks.pipeline.stage import Result, Stage
@@ -33,8 +32,6 @@ class AuditTable:
     """One audit of a suite.
 
     Attributes:
-        name: The audit.
-        audit: With its config.
         rows: Row label -> seed -> measures or a reason; the noise floor is a row.
     """
 

@@ -29,7 +29,6 @@ class Shadows:
     """Which shadow models are wanted.
 
     Attributes:
-        count: Unlearned models per row and seed.
         design: ``fixed``: all forget the same set, beside twice as many Retrains (KLoM, epsilon,
             U-LiRA).  ``halves``: each trains on a random half of the forget set and unlearns it,
             the other half is never seen (U-LiRA, no further Retrain).
@@ -44,16 +43,7 @@ class Shadows:
 
 
 class AuditPlanner:
-    """What audits need of one suite: probes of its models, and shadows beside them.
-
-    Args:
-        suite: A resolved suite.
-        store: Where its stages are.
-
-    Attributes:
-        lineage: Gives the stages.
-        base: The suite's own plan.
-    """
+    """What audits need of one suite: probes of its models, and shadows beside them."""
 
     def __init__(self, suite: ResolvedSuite, store: StageStore):
         self.suite, self.store = suite, store
@@ -184,6 +174,48 @@ class AuditPlanner:
                 plan.waiting.append(row.label)
                 return
             plan.results.append(Result(row.label, seed, index, None, stage))
+
+
+# Streams of forget requests: the stages of the ``sequential`` audit -------------------------------
+
+
+def stream(
+    planner: AuditPlanner, row: ResolvedRow, seed: int, count: int, replicate: int = 0
+) -> list[Stage] | None:
+    """The evaluated models after each request; None while the row's config is undecided.
+
+    The forget set is divided into ``count`` requests.  Retrain is trained anew for every request
+    but the last, whose retain set is the suite's; a ``replicate`` of it gives the noise floor.
+    """
+    config, lineage = planner.config_of(row), planner.lineage
+    if config is None:
+        return None
+    model, stages = lineage.original(seed), []
+    for index in range(count):
+        split = lineage.split(seed, request=(index, count))
+        if row.method == "retrain":
+            last = index == count - 1
+            model = lineage.retrain(seed, replicate, None if last else split)
+        elif METHODS[row.method].info.changes_model:
+            model = lineage.unlearned(row, config, seed, start=model, split=split, note=split.name)
+        stages.append(lineage.evaluated(model, seed, replicate, split=split))
+    return stages
+
+
+def stream_plan(planner: AuditPlanner, count: int) -> Plan:
+    """The streams of every row and seed, and of as many Retrains as give a floor."""
+    suite = planner.suite
+    plan = Plan(suite)
+    for seed in suite.spec.seeds:
+        for row in suite.rows:
+            twice = row.method == "retrain" and suite.spec.retrains > 1
+            for replicate in range(2 if twice else 1):
+                stages = stream(planner, row, seed, count, replicate)
+                if stages is None:
+                    plan.waiting.append(row.label)
+                for stage in stages or ():
+                    plan.results.append(Result(row.label, seed, replicate, None, stage))
+    return plan
 
 
 def probe_plan(suite: ResolvedSuite, store: StageStore) -> Plan:

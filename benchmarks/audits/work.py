@@ -19,12 +19,7 @@ AUDIT_FILE = "audit.json"
 
 
 class AuditSpec(StageSpec):
-    """Which audit.
-
-    Attributes:
-        audit: Registered audit.
-        config: Its config, as plain values.
-    """
+    """Which audit."""
 
     audit: str
     config: dict[str, Any]

@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import STORE, Machine, Pool, Selection, console
+from benchmarks.cli.session import finish, working
 from common.base import processes
 from common.base.errors import ConfigError
 
@@ -94,7 +95,6 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audits.plan import AuditPlanner
-    from benchmarks.cli.session import finish
     from common.store.stages import StageStore
 
     resolved, store = _target(suite, machine.store, selection)
@@ -210,7 +210,7 @@ def _work(
     how: tuple[Runtime, Pool],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
-    from benchmarks.audits.streams import stream_plan
+    from benchmarks.audits.plan import stream_plan
     from benchmarks.pipeline.stage import Plan
     from common.audits.base import ModelAudit
     from common.audits.sequential import Sequential
@@ -233,7 +233,6 @@ def _work(
 
 
 def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
-    from benchmarks.cli.session import working
     from benchmarks.pipeline.schedule import run_plan
 
     runtime, pool = how

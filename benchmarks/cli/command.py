@@ -25,10 +25,6 @@ def command(*examples: str, name: str | None = None) -> Callable[[F], F]:
 
     A parameter whose type is a dataclass stands for a group of options: each of its fields becomes
     an option, and the function is given the whole.  Groups may share a field.
-
-    Args:
-        examples: Command lines.
-        name: The command's name, where it is not the function's.
     """
     head = "Example" if len(examples) == 1 else "Examples"
 

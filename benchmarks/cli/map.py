@@ -8,6 +8,7 @@ import typer
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import Machine, Pool, Selection, console
+from benchmarks.cli.session import finish, run_with_audits, working
 from common.base import processes
 from common.base.errors import ConfigError
 
@@ -36,7 +37,6 @@ def map(
 ) -> None:
     """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
     from benchmarks.audits.report import audit_tables
-    from benchmarks.cli.session import finish, run_with_audits
     from benchmarks.maps.board import make_board, probe_suite
     from benchmarks.maps.report import sections
     from benchmarks.maps.resolve import load_map
@@ -70,7 +70,6 @@ def map(
 
 def _run(resolved: ResolvedMap, runtime: Runtime, pool: Pool) -> dict[str, str]:
     """Runs every block that is not in the store; returns what failed."""
-    from benchmarks.cli.session import working
     from benchmarks.maps.plan import planner_of
     from benchmarks.pipeline.schedule import run_suite
 

@@ -85,11 +85,7 @@ class Machine:
     plugin: Plugins = None
 
     def runtime(self, store: Path | None = None) -> Runtime:
-        """The same, checked.
-
-        Args:
-            store: Another store than the option's.
-        """
+        """The same, checked; ``store`` replaces the option's."""
         from common.protocol.benchmark import Runtime
         from common.store.stages import check_writable
 

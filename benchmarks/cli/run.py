@@ -1,7 +1,9 @@
-"""The commands ``plan``, ``run`` and ``stage``."""
+"""The commands on suites: ``plan``, ``run``, ``report``, ``stage`` and ``demo``."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, Machine, Pool, Selection, Store, console
+from benchmarks.cli.options import (
+    STORE,
+    Machine,
+    Pool,
+    Selection,
+    Store,
+    Threads,
+    Workers,
+    console,
+)
+from benchmarks.cli.session import finish, run_with_audits
 from common.base import processes
 from common.base.errors import ConfigError
 
@@ -20,6 +32,15 @@ if TYPE_CHECKING:
     from benchmarks.spec.resolve import ResolvedSuite
     from common.protocol.benchmark import Runtime
     from common.store.stages import StageStore
+
+NEXT = (
+    "unlearn report digits-class               the tables again, from the records",
+    "unlearn show gd_sine                      what a method is, and its defaults",
+    "unlearn run lethevit-cifar10-small        real CIFAR-10 on two cores (downloads, "
+    "or --data-root)",
+    "unlearn run tofu-small                    real TOFU on two cores (the same)",
+    "CONTRIBUTING.md                           add a baseline in 20 lines",
+)
 
 
 @command("unlearn plan digits-class", "unlearn plan digits-class --keys")
@@ -89,8 +110,6 @@ def run(
     pool: Pool,
 ) -> None:
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
-    from benchmarks.cli.session import finish
-
     suites = selection.suites(suite)
     finish(run_all(suites, machine.runtime(), pool))
 
@@ -114,7 +133,6 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 
 
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
-    from benchmarks.cli.session import run_with_audits
     from benchmarks.leaderboard.derive import make_leaderboard
     from benchmarks.leaderboard.write import write_report
     from common.store.stages import StageStore
@@ -179,3 +197,63 @@ def stage(
             progress=progress,
         )
     console.print(f"{hits[0].name}: {status}", highlight=False)
+
+
+@command("unlearn report digits-class", "unlearn report digits-class --format md > LEADERBOARD.md")
+def report(
+    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
+    selection: Selection,
+    store: Store = STORE,
+    format_: Annotated[
+        str, typer.Option("--format", help="table, md, csv, json, html or svg.")
+    ] = "table",
+) -> None:
+    """Print a suite's leaderboard from the records that are there; runs nothing."""
+    from benchmarks.leaderboard.report import published_sections, sections
+    from benchmarks.leaderboard.write import FORMATS
+    from benchmarks.report.terminal import show
+
+    if format_ not in ("table", *FORMATS):
+        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    if format_ != "table":
+        board = _board(selection.suite(suite), store, suite)
+        sys.stdout.write(FORMATS[format_][1](board))
+        return
+    for board in [_board(each, store, suite) for each in selection.suites(suite)]:
+        show(console, sections(board) + published_sections(board.suite.spec.published))
+
+
+def _board(suite: ResolvedSuite, store: Path, called: str) -> Leaderboard:
+    from benchmarks.leaderboard.derive import make_leaderboard
+    from common.store.stages import StageStore
+
+    board = make_leaderboard(suite, StageStore(store))
+    if not board.records:
+        raise ConfigError(f"no records of {suite.name} in {store}; run: unlearn run {called}")
+    return board
+
+
+@command("unlearn demo", "unlearn demo --quick")
+def demo(
+    store: Store = STORE,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, fewer rows, a shorter training.")
+    ] = False,
+    workers: Workers = 0,
+    threads: Threads = 1,
+) -> None:
+    """Real digits and invented authors, class, random and author forgetting: five minutes."""
+    started = time.monotonic()
+    runtime = Machine(store, device="cpu", threads=threads).runtime()
+    digits = authors = Selection()
+    if quick:
+        rows = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
+        epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
+        digits, authors = Selection(epochs, "1", rows), Selection(None, "1", rows)
+    suites = [digits.suite("digits-class"), digits.suite("digits-random"), authors.suite("authors")]
+    failed = run_all(suites, runtime, Pool(workers))
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
+    for line in NEXT:
+        console.print(f"  {line}", highlight=False)
+    finish(failed)

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor, Display]]:
-    """An executor and a display around the running of a plan; an interruption stops the workers.
-
-    Args:
-        title: What the display calls it.
-        runtime: Device, threads and plugins of the workers.
-        pool: How many workers (0: as many as the device takes), and which executor.
-    """
+    """An executor and a display around the running of a plan; an interruption stops the workers."""
     count = pool.workers or default_workers(runtime.device)
     executor = make_executor(pool.executor, count, runtime.threads, runtime.plugins)
     try:

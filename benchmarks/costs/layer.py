@@ -38,9 +38,6 @@ class Layers:
     """Linear layers of one shape.
 
     Attributes:
-        k: Outputs.
-        d: Inputs.
-        count: How many there are.
         names: Last parts of their module names.
     """
 
@@ -74,7 +71,6 @@ class Overhead:
     """A model of what is not products: (lowest, highest) each.
 
     Attributes:
-        name: Of the machine and path.
         n0: Build and phi' in tokens.
         c: LoRA's time over its two units.
     """

@@ -30,8 +30,6 @@ class Model:
 
     Attributes:
         library: ``timm`` or ``transformers``.
-        mlp: Glob patterns of the MLP's linear layers.
-        attention: Glob patterns of the attention's.
         sizes: What the library builds it from.
         base: What the number of parameters includes.
     """
@@ -74,13 +72,9 @@ class LayerCosts:
     """What adapters on one model cost.
 
     Attributes:
-        model: Its name.
         base: Parameters without adapters.
         linear: Weights of all linear layers.
-        layers: What is adapted, by shape.
-        rank: r.
         tokens: N of one forward pass.
-        placement: Which layers were asked for.
     """
 
     model: str

@@ -31,9 +31,6 @@ class BoardRow:
     """One row: summaries over the seeds that did not diverge.
 
     Attributes:
-        label: Row label in the suite.
-        method: Registered method.
-        seeds: Seeds with a record.
         diverged: seed -> where it diverged.
         metrics: Metric -> summary of measurements.
         gaps: Metric -> summary of signed gaps to the seed's Retrain.
@@ -44,7 +41,6 @@ class BoardRow:
         separability: Where the row's AG lies with respect to the noise floor; None if unknown.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
-        trials: Tuning trials spent on the row.
         chosen: Parameters that tuning chose.
         edges: Those of them that lie at the edge of their grid or range.
         inapplicable: Why the method says nothing about this benchmark; empty where it does.
@@ -74,11 +70,7 @@ class Trial:
     """One tuning trial.
 
     Attributes:
-        label: Row.
-        params: The varied parameters.
         gap: Validation gap to Retrain, mean over the tuning seeds (infinite if diverged).
-        chosen: Whether it was the best.
-        edges: Parameters of the chosen one that lie at the edge of their grid or range.
     """
 
     label: str
@@ -102,17 +94,9 @@ class Leaderboard:
     """Everything a table shows.
 
     Attributes:
-        suite: What was run.
-        rule: The benchmark's gaps.
-        specs: Metric -> its description.
-        rows: In rank order.
-        floor: The noise floor.
-        comparisons: As listed in the suite.
-        trials: Every tuning trial that is done.
         missing: Records that are planned and not there.
         records: (row label, record) of every final model.
         stages: Row label, replicate and seed -> the stage that wrote the record.
-        audits: Tables of the suite's own audits.
     """
 
     suite: ResolvedSuite

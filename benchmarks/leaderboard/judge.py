@@ -25,11 +25,6 @@ def label_of(suite: ResolvedSuite, role: Role) -> str:
 class Judge:
     """Judges rows by the benchmark's rule and the suite's rule sets.
 
-    Args:
-        suite: Whose rows are judged.
-        rule: Of its benchmark.
-        finals: Records of all final models.
-
     Attributes:
         references: Seed -> metrics of its reference models.
     """
@@ -49,9 +44,7 @@ class Judge:
     def judge(self, row: BoardRow, metrics: Mapping[int, Row]) -> None:
         """Fills in a row's distances, reached goals and verdicts.
 
-        Args:
-            row: Of the table.
-            metrics: Seed -> metrics, of the seeds that did not diverge.
+        ``metrics`` holds those of the seeds that did not diverge.
         """
         comparable = 0
         for seed, own in metrics.items():

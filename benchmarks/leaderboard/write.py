@@ -27,13 +27,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
 
 
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
-    """A file per format, records.jsonl, and trajectories if there are some.
-
-    Args:
-        board: The leaderboard.
-        root: Folder of the store.
-        events: Whether to export TensorBoard runs too.
-    """
+    """A file per format, records.jsonl, trajectories if there are some, TensorBoard ``events``."""
     files = {file: text(board) for file, text in FORMATS.values()}
     files["records.jsonl"] = "".join(
         json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 Verdict = Literal["ok", "note", "bad"]
+Answer = tuple[Verdict, str, str]
+"""Verdict, detail, mend."""
 HUB = "huggingface.co"
 CIFAR = ("cifar10", "cifar100")
 PACKAGES = (
@@ -35,137 +37,100 @@ class Finding:
 
 
 def examine(*, store: Path, data_root: Path | None, timeout: float = 3.0) -> list[Finding]:
-    """Looks at everything that a run depends on; changes nothing.
-
-    Args:
-        store: Where runs would be written.
-        data_root: Where local data should lie.
-        timeout: Seconds to wait for the hub.
-    """
-    return [
-        _torch_pair(),
-        *_packages(),
-        _device(),
-        _threads(),
-        _disk(store),
-        _data(data_root),
-        _hub(timeout),
-    ]
+    """Looks at everything that a run depends on; changes nothing.  ``timeout`` (s): of the hub."""
+    answers = {
+        "torch + torchvision": _torch_pair(),
+        **{name: _package(name) for name in PACKAGES},
+        "device": _device(),
+        "threads": _threads(),
+        "disk": _disk(store),
+        "data root": _data(data_root),
+        "model hub": _hub(timeout),
+    }
+    return [Finding(name, *answer) for name, answer in answers.items()]
 
 
-def _torch_pair() -> Finding:
+def _torch_pair() -> Answer:
     """torchvision's compiled operators must match torch."""
     try:
         import torch
         import torchvision
     except Exception as error:
-        return Finding(
-            "torch + torchvision",
-            "bad",
-            f"{type(error).__name__}: {error}",
-            "install both together: pip install --force-reinstall torch torchvision",
-        )
+        mend = "install both together: pip install --force-reinstall torch torchvision"
+        return "bad", f"{type(error).__name__}: {error}", mend
     detail = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
     try:
         boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
         torchvision.ops.nms(boxes, torch.ones(1), 0.5)
     except (RuntimeError, AttributeError) as error:
-        return Finding(
-            "torch + torchvision",
-            "bad",
-            f"{detail}: {str(error).splitlines()[0]}",
-            "not a matched pair: pip install --force-reinstall torch torchvision",
-        )
-    return Finding("torch + torchvision", "ok", detail + " (operators match)")
+        mend = "not a matched pair: pip install --force-reinstall torch torchvision"
+        return "bad", f"{detail}: {str(error).splitlines()[0]}", mend
+    return "ok", f"{detail} (operators match)", ""
 
 
-def _packages() -> list[Finding]:
-    findings = []
-    for name in PACKAGES:
-        try:
-            findings.append(Finding(name, "ok", importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(name, "bad", "not installed", f"pip install {name}"))
-    return findings
+def _package(name: str) -> Answer:
+    try:
+        return "ok", importlib.metadata.version(name), ""
+    except importlib.metadata.PackageNotFoundError:
+        return "bad", "not installed", f"pip install {name}"
 
 
-def _device() -> Finding:
+def _device() -> Answer:
     try:
         import torch
     except Exception:
-        return Finding("device", "bad", "torch does not import", "see the first line")
+        return "bad", "torch does not import", "see the first line"
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name()
-        return Finding(
-            "device", "ok", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-        )
-    return Finding(
-        "device",
-        "note",
-        "CPU only",
-        "digits and *-small suites are made for it; the full suites want a GPU",
-    )
+        free, total = (count / 2**30 for count in torch.cuda.mem_get_info())
+        return "ok", f"{torch.cuda.get_device_name()}, {free:.0f} of {total:.0f} GiB free", ""
+    mend = "digits and *-small suites are made for it; the full suites want a GPU"
+    return "note", "CPU only", mend
 
 
-def _threads() -> Finding:
+def _threads() -> Answer:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    wanted = os.environ.get("OMP_NUM_THREADS")
-    detail = f"{cores} cores, OMP_NUM_THREADS {wanted or 'unset'}"
-    return Finding("threads", "ok", detail + "; each worker process uses --threads (default 1)")
+    asked = os.environ.get("OMP_NUM_THREADS") or "unset"
+    each = "each worker process uses --threads (default 1)"
+    return "ok", f"{cores} cores, OMP_NUM_THREADS {asked}; {each}", ""
 
 
-def _disk(store: Path) -> Finding:
+def _disk(store: Path) -> Answer:
     folder = store
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 2**30
+    mend = "choose another --store"
     if not folder.is_dir():
-        return Finding("disk", "bad", f"{folder} is not a folder", "choose another --store")
+        return "bad", f"{folder} is not a folder", mend
     if not os.access(folder, os.W_OK):
-        return Finding("disk", "bad", f"{folder} cannot be written", "choose another --store")
+        return "bad", f"{folder} cannot be written", mend
     if free < 2:
-        return Finding(
-            "disk",
-            "bad",
-            f"{free:.1f} GiB free at {folder}",
-            "free some space, or choose another --store",
-        )
-    return Finding("disk", "ok", f"{free:.0f} GiB free for {store}")
+        return "bad", f"{free:.1f} GiB free at {folder}", f"free some space, or {mend}"
+    return "ok", f"{free:.0f} GiB free for {store}", ""
 
 
-def _data(root: Path | None) -> Finding:
+def _data(root: Path | None) -> Answer:
     if root is None:
-        return Finding(
-            "data root",
-            "note",
-            "not given: digits only, or download",
-            "--data-root FOLDER with cifar10/ and cifar100/ in hub layout (parquet)",
-        )
+        mend = "--data-root FOLDER with cifar10/ and cifar100/ in hub layout (parquet)"
+        return "note", "not given: digits only, or download", mend
     if not root.is_dir():
-        return Finding("data root", "bad", f"{root} is not a folder", "correct --data-root")
+        return "bad", f"{root} is not a folder", "correct --data-root"
     datasets = [name for name in CIFAR if any((root / name).glob("*.parquet"))]
     if not datasets:
-        return Finding(
-            "data root",
-            "note",
-            f"no cifar10/ or cifar100/ parquet in {root}",
-            "put hub-layout parquet files there, or let torchvision download",
-        )
-    return Finding("data root", "ok", f"{root}: {', '.join(datasets)}")
+        mend = "put hub-layout parquet files there, or let torchvision download"
+        return "note", f"no cifar10/ or cifar100/ parquet in {root}", mend
+    return "ok", f"{root}: {', '.join(datasets)}", ""
 
 
-def _hub(timeout: float) -> Finding:
+def _hub(timeout: float) -> Answer:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
-        return Finding("model hub", "note", "HF_HUB_OFFLINE=1", "unset it to download weights")
+        return "note", "HF_HUB_OFFLINE=1", "unset it to download weights"
     try:
         socket.create_connection((HUB, 443), timeout=timeout).close()
     except OSError:
-        return Finding(
-            "model hub",
-            "note",
-            "not reachable",
+        mend = (
             "pretrained suites need it once; or give protocol.model.checkpoint a local "
-            "safetensors file. Digits and from-scratch suites do not need it",
+            "safetensors file. Digits and from-scratch suites do not need it"
         )
-    return Finding("model hub", "ok", "reachable")
+        return "note", "not reachable", mend
+    return "ok", "reachable", ""

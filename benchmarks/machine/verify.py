@@ -35,9 +35,6 @@ class LoggedValue:
     """One published value beside ours.
 
     Attributes:
-        log: Name of the log.
-        metric: Name of the value.
-        published: As published.
         recomputed: By our code from the per-sample columns.
         error: What is compared with the limit: absolute, or relative for forget quality.
         limit: Largest error that passes.
@@ -137,13 +134,8 @@ class Nearest:
     """The pair of published logs whose forget quality is nearest to the paper's Original.
 
     Attributes:
-        first: Log of the model trained on everything.
-        second: Log of a retrained model.
-        rows: Their truth ratios.
         statistic: Largest distance D of the two distributions.
-        value: p-value of the test.
         steps: D in steps of 1/rows that the paper's value would take, where both have ``rows``.
-        at_steps: p-value at that D.
     """
 
     first: str

@@ -32,14 +32,7 @@ MakeTask = Callable[[frozenset[str]], UnlearnTask]
 
 
 class Readout:
-    """Measures models of one split, and how far they are from Original.
-
-    Args:
-        benchmark: Scores them.
-        split: Its parts are those of the suite's own evaluation.
-        original: Without adapters.
-        seed: Of the run.
-    """
+    """Measures models of one split as the suite does, and how far they are from Original."""
 
     def __init__(self, benchmark: Benchmark, split: ForgetSplit, original: nn.Module, seed: int):
         assert benchmark.map_axes is not None
@@ -92,17 +85,10 @@ def cell_row(point: Sequence[float], step: int, **values: float | None) -> CellR
     return {"lr": point[0], "lam": point[1], "step": step, **values, "nonfinite": False}
 
 
-def run_block(
-    spec: MapSpec,
-    readout: Readout,
-    make_task: MakeTask,
-) -> list[CellRow]:
+def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[CellRow]:
     """Runs every config of a block; the cells in the order of rate, weight and step.
 
-    Args:
-        spec: Of the stage.
-        readout: Measures models beside Original.
-        make_task: Access -> a task on a fresh copy of Original.
+    ``make_task`` gives a task on a fresh copy of Original.
     """
     cls = METHODS[spec.method]
     configs = [validate(cls.Config, params, f"map of {spec.method}") for params in spec.params]

@@ -38,14 +38,10 @@ class MapBoard:
     """Everything that a map shows.
 
     Attributes:
-        resolved: The map.
         lines: One per row, as far as there are cells.
         ceiling: A second Retrain under the rule.
-        comparisons: As listed in the map.
-        cells: Every cell, for the JSON lines.
         targets: Seed -> Retrain.
         missing: Blocks that are not in the store.
-        probes: Audits of the best cells.
     """
 
     resolved: ResolvedMap

@@ -24,7 +24,6 @@ class Rule:
     tolerance, or, two-sided, |forgotten - Retrain| <= tolerance.
 
     Attributes:
-        axes: Which metrics are meant.
         tolerances: Metric -> tolerance, for these three.
         two_sided: For random forgetting, where Retrain's own value is far from 0.
     """
@@ -44,17 +43,13 @@ class Cell:
     """One run at one step.
 
     Attributes:
-        label: Row.
-        seed: Of the run.
         extension: Outside the grid that all rows share: for edges and bands only.
         lr: Effective rate.
         lam: Value of the row's second axis.
-        step: Optimizer steps done.
         metrics: Metric of the map -> value, None where the run diverged.
         delta_ratio: ||dW||_F / ||W0||_F over the changed matrices.
         bound_share: Share of (step, layer) pairs at the ball, or of entries inside the bound's
             curved part; None without a bound.
-        nonfinite: The run had diverged.
     """
 
     label: str

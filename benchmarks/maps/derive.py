@@ -75,20 +75,14 @@ class MapLine:
     """What a map says of one row; per-seed values are in the order of ``seeds``.
 
     Attributes:
-        label: Row.
         seeds: Seeds with every cell of the shared grid.
         accepted: Accepted percent per seed; with half and double the rule's tolerances next.
-        strict: At half.
-        loose: At double.
         band: Decades per seed, extensions included.
         widest: Decades between the outermost columns: what ``band`` cannot exceed.
         worst_retained: Per seed, over the cells that did not diverge; None if all did.
-        median_retained: Likewise.
         diverged: Cells of the shared grid that diverged, over all seeds.
         best: None where no cell is accepted.
-        edges: Side -> what is known.
         by_lr: lr -> accepted percent over seeds, lambdas and steps; likewise the next two.
-        squares: For the panels.
     """
 
     label: str
@@ -116,15 +110,7 @@ def derive_line(
     rule: Rule,
     edges: Mapping[str, Edge],
 ) -> MapLine:
-    """Everything about one row.
-
-    Args:
-        label: The row.
-        cells: All its cells, extensions included; every seed has the same settings.
-        targets: Seed -> Retrain, for every seed of the cells.
-        rule: The rule at scale 1.
-        edges: What the planner knows of both ends.
-    """
+    """Everything about one row, from all its cells; every seed has the same settings."""
     judged = [(cell, judge(cell, targets[cell.seed], rule)) for cell in cells]
     shared = [(cell, mark) for cell, mark in judged if not cell.extension]
     seeds = tuple(sorted({cell.seed for cell, _ in shared}))
@@ -264,10 +250,7 @@ class MapComparison:
     """Accepted percent of one row minus that of another, seed by seed.
 
     Attributes:
-        first: Label.
-        second: Label.
         differences: In points, for the seeds that both have.
-        summary: Of the differences.
         p_value: Two-sided exact sign test; ties count for neither side.
     """
 

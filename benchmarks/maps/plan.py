@@ -50,7 +50,6 @@ class MapPlan(Plan):
     """The stages of a map, as far as the store decides them.
 
     Attributes:
-        blocks: Every block.
         edges: Row -> side -> the edge there, as far as its cells decide it.
     """
 
@@ -86,12 +85,7 @@ def next_rate(lr: float, up: bool) -> float:
 
 
 class MapPlanner:
-    """Builds the stages of one map.
-
-    Args:
-        resolved: The map.
-        store: Where blocks may already be.
-    """
+    """Builds the stages of one map."""
 
     def __init__(self, resolved: ResolvedMap, store: StageStore):
         self.map, self.store = resolved, store

@@ -20,7 +20,6 @@ class MapSpec(StageSpec):
     """Which cells.
 
     Attributes:
-        method: Registered method.
         points: (lr, lambda) of every run.
         params: The method's config at each point, as plain values.
         steps: When a run is read out.

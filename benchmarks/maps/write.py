@@ -1,16 +1,20 @@
-"""Writes the files of a map report."""
+"""Map -> JSON, for programs; and all files of a map report."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+from benchmarks.audits.report import to_json as audits_json
 from benchmarks.maps.board import MapBoard
-from benchmarks.maps.data import to_json
 from benchmarks.maps.draw import picture
 from benchmarks.maps.report import sections
 from benchmarks.report import html, markdown
 from benchmarks.report.files import json_text, write_files
+from common.measure.gaps import summarise
+from common.measure.metric import MapAxes
 
 
 def write_map(board: MapBoard, root: Path) -> Path:
@@ -27,3 +31,44 @@ def write_map(board: MapBoard, root: Path) -> Path:
     }
     write_files(folder, files)
     return folder
+
+
+def to_json(board: MapBoard) -> dict[str, Any]:
+    """Everything that was derived, as plain numbers."""
+    spec, rule = board.resolved.spec, board.resolved.rule
+    lines = []
+    for line in board.lines:
+        packed = _named(dataclasses.asdict(line), rule.axes)
+        for name in ("by_lr", "by_lam", "by_step"):
+            packed[name] = {f"{k:g}": v for k, v in packed[name].items()}
+        for name in ("accepted", "strict", "loose", "band"):
+            packed[f"{name}_summary"] = dataclasses.asdict(summarise(packed[name]))
+        lines.append(packed)
+    return {
+        "map": board.resolved.name,
+        "version": spec.version,
+        "suite": spec.suite,
+        "kind": "measured",
+        "complete": board.missing == 0,
+        "seeds": list(spec.seeds),
+        "grid": {
+            **spec.map.model_dump(mode="json"),
+            "rule": {**rule.tolerances, "two_sided": rule.two_sided},
+        },
+        "targets": {str(s): dict(t) for s, t in board.targets.items()},
+        "ceiling": dataclasses.asdict(board.ceiling),
+        "lines": lines,
+        "comparisons": [dataclasses.asdict(c) for c in board.comparisons],
+        "probe": audits_json(board.probes),
+    }
+
+
+def _named(line: dict[str, Any], axes: MapAxes) -> dict[str, Any]:
+    """A line's JSON under the names of the metrics: ``worst_ra``, ``best.ta``, ``ra_drop``."""
+    for name in ("worst", "median"):
+        line[f"{name}_{axes.retained}"] = line.pop(f"{name}_retained")
+    if line["best"] is not None:
+        line["best"][axes.utility] = line["best"].pop("utility")
+    for square in line["squares"]:
+        square[f"{axes.retained}_drop"] = square.pop("retained_drop")
+    return line

@@ -86,14 +86,9 @@ def experiment(
     steady: bool = False,
     show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Everything that goes into ``perf.json``.
+    """Everything that goes into ``perf.json``; ``show`` gets each case when it is measured.
 
-    Args:
-        names: Benchmarks, in this order.
-        size: Of the problems.
-        effort: Spent on each case.
-        steady: Ask for :func:`benchmarks.perf.measure.steady_allocator`, for the whole process.
-        show: Gets each case when it is measured.
+    ``steady`` asks for :func:`benchmarks.perf.measure.steady_allocator` in the whole process.
     """
     from benchmarks.perf.measure import measure, one_thread, steady_allocator
 

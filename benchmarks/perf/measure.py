@@ -31,7 +31,6 @@ class Variant:
     """One way to do the job.
 
     Attributes:
-        name: Label in tables.
         run: Does the job once; running it again must cost the same.
         counts: Name -> deterministic count of one run.
     """
@@ -60,12 +59,8 @@ class Case:
     """Several ways to do one job.
 
     Attributes:
-        name: Key in results.
-        title: What is done, with sizes.
         variants: At least two, with different names.
         pairs: (ours, peer) names whose ratio is reported.
-        checks: That all variants do the same job.
-        unit: What times are given per.
         per_run: Units in one run of a variant.
         share: Of the time that an effort gives to a case: less where runs are short.
         goals: Pair -> limit of its ratio; missing one is reported and nothing else.

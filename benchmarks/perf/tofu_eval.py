@@ -42,10 +42,7 @@ class Job:
     """A model and rows per set.
 
     Attributes:
-        rows: Set -> rows.
         new_tokens: Longest greedy answer.
-        dim: Of the model.
-        depth: Blocks.
         token_budget: Slots per forward of ours: small where there is little data, so that rows of
             one batch are of one length.
     """

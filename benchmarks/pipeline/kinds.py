@@ -21,13 +21,11 @@ class StageKind(ABC, Generic[S]):
     """One kind of stage.  Its module imports torch inside functions only.
 
     Attributes:
-        Spec: What its stages carry.
         version: Raised when the same inputs would give other results; part of the identity where
             no benchmark, method or audit has a version for it.
         order: Place in the schedule: of the stages that are ready, lower ones go first.
         trains: Whether it trains a model.  All launched processes do such a stage together; any
             other is done by the first process alone.
-        events: Whether it writes TensorBoard events.
         facts: What a complete stage says of itself in ``done.json`` and its children read.
     """
 
@@ -40,12 +38,7 @@ class StageKind(ABC, Generic[S]):
 
     @abstractmethod
     def work(self, site: Worksite, spec: S) -> None:
-        """Does the stage: reads through ``site`` and writes in ``site.writing()``.
-
-        Args:
-            site: All that the stage may touch.
-            spec: Of the stage.
-        """
+        """Does the stage: reads through ``site`` and writes in ``site.writing()``."""
 
 
 KINDS: Registry[Any] = Registry("stage kind", "benchmarks.pipeline.kinds:StageKind")

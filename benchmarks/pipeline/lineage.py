@@ -20,12 +20,7 @@ from common.store.stages import StageStore
 
 
 class Lineage:
-    """The stages of one suite's models; equal ones are one object.
-
-    Args:
-        suite: A resolved suite.
-        store: Where stages may already be.
-    """
+    """The stages of one suite's models; equal ones are one object."""
 
     def __init__(self, suite: ResolvedSuite, store: StageStore):
         self.suite, self.store = suite, store
@@ -197,15 +192,7 @@ class Lineage:
         split: Stage | None = None,
         trial: bool = False,
     ) -> Stage:
-        """A model's record: on the suite's split when none is given.
-
-        Args:
-            model: The stage that made it.
-            seed: Of the run.
-            replicate: Which further model of the same seed.
-            split: What it is evaluated on.
-            trial: For tuning: without test data.
-        """
+        """A model's record, on the suite's split when none is given; a trial's has no test data."""
         assert isinstance(model.spec, ModelSpec)
         name = model.name + ("/trial" if trial else "")
         parents = {"model": model, "split": split or self.split(seed)}
@@ -224,13 +211,7 @@ class Lineage:
         )
 
     def probed(self, model: Stage, seed: int, name: str) -> Stage:
-        """The table of a model that a probe of the suite makes.
-
-        Args:
-            model: The stage that made it.
-            seed: Of the run.
-            name: Of the probe in the suite.
-        """
+        """The table of a model that a probe of the suite makes."""
         entry = self.suite.probes[name]
         config = canonical(entry.probe.config)
         identity = {"probe": entry.registered, "version": entry.probe.version, "config": config}

@@ -18,12 +18,7 @@ TABLE = "probe.json"
 
 
 class ProbeSpec(StageSpec):
-    """Of one model.
-
-    Attributes:
-        probe: Registered probe.
-        config: Its settings, as plain values.
-    """
+    """Of one model."""
 
     probe: str
     config: dict[str, Any]

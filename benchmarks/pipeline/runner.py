@@ -18,14 +18,9 @@ def run_stage(
 ) -> str:
     """Makes a stage complete unless it is; returns its status.
 
-    Of several processes, which must all call it, the first one writes; the others return when the
-    stage is complete.
-
-    Args:
-        stage: What to do; its parents must be complete.
-        runtime: Where and on what.
-        events: TensorBoard folder for live scalars.
-        progress: Called with (steps done, steps in all) during training.
+    Its parents must be complete.  Of several processes, which must all call it, the first one
+    writes; the others return when the stage is complete.  ``events`` and ``progress`` are those of
+    :class:`Worksite`.
     """
     store, kind = StageStore(runtime.store), KINDS[stage.kind]
     done = store.done(stage.kind, stage.key)

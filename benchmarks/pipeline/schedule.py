@@ -65,13 +65,8 @@ def run_suite(
 ) -> Execution:
     """Runs every stage that is not complete; replans while tuning is undecided.
 
-    Args:
-        suite: What to run.
-        runtime: Where and on what.
-        executor: Does the stages.
-        watcher: Hears of them.
-        live_events: Write TensorBoard events while training.
-        planner: Makes the plan of the suite as far as the store allows.
+    ``planner`` makes the plan of the suite as far as the store allows; ``live_events`` writes
+    TensorBoard events while training.
 
     Raises:
         UserError: Something the user can mend; no further stage is started.

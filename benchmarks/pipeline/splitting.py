@@ -21,7 +21,6 @@ class SplitSpec(StageSpec):
     Attributes:
         half: Number of a random half of the forget set, the other half being unseen.
         request: Number of one of several forget requests that together are the forget set.
-        requests: How many requests there are.
     """
 
     half: int | None = None

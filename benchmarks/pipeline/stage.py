@@ -20,9 +20,7 @@ class StageSpec(Strict):
     """What every stage needs besides its parents; each kind adds its own fields.
 
     Attributes:
-        benchmark: Registered benchmark.
         protocol: The benchmark's config, as plain values.
-        seed: Of the run.
     """
 
     benchmark: str
@@ -34,7 +32,6 @@ class ModelSpec(StageSpec):
     """A stage that makes a model, or that says something of one.
 
     Attributes:
-        method: Registered method.
         params: Its config, as plain values.
         replicate: 0, or which further model of the same seed this is.
     """
@@ -86,11 +83,8 @@ class Result:
     """One evaluated model of the suite.
 
     Attributes:
-        label: Row.
-        seed: Of the run.
         replicate: Which further Retrain or shadow; 0 for the first.
         trial: Number of the tuning trial, -1 for its Retrain; None outside tuning.
-        stage: The stage that writes its record.
     """
 
     label: str
@@ -102,13 +96,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Probed:
-    """One final model's table of one probe.
-
-    Attributes:
-        result: Of the model.
-        name: Of the probe in the suite.
-        stage: The stage that writes the table.
-    """
+    """One final model's table of one probe."""
 
     result: Result
     name: str
@@ -120,10 +108,7 @@ class Plan:
     """The stages of a suite, as far as the store decides them.
 
     Attributes:
-        suite: What is planned.
         results: Every evaluated model, in table order.
-        probes: Every table of a probe.
-        draws: Row -> its trials so far.
         chosen: Row -> the trial that was chosen (index).
         waiting: Rows whose final stages wait for their trials.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.

@@ -62,12 +62,7 @@ class Outcome:
 
 
 def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Outcome:
-    """Runs a training once.  Divergence is an outcome, not an error.
-
-    Args:
-        train: Returns the trained model.
-        task: What it works on; its results say how many steps it took.
-    """
+    """Runs a training once.  Divergence is an outcome, not an error."""
     _reset_peak()
     started = time.perf_counter()
     try:

@@ -21,7 +21,6 @@ class Column:
     """One column of a table.
 
     Attributes:
-        head: Its head.
         kind: Labels and words are aligned left, numbers right; words may wrap.
         doc: What the column shows, as the rest of a sentence that begins with the head.
     """
@@ -37,7 +36,6 @@ class Table:
 
     Attributes:
         columns: The columns; the first one names the rows.
-        rows: One cell per column.
         narrow: The same rows in fewer columns, for a terminal that is too narrow for all.
         marks: First cell of a row -> how the row stands out.
     """
@@ -80,7 +78,6 @@ class Picture:
     """A picture.
 
     Attributes:
-        svg: The whole SVG document.
         alt: What it shows, for those who cannot see it.
         file: Its name beside the report, for formats that link pictures; those without a name are
             shown only where a picture can be embedded.
@@ -97,7 +94,6 @@ class Section:
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        text: Paragraphs.
         content: Table or picture, below the text.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.

@@ -18,12 +18,7 @@ from common.protocol.probe import Probe, make_probe
 
 @dataclass(frozen=True)
 class SuiteProbe:
-    """A probe of a suite.
-
-    Attributes:
-        registered: Its registered name.
-        probe: With its config.
-    """
+    """A probe of a suite."""
 
     registered: str
     probe: Probe

@@ -32,8 +32,6 @@ class ResolvedRow:
     """A row with its full config.
 
     Attributes:
-        label: Its name in the table.
-        method: Registered method.
         config: What it runs with where it is not tuned.
         search: Where its trials come from; None when it is not tuned.
         draws: The trials that are known before any is run.
@@ -147,10 +145,6 @@ def _before(
 
 def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
     """The audits of a report: those that need no further training of models.
-
-    Args:
-        settings: Audit -> its settings.
-        origin: Where they were written, for the error.
 
     Raises:
         ConfigError: An unknown audit or setting, or one that needs trainings of its own.

@@ -78,7 +78,6 @@ class Draw:
 
     Attributes:
         values: Parameter (dots for nesting) -> value.
-        config: The method's full config.
         point: What the sampler drew: numbers, and the index of a listed value.
     """
 
@@ -92,11 +91,7 @@ class Search:
     """How the trials of one row come about.
 
     Attributes:
-        tune: Budget and sampler.
-        space: Parameter -> range or values.
         sampler: ``grid`` or the suite's sampler.
-        method: Registered method.
-        preset: The row's preset.
         params: The row's params, which a trial's values override.
         origin: Names the row's grid or space in errors.
     """

@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks.audits.cost import costs
 from benchmarks.audits.derive import AuditReport, AuditTable
-from benchmarks.audits.plan import AuditPlanner, Shadows, suite_of_record
+from benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
 from benchmarks.audits.report import measure_cell
-from benchmarks.audits.streams import stream
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report.cells import significant
 from benchmarks.report.section import table

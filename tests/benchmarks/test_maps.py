@@ -13,7 +13,6 @@ import yaml
 
 from benchmarks.maps.board import MapBoard, make_board, probe_suite
 from benchmarks.maps.cells import Cell, Edge, judge
-from benchmarks.maps.data import to_json
 from benchmarks.maps.derive import (
     band,
     compare_lines,
@@ -26,6 +25,7 @@ from benchmarks.maps.draw import picture
 from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
 from benchmarks.maps.report import place_table, sections, share_table
 from benchmarks.maps.resolve import load_map, make_rule, map_names
+from benchmarks.maps.write import to_json
 from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report import html, markdown

@@ -1,0 +1,123 @@
+"""A stage kind of one's own: one class and one registration in a plugin file, no other edit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.pipeline import schedule
+from benchmarks.pipeline.executors import InlineExecutor
+from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.lineage import Lineage
+from benchmarks.pipeline.planner import plan_rows
+from benchmarks.pipeline.progress import Display
+from benchmarks.pipeline.stage import Result
+from benchmarks.spec.resolve import load_suite
+from common.base.errors import ConfigError
+from common.base.registry import load_plugins
+from common.protocol.benchmark import Runtime
+from common.store.stages import StageStore
+
+PLUGIN = """
+import json
+
+from benchmarks.pipeline.kinds import KINDS, StageKind
+from benchmarks.pipeline.stage import StageSpec
+
+
+class WeighingSpec(StageSpec):
+    order: int
+
+
+@KINDS.register("weighing", summary="Norm of all weights of a stored model.")
+class Weighing(StageKind[WeighingSpec]):
+    Spec = WeighingSpec
+    order = 6
+
+    def work(self, site, spec):
+        model = site.model("model")
+        with site.writing() as folder:
+            norms = [float(p.detach().norm(spec.order)) for p in model.parameters()]
+            (folder / "norm.json").write_text(json.dumps(sum(norms)))
+            site.about["tensors"] = len(norms)
+"""
+
+
+@pytest.fixture
+def weighing(tmp_path):
+    """The plugin, loaded; its registration goes with the test."""
+    path = tmp_path / "weighing.py"
+    path.write_text(PLUGIN)
+    load_plugins([path], installed=False)
+    yield path
+    del KINDS._entries["weighing"]
+
+
+def planner(norm):
+    """A job of one's own: the suite's models, each weighed."""
+
+    def plan(suite, store):
+        lineage = Lineage(suite, store)
+        plan = plan_rows(lineage)
+        for result in list(plan.results):
+            parents = {"model": result.stage.parents["model"]}
+            name, identity = f"weighing/{result.stage.name}", {"order": norm}
+            stage = lineage.stage("weighing", name, identity, parents, seed=result.seed, order=norm)
+            plan.results.append(Result(result.label, result.seed, result.replicate, None, stage))
+        return plan
+
+    return plan
+
+
+class Console:
+    """What a display prints to."""
+
+    is_terminal = False
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, text, **_):
+        self.lines.append(text)
+
+
+def execute(suite, store, norm):
+    console = Console()
+    with InlineExecutor() as executor, Display(console, "weighed", every=0.0) as display:
+        execution = schedule.run_suite(
+            suite, Runtime(store), executor, watcher=display, planner=planner(norm)
+        )
+    assert not execution.failed
+    return execution, console.lines
+
+
+def test_a_stage_kind_is_one_class_and_one_registration(tiny_suite, tmp_path, weighing):
+    suite, store = load_suite(str(tiny_suite())), tmp_path / "runs"
+    execution, lines = execute(suite, store, 2)
+    stages = list(execution.plan.stages())
+    weighed = [stage for stage in stages if stage.kind == "weighing"]
+    assert [stage.parents["model"].kind for stage in weighed] == ["original", "retrain"]
+    assert execution.executed == len(stages)
+    assert any("last: weighing weighing/retrain/seed-1" in line for line in lines)
+    values = []
+    for stage in weighed:
+        done = StageStore(store).done("weighing", stage.key)
+        assert done["status"] == "ok" and done["tensors"] > 0
+        folder = StageStore(store).folder("weighing", stage.key)
+        values.append(json.loads((folder / "norm.json").read_text()))
+    assert min(values) > 0 and values[0] != values[1]
+    assert execute(suite, store, 2)[0].executed == 0
+    assert execute(suite, store, 1)[0].executed == len(weighed)
+
+
+def test_the_spec_of_a_kind_is_checked(tiny_suite, tmp_path, weighing):
+    suite = load_suite(str(tiny_suite()))
+    with pytest.raises(ValueError, match="order"):
+        planner("two")(suite, StageStore(tmp_path))
+
+
+def test_a_kind_that_nobody_registered_is_named(tiny_suite, tmp_path):
+    suite = load_suite(str(tiny_suite()))
+    with pytest.raises(ConfigError, match="unknown stage kind 'weighing'"):
+        planner(2)(suite, StageStore(tmp_path))
