@@ -242,7 +242,7 @@ class CausalBenchmark(Benchmark):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""
-        from language.models.forward import causal_forward
+        from language.models.backbone import causal_forward
 
         return causal_forward(model, batch)
 

@@ -59,9 +59,9 @@ class Cell:
     lam: float
     step: int
     metrics: Mapping[str, float | None]
-    delta_ratio: float | None
-    bound_share: float | None
-    nonfinite: bool
+    delta_ratio: float | None = None
+    bound_share: float | None = None
+    nonfinite: bool = False
 
     @classmethod
     def of(cls, line: Mapping[str, Any], label: str, seed: int, extension: bool) -> Cell:

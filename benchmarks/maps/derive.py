@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.maps.cells import DAMAGE, UNDER, Cell, Edge, Judged, Rule, Target, judge
 from common.measure.gaps import Summary, summarise
+
+K = TypeVar("K", float, tuple[float, int], tuple[float, float], tuple[float, float, int])
 
 
 def share(judged: Iterable[tuple[Cell, str]]) -> float:
@@ -26,10 +29,8 @@ def band(judged: Judged) -> float:
 
     One accepted column alone spans 0 decades.  Takes the cells of one row and seed.
     """
-    lines: dict[tuple[float, int], list[tuple[float, bool]]] = {}
-    for cell, mark in judged:
-        lines.setdefault((cell.lam, cell.step), []).append((cell.lr, not mark))
-    spans = [_longest(sorted(line)) for line in lines.values()]
+    lines = _grouped(judged, lambda cell: (cell.lam, cell.step))
+    spans = [_longest(sorted((cell.lr, not mark) for cell, mark in line)) for _, line in lines]
     return math.fsum(spans) / len(spans) if spans else 0.0
 
 
@@ -158,32 +159,31 @@ def _shares(
     )
 
 
-def _shares_by(judged: Judged, key: Callable[[Cell], float]) -> dict[float, float]:
-    groups: dict[float, list[tuple[Cell, str]]] = {}
+def _grouped(judged: Judged, key: Callable[[Cell], K]) -> list[tuple[K, Judged]]:
+    """Cells of one key together, keys ascending."""
+    groups: dict[K, list[tuple[Cell, str]]] = {}
     for cell, mark in judged:
         groups.setdefault(key(cell), []).append((cell, mark))
-    return {value: share(groups[value]) for value in sorted(groups)}
+    return sorted(groups.items(), key=lambda pair: pair[0])
+
+
+def _shares_by(judged: Judged, key: Callable[[Cell], float]) -> dict[float, float]:
+    return {value: share(group) for value, group in _grouped(judged, key)}
 
 
 def _best(shared: Judged, utility: str) -> BestCell | None:
-    groups: dict[tuple[float, float, int], list[tuple[Cell, str]]] = {}
-    for cell, mark in shared:
-        groups.setdefault((cell.lr, cell.lam, cell.step), []).append((cell, mark))
     candidates = []
-    for (lr, lam, step), group in sorted(groups.items()):
+    for place, group in _grouped(shared, lambda cell: (cell.lr, cell.lam, cell.step)):
         accepted = sum(not mark for _, mark in group)
         if accepted:
             values = _values((cell for cell, _ in group), utility)
-            candidates.append(BestCell(lr, lam, step, accepted, summarise(values)))
+            candidates.append(BestCell(*place, accepted, summarise(values)))
     return max(candidates, key=lambda best: (best.seeds, best.utility.mean), default=None)
 
 
 def _squares(judged: Judged, targets: Mapping[int, Target], retained: str) -> tuple[Square, ...]:
-    groups: dict[tuple[float, float], list[tuple[Cell, str]]] = {}
-    for cell, mark in judged:
-        groups.setdefault((cell.lr, cell.lam), []).append((cell, mark))
     squares = []
-    for (lr, lam), group in sorted(groups.items()):
+    for place, group in _grouped(judged, lambda cell: (cell.lr, cell.lam)):
         drops = [
             targets[cell.seed][retained] - value
             for cell, _ in group
@@ -191,7 +191,7 @@ def _squares(judged: Judged, targets: Mapping[int, Target], retained: str) -> tu
         ]
         drop = math.fsum(drops) / len(drops) if drops else None
         extension = group[0][0].extension
-        squares.append(Square(lr, lam, share(group), letters(group), drop, extension))
+        squares.append(Square(*place, share(group), letters(group), drop, extension))
     return tuple(squares)
 
 
@@ -231,18 +231,7 @@ def derive_ceiling(
 
 
 def _as_cell(target: Target, seed: int) -> Cell:
-    return Cell(
-        label="retrain*",
-        seed=seed,
-        extension=False,
-        lr=1.0,
-        lam=1.0,
-        step=0,
-        metrics=target,
-        delta_ratio=None,
-        bound_share=None,
-        nonfinite=False,
-    )
+    return Cell("retrain*", seed, extension=False, lr=1.0, lam=1.0, step=0, metrics=target)
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,6 @@ class Lineage:
         """The model that a row's method makes.
 
         Args:
-            row: Of the suite.
-            config: Of the method.
-            seed: Of the run.
             start: The model that it unlearns; when absent Original, or what the same row left in
                 the suite of the request before.
             split: What is forgotten; the suite's when absent.

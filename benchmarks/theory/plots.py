@@ -111,49 +111,53 @@ PANELS = {
 }
 
 
+SETTINGS = [(optimizer, rate) for rate in ("moderate", "large") for optimizer in MAIN]
+
+
+def _framed(rows: int, columns: int, size: tuple[float, float], share: Any) -> tuple[Figure, Any]:
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", sharey=share)
+    figure.supxlabel(NOTE, fontsize=12)
+    return figure, grid
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """The variants of one panel, for all of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=12)
+
+
 def norms(results: dict[str, Any]) -> Figure:
     """Loss, logits, last weight and gradients over steps: one row per optimiser and rate."""
-    rows = [(o, rate) for rate in ("moderate", "large") for o in MAIN]
-    figure, grid = plt.subplots(
-        len(rows), len(PANELS), figsize=(17, 11.5), layout="constrained", squeeze=False
-    )
-    for line, (optimizer, rate) in zip(grid, rows, strict=True):
+    figure, grid = _framed(len(SETTINGS), len(PANELS), (17, 11.5), False)
+    for line, (optimizer, rate) in zip(grid, SETTINGS, strict=True):
         runs = _select(results, optimizer, rate)
-        for axes, (name, title) in zip(line, PANELS.items(), strict=True):
+        for axes, name in zip(line, PANELS, strict=True):
             _lines(axes, runs, name)
-            if axes in grid[0]:
-                axes.set_title(title)
         line[0].set_ylabel(f"{optimizer}, {rate} rate", fontsize=12, fontweight="bold")
-    for axes in grid[-1]:
-        axes.set_xlabel("ascent step")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(STYLE), fontsize=12)
-    figure.supxlabel(NOTE, fontsize=12)
+    for top, bottom, title in zip(grid[0], grid[-1], PANELS.values(), strict=True):
+        top.set_title(title)
+        bottom.set_xlabel("ascent step")
+    _legend(figure, grid[0][0])
     return figure
 
 
 def certificates(results: dict[str, Any]) -> Figure:
     """Certificate ratio over steps, with the usable steps marked."""
-    rows = [(o, rate) for rate in ("moderate", "large") for o in MAIN]
-    figure, grid = plt.subplots(2, 4, figsize=(17, 7.6), layout="constrained", sharey="row")
-    for column, (optimizer, rate) in enumerate(rows):
-        runs = _select(results, optimizer, rate)
-        top, low = grid[0][column], grid[1][column]
-        _lines(top, runs, "certificate_ratio")
-        _lines(low, runs, "max_argument")
-        top.axhline(1.0, color="k", linewidth=1)
-        low.axhline(results["config"]["active_above"], color="k", linewidth=1)
-        for axes, name in ((top, "certificate_ratio"), (low, "max_argument")):
-            _mark_usable(axes, runs, name, results["config"]["usable"])
+    figure, grid = _framed(2, len(SETTINGS), (17, 7.6), "row")
+    for (top, low), (optimizer, rate) in zip(grid.T, SETTINGS, strict=True):
+        runs, config = _select(results, optimizer, rate), results["config"]
+        lines = ((top, "certificate_ratio", 1.0), (low, "max_argument", config["active_above"]))
+        for axes, name, limit in lines:
+            _lines(axes, runs, name)
+            axes.axhline(limit, color="k", linewidth=1)
+            _mark_usable(axes, runs, name, config["usable"])
         top.set(title=f"{optimizer}, {rate} rate", ylim=(1e-4, 1e2))
         low.set(xlabel="ascent step", ylim=(1e-3, 1e3))
     grid[0][0].set_ylabel(
         "$\\|\\Delta W\\|_F \\;/\\; (\\alpha/r)\\sqrt{dk}$\n(certified to be at most 1)"
     )
     grid[1][0].set_ylabel("$\\max |\\omega A B^T|$\n($\\phi$ bends above .5)")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(STYLE) + 1, fontsize=12)
-    figure.supxlabel(NOTE, fontsize=12)
+    _legend(figure, grid[0][0])
     return figure
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from common.measure.metric import MetricSpec
 from language.metrics.tofu import columns_of
-from language.metrics.truth import Columns, compared
+from language.metrics.truth import Columns, compared, wrong_losses
 
 PARTS = {
     "su": "forget",
@@ -42,11 +42,8 @@ def chosen_right(columns: Columns) -> np.ndarray:
     """(M,) bool: whether the paraphrase is likelier than every wrong answer; a tie is wrong."""
     rows = compared(columns)
     right = np.asarray(columns["paraphrase_loss"])[rows]
-    wrong = np.asarray(columns["perturbed_loss"])[rows]
-    if "perturbed_count" in columns:
-        present = np.arange(wrong.shape[1]) < np.asarray(columns["perturbed_count"])[rows, None]
-        wrong = np.where(present, wrong, np.inf)
-    return right < wrong.min(axis=1)
+    wrong, present = wrong_losses(columns, rows)
+    return right < np.where(present, wrong, np.inf).min(axis=1)
 
 
 def sequential_metrics(scores: Mapping[str, Any]) -> dict[str, float | None]:

@@ -42,11 +42,11 @@ def losses(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
     """Lc and Lw, (M,) float64 each, of the M samples that have wrong answers."""
     rows = compared(columns)
     right = np.asarray(columns["paraphrase_loss"], dtype=np.float64)[rows]
-    wrong, present = _wrong(columns, rows)
+    wrong, present = wrong_losses(columns, rows)
     return right, (wrong * present).sum(axis=1) / present.sum(axis=1)
 
 
-def _wrong(columns: Columns, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def wrong_losses(columns: Columns, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(M, K) losses of wrong answers and which of them exist."""
     wrong = np.asarray(columns["perturbed_loss"], dtype=np.float64)[rows]
     if "perturbed_count" not in columns:
@@ -63,7 +63,7 @@ def normalised_probabilities(columns: Columns, style: Style) -> np.ndarray:
     """(M,) p / (p + sum of the wrong answers' p), p = exp(-L): 'probability with options'."""
     rows = compared(columns)
     right = np.asarray(columns["answer_loss"], dtype=np.float64)[rows]
-    wrong, present = _wrong(columns, rows)
+    wrong, present = wrong_losses(columns, rows)
     if style == "openunlearning":
         p, others = np.exp(-right), (np.exp(-wrong) * present).sum(axis=1)
         return p / (p + others + EPSILON)
@@ -83,7 +83,7 @@ def options(columns: Columns) -> np.ndarray | None:
     rows = compared(columns)
     if not rows.all():
         return None
-    wrong, present = _wrong(columns, rows)
+    wrong, present = wrong_losses(columns, rows)
     loss = np.concatenate(
         [np.asarray(columns["answer_loss"])[:, None], np.where(present, wrong, np.inf)], axis=1
     )

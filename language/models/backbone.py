@@ -1,4 +1,7 @@
-"""A causal language model taken apart: the decoder that makes hidden states, and the head."""
+"""A causal language model taken apart: the decoder that makes hidden states, and the head.
+
+Logits are computed only where they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from common.data.batch import Batch
 from language.models.families import family_of
 
 MASKABLE_ATTENTION = ("eager", "sdpa")
@@ -21,9 +25,9 @@ class Backbone(NamedTuple):
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside a data-parallel wrapper, or itself."""
+    """The model inside data-parallel wrappers, or itself."""
     inner = getattr(model, "module", None)
-    return inner if isinstance(inner, nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def backbone(model: Any) -> Backbone | None:
@@ -53,3 +57,39 @@ def hidden_states(parts: Backbone, inputs: dict[str, Tensor]) -> Tensor:
 def device_of(model: nn.Module) -> torch.device:
     """Where inputs go."""
     return next(model.parameters()).device
+
+
+def causal_forward(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits at the label positions only: the (N, L, V) logits of a whole text never exist.
+
+    The model runs its own forward; a hook on its head hands on only the hidden states at
+    ``positions``, so whatever a model does to its logits afterwards still happens, and wrappers
+    (DDP, FSDP) see their usual call.  A model without a known head gives all logits, of which
+    those at ``positions`` are taken.
+
+    Args:
+        model: A causal language model, possibly wrapped.
+        batch: Inputs ``input_ids``, ``attention_mask`` (N, L) and ``positions`` (N, A).
+
+    Returns:
+        (N, A, V), aligned with the batch's labels.
+    """
+    positions = batch.inputs["positions"]
+    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+    inner: Any = unwrapped(model)
+    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    if not isinstance(head, nn.Module):
+        return _pick(model(**inputs).logits, positions)
+    handle = head.register_forward_pre_hook(lambda _, args: (_pick(args[0], positions), *args[1:]))
+    try:
+        logits = model(**inputs, use_cache=False).logits
+    finally:
+        handle.remove()
+    assert logits.shape[:2] == positions.shape, "the head did not see the hidden states"
+    return logits
+
+
+def _pick(states: Tensor, positions: Tensor) -> Tensor:
+    """(N, L, D) at (N, A) -> (N, A, D)."""
+    index = positions.to(states.device).unsqueeze(-1).expand(-1, -1, states.shape[-1])
+    return states.gather(1, index)

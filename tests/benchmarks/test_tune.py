@@ -18,7 +18,7 @@ from benchmarks.pipeline import schedule
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.samplers import propose
-from benchmarks.spec.space import Dimension
+from benchmarks.spec.tune import Dimension
 from common.base.config import canonical
 from common.base.errors import ConfigError
 from common.store.records import RunRecord

@@ -20,8 +20,8 @@ from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
+from language.models.backbone import causal_forward
 from language.models.build import build_model
-from language.models.forward import causal_forward
 
 HERE = Path(__file__).parent
 NAME = "tofu_peer"

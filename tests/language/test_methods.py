@@ -43,9 +43,9 @@ from language.data.templates import make_template
 from language.data.tokenizers import END, load_tokenizer, texts
 from language.methods.hidden import captured, counted_positions, middle_block
 from language.methods.refusals import refusing
+from language.models.backbone import causal_forward
 from language.models.build import build_model
 from language.models.families import family_of
-from language.models.forward import causal_forward
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
 PLAIN = ["ascent", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]

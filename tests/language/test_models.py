@@ -23,10 +23,10 @@ from language.data.readers import TextDataConfig, load_corpus
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
+from language.models.backbone import causal_forward
 from language.models.build import blank_model, build_model, load_published
 from language.models.counting import count_targets
 from language.models.families import FAMILIES, CausalFamily, Published, family_of
-from language.models.forward import causal_forward
 from language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
