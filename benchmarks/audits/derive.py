@@ -40,7 +40,7 @@ class AuditTable:
     rows: dict[str, dict[int, Cell]] = field(default_factory=dict)
 
     def put(self, label: str, seed: int, work: Callable[[], Measures]) -> None:
-        """Measures, or the reason why there are none."""
+        """Notes what ``work`` measures, or the reason why it measures nothing."""
         try:
             self.rows.setdefault(label, {})[seed] = work()
         except NotApplicable as error:
@@ -79,7 +79,7 @@ class AuditTable:
 
 
 class AuditReport:
-    """Everything that the store can answer; runs nothing.
+    """The tables of a suite's audits, from what is stored; runs nothing.
 
     Args:
         planner: Of the suite.

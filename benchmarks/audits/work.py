@@ -19,7 +19,7 @@ AUDIT_FILE = "audit.json"
 
 
 class AuditSpec(StageSpec):
-    """Which audit."""
+    """Fields of an ``audit`` stage; ``config`` as plain values."""
 
     audit: str
     config: dict[str, Any]

@@ -62,7 +62,7 @@ class Selection:
 
     @property
     def numbers(self) -> list[int] | None:
-        """The seeds; None: as configured."""
+        """The seeds; None for those of the suite."""
         try:
             return [int(part) for part in self.seeds.split(",")] if self.seeds else None
         except ValueError:
@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def rows(self) -> list[str]:
-        """Labels of the rows; none: all."""
+        """Labels of the rows; empty for all rows."""
         return [part.strip() for part in self.only.split(",")] if self.only else []
 
 
@@ -85,7 +85,7 @@ class Machine:
     plugin: Plugins = None
 
     def runtime(self, store: Path | None = None) -> Runtime:
-        """The same, checked; ``store`` replaces the option's."""
+        """The runtime of these options, checked; ``store`` replaces theirs."""
         from common.protocol.benchmark import Runtime
         from common.store.stages import check_writable
 

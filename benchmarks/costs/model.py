@@ -92,17 +92,17 @@ class LayerCosts:
 
     @property
     def percent(self) -> float:
-        """Of the parameters without adapters."""
+        """Adapters in percent of the parameters without them."""
         return 100 * self.trained / self.base
 
     @property
     def percent_of_all(self) -> float:
-        """Of the parameters with adapters, as PEFT prints it."""
+        """Adapters in percent of the parameters with them, as PEFT prints it."""
         return 100 * self.trained / (self.base + self.trained)
 
     @property
     def share(self) -> float:
-        """Of the linear layers' weights, what is adapted."""
+        """Share of the linear layers' weights that is adapted."""
         return sum(layer.weights for layer in self.layers) / self.linear
 
 

@@ -18,7 +18,7 @@ TABLE = "probe.json"
 
 
 class ProbeSpec(StageSpec):
-    """Of one model."""
+    """Fields of a ``probe`` stage; ``config`` as plain values."""
 
     probe: str
     config: dict[str, Any]

@@ -57,7 +57,7 @@ class Display:
             self._progress.stop()
 
     def planned(self, total: int, cached: int) -> None:
-        """A (re)plan."""
+        """Shows the size of a plan, and how much of it is stored."""
         self.total, self.done = total, cached
         if self._progress is not None:
             self._progress.update(self._task, total=total, completed=cached)
@@ -65,7 +65,7 @@ class Display:
             self._say(f"{total} stages, {cached} of them already in the store")
 
     def finished(self, stage: Stage, status: str) -> None:
-        """A stage is complete."""
+        """Shows one more stage, and one that failed or diverged by name."""
         self.done += 1
         note = stage.name if status == "ok" else f"{stage.name}: {status}"
         if status == "failed" or (status != "ok" and KINDS[stage.kind].trains):

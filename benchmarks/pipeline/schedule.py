@@ -29,7 +29,7 @@ class WorkerError(UserError):
 
 
 class Watcher(Protocol):
-    """Hears what happens to stages; see :mod:`benchmarks.pipeline.progress`."""
+    """Receives what happens to stages; see :mod:`benchmarks.pipeline.progress`."""
 
     def planned(self, total: int, cached: int) -> None:
         """A (re)plan: stages in all, and how many were there already."""

@@ -210,7 +210,7 @@ class Worksite:
         *,
         method: str = "",
     ) -> UnlearnTask:
-        """What a method gets.
+        """The task that a method works on.
 
         Args:
             split: The index sets.

@@ -8,9 +8,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from common.base.config import did_you_mean
+from common.base.config import did_you_mean, read_yaml
 from common.base.errors import ConfigError
 
 LONGEST_ROW = 1024
@@ -28,7 +29,7 @@ _QKV = ("*self_attn.q_proj", "*self_attn.k_proj", "*self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Published:
-    """A published model whose sizes are known, so that counting needs no network.
+    """A published model whose sizes are known (``published.yaml``): counting needs no network.
 
     Attributes:
         name: Short name, such as ``phi-1.5``.
@@ -132,32 +133,14 @@ def _gpt_neo_row(config: Any) -> int:
     return config.window_size if local else config.max_position_embeddings
 
 
-def _gpt_neo(name: str, hidden: int, depth: int, heads: int) -> Published:
-    kinds = [[["global", "local"], depth // 2]]
-    sizes = {"hidden_size": hidden, "num_layers": depth, "num_heads": heads}
-    return Published(name.lower(), (f"EleutherAI/{name}",), {**sizes, "attention_types": kinds})
+_PUBLISHED = read_yaml(Path(__file__).with_name("published.yaml"))
 
 
-def _llama(
-    name: str, ids: Sequence[str], sizes: tuple[int, int, int], keys: int, mlp: int, words: int
-) -> Published:
-    fields = {
-        **_blocks(*sizes),
-        "intermediate_size": mlp,
-        "num_key_value_heads": keys,
-        "vocab_size": words,
-        "tie_word_embeddings": False,
-    }
-    return Published(name, tuple(ids), fields)
+def _published(model_type: str) -> tuple[Published, ...]:
+    rows = _PUBLISHED[model_type].items()
+    return tuple(Published(name, tuple(row["ids"]), row["sizes"]) for name, row in rows)
 
 
-def _llama3(name: str, sizes: tuple[int, int, int], mlp: int) -> Published:
-    base = f"meta-llama/Llama-3.1-{name}"
-    ids = (base, f"{base}-Instruct")
-    return _llama(f"llama-3.1-{name.lower()}", ids, sizes, 8, mlp, 128256)
-
-
-_LLAMA2 = ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf")
 _GATED_LAYERS: dict[str, Any] = {
     "mlp": _GATED,
     "attention": (*_QKV, "*self_attn.o_proj"),
@@ -175,11 +158,7 @@ FAMILIES: dict[str, CausalFamily] = {
             longest_row=_gpt_neo_row,
             tied=True,
             tiny=_gpt_neo_tiny,
-            published=(
-                _gpt_neo("gpt-neo-125m", 768, 12, 12),
-                _gpt_neo("gpt-neo-1.3B", 2048, 24, 16),
-                _gpt_neo("gpt-neo-2.7B", 2560, 32, 20),
-            ),
+            published=_published("gpt_neo"),
         ),
         CausalFamily(
             "phi",
@@ -187,39 +166,14 @@ FAMILIES: dict[str, CausalFamily] = {
             attention=(*_QKV, "*self_attn.dense"),
             **_EXACT,
             tiny=_phi_tiny,
-            published=(
-                Published(
-                    "phi-1.5",
-                    ("microsoft/phi-1_5",),
-                    {**_blocks(2048, 24, 32), "intermediate_size": 8192, "vocab_size": 51200},
-                ),
-            ),
+            published=_published("phi"),
         ),
         CausalFamily(
             "llama",
             **_GATED_LAYERS,
             **_EXACT,
             tiny=_llama_tiny,
-            published=(
-                _llama(
-                    "llama-2-7b",
-                    (*_LLAMA2, "NousResearch/Llama-2-7b-chat-hf"),
-                    (4096, 32, 32),
-                    keys=32,
-                    mlp=11008,
-                    words=32000,
-                ),
-                _llama(
-                    "llama-2-70b",
-                    ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-chat-hf"),
-                    (8192, 80, 64),
-                    keys=8,
-                    mlp=28672,
-                    words=32000,
-                ),
-                _llama3("8B", (4096, 32, 32), mlp=14336),
-                _llama3("70B", (8192, 80, 64), mlp=28672),
-            ),
+            published=_published("llama"),
         ),
         CausalFamily("mistral", **_GATED_LAYERS, **_EXACT),
         CausalFamily("qwen2", **_GATED_LAYERS, **_EXACT),
