@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.apply.report import STATEMENT, reading, weight_change
 from benchmarks.pipeline.unlearning import unlearned
-from benchmarks.pipeline.worksite import Progress
+from benchmarks.pipeline.worksite import Progress, check_device
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, Diverged
@@ -53,7 +53,11 @@ def apply(application: Application, *, progress: Progress | None = None) -> Appl
     _check_access(application)
     subject = _subject(application)
     _check_applicable(application.method, subject)
-    device = _device(application.device)
+    chosen = pick_device(application.device)
+    check_device(chosen)
+    import torch
+
+    device = torch.device(chosen)
     make_deterministic(application.threads)
     if processes.count() > 1:
         from common.train.launch import join_processes
@@ -118,20 +122,6 @@ def _check_applicable(method: str, subject: Subject) -> None:
         fits = info.modality in ("", subject.modality)
         asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
         raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    name = pick_device(name)
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"device {name}: {str(error).splitlines()[0][:120]}; use auto or cpu"
-        ) from None
-    return device
 
 
 # The work ----------------------------------------------------------------------------------------

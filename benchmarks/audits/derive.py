@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.audits.plan import AuditPlanner, Design, Shadows, stream
 from benchmarks.audits.work import AUDIT_FILE
-from benchmarks.pipeline.measuring import read_scores
+from benchmarks.pipeline.measuring import read_scores, read_stored
 from benchmarks.pipeline.stage import Result, Stage
 from benchmarks.spec.resolve import ResolvedRow
 from benchmarks.spec.suite import FLOOR
@@ -18,7 +18,6 @@ from common.audits.base import Audit, ModelAudit, PairAudit, PopulationAudit
 from common.audits.measure import Measure, Measures, NotApplicable
 from common.audits.sequential import Sequential
 from common.audits.ulira import ULira
-from common.base.errors import DataError
 from common.base.registry import METHODS
 from common.measure.gaps import summarise
 
@@ -179,15 +178,14 @@ class AuditReport:
 
     def _probe(self, result: Result, name: str, audit: ModelAudit) -> Cell:
         stage = self.planner.probe(result, name, audit)
-        if self.store.done(stage.kind, stage.key) is None:
-            return "not run"
-        path = self.store.folder(stage.kind, stage.key) / AUDIT_FILE
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+
+        def parse(text: str) -> Cell:
+            data = json.loads(text)
             measures = {key: Measure.from_json(value) for key, value in data["measures"].items()}
             return data["not_applicable"] or measures
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise DataError(f"{path}: damaged ({error}); delete {path.parent} and rerun") from None
+
+        cell = read_stored(self.store, stage, AUDIT_FILE, parse)
+        return "not run" if cell is None else cell
 
     # Populations ---------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from benchmarks.maps.cells import Cell, Edge, Target, judge
 from benchmarks.maps.resolve import GridRow, ResolvedMap
 from benchmarks.maps.work import CELLS, MapBlock
 from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.measuring import read_record
+from benchmarks.pipeline.measuring import read_record, read_stored
 from benchmarks.pipeline.planner import plan_rows
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
@@ -116,16 +116,12 @@ class MapPlanner:
 
     def cells(self, block: Block) -> list[Cell] | None:
         """The cells of a block; None while it is not done."""
-        stage = block.stage
-        if self.store.done(stage.kind, stage.key) is None:
-            return None
-        path = self.store.folder(stage.kind, stage.key) / CELLS
-        try:
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            about = block.row.label, block.seed, block.extension
-            return [Cell.of(line, *about) for line in lines]
-        except (OSError, ValueError, TypeError):
-            raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
+        about = block.row.label, block.seed, block.extension
+
+        def parse(text: str) -> list[Cell]:
+            return [Cell.of(json.loads(line), *about) for line in text.splitlines()]
+
+        return read_stored(self.store, block.stage, CELLS, parse)
 
     def _add(
         self, plan: MapPlan, row: GridRow, seed: int, points: Sequence[Point], *, extension: bool

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.scoring import SCORES
 from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
-from common.base.errors import Diverged
+from common.base.errors import DataError, Diverged
 from common.base.registry import METHODS
 from common.store.records import RECORD, RunRecord, clean_metrics, environment
 from common.store.stages import StageStore
@@ -16,6 +17,8 @@ from common.store.stages import StageStore
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite
     from common.measure.scores import Scores
+
+T = TypeVar("T")
 
 
 class MeasureSpec(ModelSpec):
@@ -86,6 +89,21 @@ def read_record(store: StageStore, stage: Stage) -> RunRecord | None:
     if store.done(stage.kind, stage.key) is None:
         return None
     return RunRecord.load(store.folder(stage.kind, stage.key) / RECORD)
+
+
+def read_stored(store: StageStore, stage: Stage, file: str, parse: Callable[[str], T]) -> T | None:
+    """What ``parse`` makes of the text of a stage's file; None while the stage is not done.
+
+    Raises:
+        DataError: The file is not there, or damaged.
+    """
+    if store.done(stage.kind, stage.key) is None:
+        return None
+    path = store.folder(stage.kind, stage.key) / file
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, LookupError, TypeError):
+        raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
 
 
 def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:

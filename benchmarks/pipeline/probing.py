@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pipeline.kinds import StageKind
+from benchmarks.pipeline.measuring import read_stored
 from benchmarks.pipeline.stage import Stage, StageSpec
-from common.base.errors import DataError, Diverged
+from common.base.errors import Diverged
 from common.protocol.probe import ProbeTable, make_probe
 from common.store.stages import StageStore, write_json
 
@@ -52,11 +53,9 @@ def read_table(store: StageStore, stage: Stage) -> ProbeTable | None:
     Raises:
         DataError: The file is damaged.
     """
-    if store.done(stage.kind, stage.key) is None:
-        return None
-    path = store.folder(stage.kind, stage.key) / TABLE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+
+    def parse(text: str) -> ProbeTable:
+        content = json.loads(text)
         return ProbeTable(content["rows"], content["notes"])
-    except (OSError, ValueError, LookupError, TypeError):
-        raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
+
+    return read_stored(store, stage, TABLE, parse)
