@@ -13,14 +13,19 @@ import typer
 from benchmarks.cli.command import command
 from benchmarks.cli.options import STORE, Machine, Pool, Selection, console
 from benchmarks.cli.session import finish, working
+from benchmarks.pipeline.stage import Plan
+from benchmarks.report.cells import duration
+from benchmarks.report.section import Section, table
+from benchmarks.report.terminal import show
+from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
+from common.base.config import apply_overrides
 from common.base.errors import ConfigError
+from common.store.stages import StageStore, write_json
 
 if TYPE_CHECKING:
     from benchmarks.audits.cost import Cost
     from benchmarks.audits.plan import AuditPlanner, Shadows
-    from benchmarks.pipeline.stage import Plan
-    from benchmarks.spec.resolve import ResolvedSuite
     from common.audits.base import Audit
     from common.protocol.benchmark import Runtime
 
@@ -95,7 +100,6 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audits.plan import AuditPlanner
-    from common.store.stages import StageStore
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
@@ -143,7 +147,6 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     from common.audits import AUDITS, make_audit
     from common.audits.base import ModelAudit
     from common.audits.sequential import Sequential
-    from common.base.config import apply_overrides
 
     classes = {name: AUDITS[name] for name in AUDITS.names()}
     if audits is not None:
@@ -211,7 +214,6 @@ def _work(
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     from benchmarks.audits.plan import stream_plan
-    from benchmarks.pipeline.stage import Plan
     from common.audits.base import ModelAudit
     from common.audits.sequential import Sequential
 
@@ -243,9 +245,6 @@ def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
     from benchmarks.audits.cost import costs
-    from benchmarks.report.cells import duration
-    from benchmarks.report.section import Section, table
-    from benchmarks.report.terminal import show
 
     priced = costs(plan, planner.store, list(planner.base.stages()))
     unknown = [cost.kind for cost in priced if cost.seconds is None]
@@ -260,7 +259,6 @@ def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
 
 
 def _cost_row(cost: Cost) -> list[str]:
-    from benchmarks.report.cells import duration
 
     disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
     about = "?" if cost.seconds is None else duration(cost.seconds)
@@ -271,8 +269,6 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     """Prints the tables and writes the JSON."""
     from benchmarks.audits.derive import AuditReport
     from benchmarks.audits.report import report_json, report_path, sections
-    from benchmarks.report.terminal import show
-    from common.store.stages import write_json
 
     tables = AuditReport(planner, audits, shadows).tables()
     show(console, sections(tables))

@@ -9,7 +9,9 @@ from rich.markup import escape
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import STORE, DataRoot, Plugins, Store, console, register_all
+from benchmarks.report.terminal import show
 from common.base.errors import ConfigError
+from common.base.registry import METHODS
 
 
 @command("unlearn check gd_sine", "unlearn check --all", "unlearn check mine --plugin mine.py")
@@ -20,7 +22,6 @@ def check(
 ) -> None:
     """Check a method against the harness's contract, on a tiny model."""
     register_all(plugin)
-    from common.base.registry import METHODS
     from common.checks import check_method
 
     if (name is None) == (not all_):
@@ -66,7 +67,6 @@ def verify(
 ) -> None:
     """Recompute published results with our own metric code, and show every difference."""
     from benchmarks.machine.verify import nearest_to_paper, sections, verify_tofu_logs
-    from benchmarks.report.terminal import show
 
     if what != "tofu-logs":
         raise ConfigError(f"verify {what}: there is only tofu-logs")

@@ -9,12 +9,14 @@ import typer
 from benchmarks.cli.command import command
 from benchmarks.cli.options import Machine, Pool, Selection, console
 from benchmarks.cli.session import finish, run_with_audits, working
+from benchmarks.report.section import Section, table
+from benchmarks.report.terminal import show
 from common.base import processes
 from common.base.errors import ConfigError
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.maps.resolve import ResolvedMap
-    from benchmarks.report.section import Section
     from common.protocol.benchmark import Runtime
 
 
@@ -41,8 +43,6 @@ def map(
     from benchmarks.maps.report import sections
     from benchmarks.maps.resolve import load_map
     from benchmarks.maps.write import write_map
-    from benchmarks.report.terminal import show
-    from common.store.stages import StageStore
 
     resolved = load_map(name, selection.set_ or (), seeds=selection.numbers, only=selection.rows)
     if plan:
@@ -82,7 +82,6 @@ def _run(resolved: ResolvedMap, runtime: Runtime, pool: Pool) -> dict[str, str]:
 def _plan(resolved: ResolvedMap) -> Section:
     """Runs, optimizer steps and samples per method, from counts."""
     from benchmarks.maps.plan import runs_together
-    from benchmarks.report.section import Section, table
 
     rows, seeds = [], len(resolved.spec.seeds)
     for row in resolved.rows:

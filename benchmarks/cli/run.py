@@ -22,16 +22,17 @@ from benchmarks.cli.options import (
     console,
 )
 from benchmarks.cli.session import finish, run_with_audits
+from benchmarks.pipeline.stage import Plan
+from benchmarks.report.section import Section, table
+from benchmarks.report.terminal import show
+from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
 from common.base.errors import ConfigError
+from common.store.stages import KEY_LENGTH, StageStore
 
 if TYPE_CHECKING:
     from benchmarks.leaderboard.board import Leaderboard
-    from benchmarks.pipeline.stage import Plan
-    from benchmarks.report.section import Section
-    from benchmarks.spec.resolve import ResolvedSuite
     from common.protocol.benchmark import Runtime
-    from common.store.stages import StageStore
 
 NEXT = (
     "unlearn report digits-class               the tables again, from the records",
@@ -52,16 +53,12 @@ def plan(
 ) -> None:
     """Say which stages a suite needs, and which are in the store already."""
     from benchmarks.pipeline.planner import make_plan
-    from benchmarks.report.terminal import show
-    from common.store.stages import StageStore
 
     resolved, stages = selection.suite(suite), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
-    from benchmarks.report.section import Section, table
-    from common.store.stages import KEY_LENGTH
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -117,7 +114,6 @@ def run(
 def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
     """Runs suites one after the other, then prints all boards; returns what failed."""
     from benchmarks.leaderboard.report import sections
-    from benchmarks.report.terminal import show
 
     boards = []
     failed: dict[str, str] = {}
@@ -135,7 +131,6 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.leaderboard.derive import make_leaderboard
     from benchmarks.leaderboard.write import write_report
-    from common.store.stages import StageStore
 
     executed, failed = run_with_audits(suite, runtime, pool)
     board = make_leaderboard(suite, StageStore(runtime.store))
@@ -177,7 +172,6 @@ def stage(
     from benchmarks.pipeline.progress import StepBar
     from benchmarks.pipeline.runner import run_stage
     from benchmarks.pipeline.schedule import events_folder
-    from common.store.stages import StageStore
 
     resolved, runtime = selection.suite(suite), machine.runtime()
     stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
@@ -211,7 +205,6 @@ def report(
     """Print a suite's leaderboard from the records that are there; runs nothing."""
     from benchmarks.leaderboard.report import published_sections, sections
     from benchmarks.leaderboard.write import FORMATS
-    from benchmarks.report.terminal import show
 
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
@@ -225,7 +218,6 @@ def report(
 
 def _board(suite: ResolvedSuite, store: Path, called: str) -> Leaderboard:
     from benchmarks.leaderboard.derive import make_leaderboard
-    from common.store.stages import StageStore
 
     board = make_leaderboard(suite, StageStore(store))
     if not board.records:

@@ -14,9 +14,10 @@ import typer
 from benchmarks.cli.options import Pool, console, print_error
 from benchmarks.pipeline.executors import abandon, make_executor
 from benchmarks.pipeline.progress import Display
+from benchmarks.spec.resolve import ResolvedSuite
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.spec.resolve import ResolvedSuite
     from common.protocol.benchmark import Runtime
 
 
@@ -44,7 +45,6 @@ def run_with_audits(
     """
     from benchmarks.audits.plan import probe_plan
     from benchmarks.pipeline.schedule import run_plan, run_suite
-    from common.store.stages import StageStore
 
     with working(suite.name, runtime, pool) as (executor, display):
         execution = run_suite(suite, runtime, executor, watcher=display)

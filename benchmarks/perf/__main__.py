@@ -6,15 +6,26 @@ is a file beside this one and a line in :data:`BENCHMARKS`.
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from benchmarks.perf import (
+    adapters,
+    augmentation,
+    bounded_layer,
+    evaluation,
+    measure,
+    svc_mia,
+    tofu_eval,
+    vision_engine,
+)
+from benchmarks.perf.measure import Case, Effort, Size, one_thread
 from benchmarks.report import markdown, terminal
 from benchmarks.report.section import Column, Section, Table, Tone, table
 from common.base.config import did_you_mean
@@ -22,23 +33,18 @@ from common.base.errors import ConfigError, UserError
 from common.store.records import environment
 from common.store.stages import write_json
 
-if TYPE_CHECKING:
-    from benchmarks.perf.measure import Case, Effort, Size
-
 SCHEMA = 1
-BENCHMARKS: dict[str, str] = {
-    "adapter_layer": "adapters:layer",
-    "adapter_step": "adapters:step",
-    "difference": "vision_engine:difference_steps",
-    "engine_loop": "vision_engine:loop",
-    "augmentation": "augmentation:augmentation",
-    "evaluation": "evaluation:one_pass",
-    "svc_mia": "svc_mia:attacks",
-    "tofu_evaluation": "tofu_eval:evaluation",
-    "bounded_layer": "bounded_layer:cases",  # last: its layers change the allocator for good
+BENCHMARKS: dict[str, Callable[[Size], Iterable[Case]]] = {
+    "adapter_layer": adapters.layer,
+    "adapter_step": adapters.step,
+    "difference": vision_engine.difference_steps,
+    "engine_loop": vision_engine.loop,
+    "augmentation": augmentation.augmentation,
+    "evaluation": evaluation.one_pass,
+    "svc_mia": svc_mia.attacks,
+    "tofu_evaluation": tofu_eval.evaluation,
+    "bounded_layer": bounded_layer.cases,  # last: its layers change the allocator for good
 }
-"""Name -> ``module:function`` in this package; the function takes a size and yields cases."""
-
 SECONDS: Mapping[Size, float] = {"full": 8.5, "quick": 0.25, "tiny": 0.0}
 MIN_ROUNDS: Mapping[Size, int] = {"full": 4, "quick": 2, "tiny": 2}
 READING = (
@@ -71,11 +77,7 @@ def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
                 f"--only {name}: no such benchmark{did_you_mean(name, [*BENCHMARKS])}"
             )
     for name in names:
-        module, _, function = BENCHMARKS[name].partition(":")
-        make: Callable[[Size], Iterable[Case]] = getattr(
-            importlib.import_module(f"benchmarks.perf.{module}"), function
-        )
-        yield from make(size)
+        yield from BENCHMARKS[name](size)
 
 
 def experiment(
@@ -90,17 +92,15 @@ def experiment(
 
     ``steady`` asks for :func:`benchmarks.perf.measure.steady_allocator` in the whole process.
     """
-    from benchmarks.perf.measure import measure, one_thread, steady_allocator
-
-    steady = steady and steady_allocator()
+    steady = steady and measure.steady_allocator()
     machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady}
     machine |= {"threads": 1, "load_before": os.getloadavg()[0]}
     results = []
     with one_thread():
         for case in cases(names, size):
             if case.steady and size != "tiny":
-                steady = steady_allocator()  # for the rest of the process
-            results.append(measure(case, effort) | {"steady_allocator": steady})
+                steady = measure.steady_allocator()  # for the rest of the process
+            results.append(measure.measure(case, effort) | {"steady_allocator": steady})
             show(results[-1])
     machine["load_after"] = os.getloadavg()[0]
     about = {"schema": SCHEMA, "size": size, "machine": machine, "environment": environment()}
@@ -237,10 +237,6 @@ def main(
     ] = False,
 ) -> None:
     """Ours against naive versions and peers, interleaved in one process, on one thread."""
-    from rich.console import Console
-
-    from benchmarks.perf.measure import Effort
-
     console = Console()
     size: Size = "quick" if quick else "full"
     effort = Effort(SECONDS[size] if seconds is None else seconds, MIN_ROUNDS[size])

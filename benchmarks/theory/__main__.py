@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from benchmarks.report import markdown
 from benchmarks.report.files import write_files
 from benchmarks.report.section import Section
+from benchmarks.theory import ascent, report
+from benchmarks.theory.ascent import Setting, Variant, ascend, fit, load_data
+from benchmarks.theory.report import describe, setting_name, summarise, tables
 from common.base.errors import UserError
 
 SCHEMA = 1
@@ -24,10 +28,8 @@ POINTS = 41
 CLOUD_SAMPLES = 12
 
 
-def variants() -> list[Any]:
+def variants() -> list[Variant]:
     """All weights; LoRA; LoRA with the omega inside (the control); the two bounded adapters."""
-    from benchmarks.theory.ascent import Variant
-
     return [
         Variant("full", None),
         Variant("LoRA", "identity"),
@@ -37,10 +39,8 @@ def variants() -> list[Any]:
     ]
 
 
-def settings(quick: bool) -> list[Any]:
+def settings(quick: bool) -> list[Setting]:
     """The grid; ``lr`` and ``full_lr`` were set so that "moderate" forgets within the run."""
-    from benchmarks.theory.ascent import Setting
-
     grid = [
         Setting("adamw", "moderate", "all", "relu", 3e-3, 1e-3),
         Setting("sgd", "moderate", "all", "relu", 3e-2, 1e-2),
@@ -83,9 +83,6 @@ def run_grid(
     seeds: int, steps: int, quick: bool, progress: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """All records; one fitted model per seed and activation is shared by the runs on it."""
-    from benchmarks.theory.ascent import ascend, fit, load_data
-    from benchmarks.theory.report import describe, setting_name, summarise
-
     for seed in range(seeds):
         everything, data = load_data(seed)
         fitted: dict[str, Any] = {}
@@ -106,10 +103,6 @@ def experiment(
     seeds: int, steps: int, *, quick: bool = False, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Everything that goes into ``theory.json``."""
-    import torch
-
-    from benchmarks.theory import ascent, report
-
     if seeds < 1 or steps < 2:
         raise UserError(f"seeds = {seeds}, steps = {steps}: give --seeds >= 1 and --steps >= 2")
     runs = list(run_grid(seeds, steps, quick, progress))
@@ -129,8 +122,6 @@ def experiment(
 
 def write(results: dict[str, Any], out: Path) -> list[Path]:
     """Writes ``theory.json`` (strict JSON: no NaN, no infinity) and ``theory.md``."""
-    from benchmarks.theory.report import tables
-
     about = (
         f"Cells are the median [least, most] over {results['config']['seeds']} seeds.  FA, RA:"
         " accuracy on the forget set and on the rest; a step is usable at FA <= .05 and RA >= .90."
@@ -161,8 +152,6 @@ def main(
     ] = None,
 ) -> None:
     """Gradient ascent on a small MLP: the loss bounds, the growth, the adapters' certificate."""
-    import torch
-
     torch.set_num_threads(1)
     seeds = seeds if seeds is not None else (1 if quick else 3)
     steps = steps if steps is not None else (30 if quick else 100)
