@@ -60,9 +60,13 @@ class GridRow:
             for part in reversed(self.row.axis.split(".")):
                 value = {part: value}
             point = merge(point, value)
-        fields = self.cls.Config.model_fields
-        defaults = {key: value for key, value in self.defaults.items() if key in fields}
-        params = merge(merge(defaults, self.row.params), point)
+        for key in self.defaults:
+            if key not in self.cls.Config.model_fields:
+                raise ConfigError(
+                    f"{self.origin}: '{self.method}' has no {key} to take the map's default; give "
+                    "it in the params of the rows that have it"
+                )
+        params = merge(merge(self.defaults, self.row.params), point)
         return resolve_config(self.method, self.row.preset, params, origin=self.origin)
 
 

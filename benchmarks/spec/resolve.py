@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.spec.defaults import check_defaults, row_params
 from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
 from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
 from benchmarks.spec.tune import Draw, Search, search_of
@@ -15,7 +16,6 @@ from common.base.config import (
     apply_overrides,
     did_you_mean,
     digest,
-    merge,
     read_yaml,
     validate,
 )
@@ -94,15 +94,16 @@ def load_suite(
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
     probes = make_probes(spec, str(path))
     spec = with_columns(spec, protocol, probes, str(path))
+    _check_labels(spec, str(path))
+    check_defaults(spec, str(path))
+    if only:
+        spec = _only(spec, only, str(path))
     rows = tuple(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
-    _check_used(spec, rows, str(path))
     before = _before(spec, path, rows, overrides)
     audits = make_audits(spec.audits, f"{path}: audits")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
-    if only:
-        resolved = _only(resolved, only, str(path))
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
     return resolved
@@ -165,18 +166,20 @@ def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -
     return audits
 
 
-def _only(suite: ResolvedSuite, only: Sequence[str], origin: str) -> ResolvedSuite:
-    spec = suite.spec
+def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
+    """The suite with these rows and the references alone."""
     for label in only:
         if label not in spec.methods:
             raise ConfigError(
                 f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
             )
-    rows = tuple(row for row in suite.rows if row.label in only or row.method in REFERENCES)
-    methods = {row.label: spec.methods[row.label] for row in rows}
+    methods = {
+        label: row
+        for label, row in spec.methods.items()
+        if label in only or ((row and row.method) or label) in REFERENCES
+    }
     compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
-    spec = spec.model_copy(update={"methods": methods, "compare": compare})
-    return replace(suite, spec=spec, rows=rows)
+    return spec.model_copy(update={"methods": methods, "compare": compare})
 
 
 def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
@@ -187,8 +190,7 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     _check_class(cls, where)
-    defaults = _applicable(cls.Config, spec.defaults, cls.presets.get(row.preset or "", {}))
-    params = merge(defaults, row.params)
+    params = row_params(spec, method, row, where)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     if not (spec.tune and row.tune and cls.info.changes_model) or method in REFERENCES:
         return ResolvedRow(label, method, config)
@@ -211,36 +213,8 @@ def _check_class(cls: Any, where: str) -> None:
         ) from None
 
 
-def _applicable(
-    config: type[Strict], defaults: Mapping[str, Any], preset: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Defaults that the config knows and the preset does not set.
-
-    Nested mappings apply where the nested config is set.
-    """
-    fields = config.model_fields
-    fixed = set(preset)
-    if fixed & {"steps", "epochs"}:
-        fixed |= {"steps", "epochs"}
-    result: dict[str, Any] = {}
-    for key, value in defaults.items():
-        if key not in fields or key in fixed:
-            continue
-        unset = fields[key].get_default() is None
-        if unset and (isinstance(value, Mapping) or key in ("steps", "epochs")):
-            continue  # an adapter that the method has not, or the other way to give a length
-        result[key] = value
-    return result
-
-
-def _check_used(spec: Suite, rows: Sequence[ResolvedRow], origin: str) -> None:
-    """A default, a grid or a space that no row uses is a misspelling."""
-    fields = {name for row in rows for name in type(row.config).model_fields}
-    for key in spec.defaults:
-        if key not in fields:
-            raise ConfigError(
-                f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
-            )
+def _check_labels(spec: Suite, origin: str) -> None:
+    """A grid or a space that no row uses is a misspelling."""
     labels = [*spec.methods, "default"]
     for part, label in spec.tune.labels() if spec.tune else ():
         if label not in labels and label not in METHODS:

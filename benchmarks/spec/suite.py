@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
 """Names become folders, and parts of comma-separated lists."""
 
 
+Kind = Literal["steps", "epochs", "adapter", "full"]
+"""Kinds of rows: those of methods whose own length is in steps or in epochs; those that train an
+adapter or the whole model."""
+
+
 class Row(Strict):
     """One row of the leaderboard.
 
@@ -32,12 +37,14 @@ class Row(Strict):
         preset: Named overrides of the method.
         params: Overrides of the method's config.
         tune: False keeps a row out of tuning.
+        without: Defaults of the suite that do not hold for this row.
     """
 
     method: str | None = None
     preset: str | None = None
     params: dict[str, Any] = {}
     tune: bool = True
+    without: tuple[str, ...] = ()
 
 
 class Suite(Strict):
@@ -54,7 +61,8 @@ class Suite(Strict):
         retrains: Retrains per split; the second one gives the noise floor.
         columns: Metrics of the main table; the benchmark's own when absent.
         methods: Label -> row, in any order.
-        defaults: Params for every row whose config has them.
+        defaults: Params of every row; a row that cannot take one of them is an error.
+        defaults_of: Kind of rows -> params of these rows, over ``defaults``.
         tune: Tuning on a separate seed, if wanted.
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
@@ -77,6 +85,7 @@ class Suite(Strict):
     columns: tuple[str, ...] = ()
     methods: dict[Name, Row | None]
     defaults: dict[str, Any] = {}
+    defaults_of: dict[Kind, dict[str, Any]] = {}
     tune: Tune | None = None
     compare: tuple[tuple[str, str], ...] = ()
     after: str | None = None

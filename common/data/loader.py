@@ -60,6 +60,11 @@ class Loader:
             self.augmenter = _child(self.generator, rank)
 
     @property
+    def samples(self) -> int:
+        """Samples of one epoch."""
+        return len(self.indices)
+
+    @property
     def batches_per_epoch(self) -> int:
         """Batches until every sample was seen once."""
         return -(-len(self.indices) // self.batch_size)
@@ -164,6 +169,11 @@ class ChainedLoader(Loader):
     def __init__(self, loaders: Sequence[Loader]):
         self.loaders = list(loaders)
         self.count = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples of one pass over all."""
+        return sum(loader.samples for loader in self.loaders)
 
     @property
     def batches_per_epoch(self) -> int:

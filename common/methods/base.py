@@ -85,7 +85,8 @@ def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
     model = task.fresh_model()
     indices = task.indices(*parts)
     loader = Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
-    task.fit(model, CrossEntropy("train"), {"train": loader}, task.recipe)
+    objective = CrossEntropy("train", task.recipe.average)
+    task.fit(model, objective, {"train": loader}, task.recipe)
     return model
 
 

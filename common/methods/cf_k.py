@@ -93,7 +93,8 @@ class CFk(UnlearningMethod):
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in chosen)
         engine = FitConfig.of(config)
-        task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], engine), engine)
+        objective = CrossEntropy("retain", engine.average)
+        task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
         return task.model
 
     def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:

@@ -32,6 +32,6 @@ class GradientDifference(GradientMethod):
         from common.objectives.objectives import gradient_difference
 
         config = self.config
-        if config.reading == "two_rates":
-            return gradient_difference(config.alpha_r, config.alpha_f, config.forget_loss)
-        return gradient_difference(1.0, config.lam, config.forget_loss)
+        two_rates = config.reading == "two_rates"
+        retain, forget = (config.alpha_r, config.alpha_f) if two_rates else (1.0, config.lam)
+        return gradient_difference(retain, forget, config.forget_loss, config.average)

@@ -36,6 +36,9 @@ class MEGD(ForgetRetainMethod):
             "epochs": 5,
             "batch_size": 32,
             "weight_decay": 0.01,
+            "schedule": "linear",
+            "warmup_epochs": 1.0,
+            "timing": "transformers",
         }
     }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from common.base.numbers import NonNegative, Positive
 from common.bounded.config import AdapterConfig, FilaConfig
 from common.bounded.presets import LORA
 from common.methods.base import MethodInfo
 from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.hinge import TOFU_PRESETS
 from common.methods.simple import BOTH
 
 PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621), ablation"
@@ -20,6 +24,7 @@ class GAFila(ForgetRetainMethod):
     """
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TOFU_PRESETS
 
     class Config(ForgetConfig):
         lr: Positive = 3e-5
@@ -35,6 +40,7 @@ class GDFila(ForgetRetainMethod):
     """
 
     info = MethodInfo(1, PAPER, BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TOFU_PRESETS
 
     class Config(RetainConfig):
         lr: Positive = 1e-3

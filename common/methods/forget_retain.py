@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from common.base.numbers import NonNegative, Positive
 from common.bounded.config import FilaConfig
 from common.methods.gradient import AdaptedConfig, GradientMethod
 from common.methods.task import UnlearnTask
+from common.train.config import LATER
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
@@ -24,12 +25,12 @@ class ForgetConfig(AdaptedConfig):
 
     Attributes:
         forget_weight: Factor of the forget term: what other methods call lambda (``lam``).
-        average: ``samples``: mean over samples of means over positions (the TOFU paper's);
-            ``tokens``: mean over all positions of a batch (what published code does).  It does not
-            touch sums of log-probabilities.
+        average: As in every training; it does not touch sums of log-probabilities.
         fila: Start the adapters on what forget needs most; reads retain data.
     """
 
+    later: ClassVar[Mapping[str, Any]] = {k: v for k, v in LATER.items() if k != "average"}
+    epochs_of: str | None = "forget"
     batch_size: Annotated[int, Field(ge=1)] = 16
     lr: Positive = 1e-4
     forget_weight: NonNegative = 1.0

@@ -78,6 +78,7 @@ class GradientConfig(AdaptedConfig):
         alpha_f: Forget rate of ``two_rates``.
     """
 
+    epochs_of: str | None = "forget"
     lam: NonNegative = 0.1
     forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
     reading: Literal["weighted", "two_rates"] = "weighted"

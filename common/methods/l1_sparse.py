@@ -51,5 +51,6 @@ class L1Sparse(UnlearningMethod):
             norm = torch.stack([p.abs().sum() for p in model.parameters()]).sum()
             return weight * norm
 
-        task.fit(task.model, CrossEntropy("retain"), {"retain": loader}, engine, penalty=penalty)
+        objective = CrossEntropy("retain", engine.average)
+        task.fit(task.model, objective, {"retain": loader}, engine, penalty=penalty)
         return task.model

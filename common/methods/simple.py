@@ -46,13 +46,14 @@ class Finetune(GradientMethod):
     class Config(GradientConfig):
         lr: Positive = 1e-3
         lam: NonNegative = 0.0
+        epochs_of: str | None = None
         reading: Literal["weighted"] = "weighted"
 
     def objective(self) -> Objective:
         """Cross-entropy on retain."""
         from common.objectives.objectives import CrossEntropy
 
-        return CrossEntropy("retain")
+        return CrossEntropy("retain", self.config.average)
 
 
 class Ascent(GradientMethod):
@@ -74,7 +75,8 @@ class Ascent(GradientMethod):
         from common.objectives.objectives import ForgetRetain
         from common.objectives.terms import pushed_away
 
-        return ForgetRetain(pushed_away(self.config.forget_loss), log_terms=False)
+        config = self.config
+        return ForgetRetain(pushed_away(config.forget_loss, config.average), log_terms=False)
 
 
 class RandomLabel(AdaptedMethod):

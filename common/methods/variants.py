@@ -20,7 +20,7 @@ from common.base.registry import METHODS, Entry
 from common.bounded.presets import PRESETS
 from common.methods.base import UnlearningMethod
 from common.methods.gradient import PAPER_ADAPTER
-from common.methods.hinge import LOKU, TOFU_PRESETS
+from common.methods.hinge import LOKU, TOFU_LORA, TOFU_PRESETS
 from common.methods.simple import PAPER
 
 ADAPTER_LR = 3e-3
@@ -167,6 +167,7 @@ ROWS: Mapping[str, Variant] = {
         "lora",
         LOKU,
         """IHL + LoRA: the inverted hinge through h = W0 x + (alpha/r) A B^T x + b.""",
+        presets=TOFU_LORA,
     ),
     "ihl_lora_omega": Variant(
         "ihl",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.data.batch import Batch, Forward, concatenate
-from common.objectives.positions import cross_entropy, sample_cross_entropy
+from common.objectives.positions import Average, average, cross_entropy, sample_cross_entropy
 from common.objectives.terms import ForgetLoss, Mean, Term, pushed_away
 
 
@@ -57,6 +57,7 @@ class CrossEntropy:
     """Mean cross-entropy on one part: training, Retrain, fine-tuning."""
 
     part: str = "retain"
+    over: Average = "samples"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -66,7 +67,11 @@ class CrossEntropy:
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Descends on cross-entropy."""
         batch = batches[self.part]
-        loss = sample_cross_entropy(forward(batch), batch.labels).mean()
+        logits, labels = forward(batch), batch.labels
+        if self.over == "tokens":
+            loss = average(cross_entropy(logits, labels), labels, "tokens")
+        else:
+            loss = sample_cross_entropy(logits, labels).mean()
         return ObjectiveValue(loss, {f"{self.part}_loss": loss})
 
 
@@ -123,6 +128,7 @@ def gradient_difference(
     retain_weight: float = 1.0,
     forget_weight: float = 0.1,
     forget_loss: ForgetLoss = "cross_entropy",
+    over: Average = "samples",
 ) -> ForgetRetain:
     """Descend on retain, push away on forget.
 
@@ -131,8 +137,8 @@ def gradient_difference(
     rate 1 it is its update rule literally (eq. "gradient difference").
     """
     return ForgetRetain(
-        pushed_away(forget_loss),
-        Mean(cross_entropy),
+        pushed_away(forget_loss, over),
+        Mean(cross_entropy, over),
         forget_weight,
         retain_weight,
         order=("retain", "forget"),

@@ -6,7 +6,8 @@ and reporting must not wait for torch.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,8 +20,16 @@ from pydantic import (
 from common.base.config import Strict
 from common.base.numbers import Count, NonNegative, Positive
 
-LATER_FIELDS = ("warmup_epochs", "evaluate_epochs", "min_epochs")
-"""Fields that are hashed only where they are set."""
+COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
+"""Fields in passes over a part."""
+LATER: Mapping[str, Any] = {
+    "warmup_epochs": None,
+    "evaluate_epochs": None,
+    "min_epochs": None,
+    "timing": "own",
+    "average": "samples",
+}
+"""Fields that are hashed only where they differ from this."""
 
 
 class FitConfig(Strict):
@@ -28,11 +37,16 @@ class FitConfig(Strict):
 
     Attributes:
         steps: Optimizer steps; exactly one of ``steps`` and ``epochs`` is given.
-        epochs: Passes over the loader named first.
+        epochs: Passes over the part that ``epochs_of`` names.
+        epochs_of: The part whose passes are counted wherever something is given in epochs; the
+            loader named first when absent.
+        timing: ``transformers`` counts as TOFU's and LoKU's code does through that library: steps
+            and warm-up are rounded down (but to one at least), and the first step of a warm-up has
+            rate 0.  ``own`` rounds up, and the last step of a warm-up has the whole rate.
         batch_size: Samples per optimizer step and per named loader.
         schedule: Learning rate after warm-up; ``linear`` and ``cosine`` end at 0.
-        warmup_steps: Linear warm-up from 0.
-        warmup_epochs: The same in passes over the loader named first, where given.
+        warmup_steps: Linear warm-up from 0; shorter than the run.
+        warmup_epochs: The same in epochs, where given.
         accumulation: Micro-batches per optimizer step; divides ``batch_size``.
         max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
         mixed_precision: Autocast precision.
@@ -43,16 +57,21 @@ class FitConfig(Strict):
             (one extra forward and backward each); 0 is off.
         evaluate_every: Steps between evaluations of the model in training (the trajectory); 0 is
             off.  The last step is what is reported, whatever the trajectory says.
-        evaluate_epochs: The same in passes over the loader named first, instead of
-            ``evaluate_every``.
+        evaluate_epochs: The same in epochs, instead of ``evaluate_every``.
         min_epochs: No evaluation stops the run before this many passes.
         stop_below: Stop at the first evaluation where every metric named here is below its value
             (such as ``forget_prob: 20``): an early-stopping rule, off by default.  ``goal`` takes
             the values that the benchmark's goals have on Original.
+        average: How losses per position become one: ``samples``, a mean over samples of means over
+            their positions; ``tokens``, a mean over all positions of a micro-batch.
     """
+
+    later: ClassVar[Mapping[str, Any]] = LATER
 
     steps: Count | None = None
     epochs: Count | None = None
+    epochs_of: str | None = None
+    timing: Literal["own", "transformers"] = "own"
     batch_size: Count = 64
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Positive = 1e-3
@@ -73,6 +92,7 @@ class FitConfig(Strict):
     evaluate_epochs: Count | None = None
     min_epochs: Count | None = None
     stop_below: dict[str, float] | Literal["goal"] = {}
+    average: Literal["samples", "tokens"] = "samples"
 
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
@@ -88,7 +108,10 @@ class FitConfig(Strict):
     def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # the keys of stages that were made before these fields stay what they are
         fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k not in LATER_FIELDS or v is not None}
+        omitted = {key for key, value in self.later.items() if fields[key] == value}
+        if self.epochs_of is None or not any(fields[key] for key in COUNTED):
+            omitted.add("epochs_of")
+        return {key: value for key, value in fields.items() if key not in omitted}
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +132,9 @@ class FitConfig(Strict):
             raise ValueError("stop_below needs evaluate_every or evaluate_epochs")
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError("give warmup_steps or warmup_epochs, not both")
+        in_steps = self.steps is not None and self.warmup_steps >= self.steps
+        if in_steps or (self.epochs is not None and (self.warmup_epochs or 0) >= self.epochs):
+            raise ValueError("the warm-up is as long as the run; give it fewer steps")
         if self.batch_size % self.accumulation:
             raise ValueError("accumulation must divide batch_size")
         return self

@@ -18,6 +18,7 @@ from common.data.loader import Loader
 from common.objectives.objectives import Objective
 from common.train.config import FitConfig
 from common.train.loop import TrainingRun
+from common.train.precision import full_precision
 from common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
 from common.train.telemetry import fork_rng
 
@@ -40,7 +41,8 @@ def fit(
         model: Its parameters that require gradients are trained.
         objective: Makes a loss of named batches.
         loaders: One stream per part that the objective reads.
-        config: Length, optimizer, precision.
+        config: Length, optimizer, precision.  What is trained is float32 while it is trained (see
+            :mod:`common.train.precision`).
         forward: (model, batch) -> logits.
         seed: Seeds torch's global stream (dropout) for the duration of the run only.
         hooks: Projections, a penalty, further states, a stop condition.
@@ -63,12 +65,12 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     started = time.perf_counter()
-    run = TrainingRun(
-        model, objective, loaders, config, forward, seed, hooks or Hooks(), telemetry or Telemetry()
-    )
-    model.train()
-    with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
-        stopped = run.train(checkpoint)
+    hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
+    with full_precision(model, config) as config:
+        run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry)
+        model.train()
+        with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
+            stopped = run.train(checkpoint)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     seconds = time.perf_counter() - started

@@ -15,7 +15,7 @@ from common.data.batch import IGNORE, Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import evaluating
 from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import average, sample_cross_entropy, wide
+from common.objectives.positions import Average, average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
 
 Positions = Literal["scored", "all"]
@@ -78,6 +78,7 @@ class Steering:
         run: (model, batch) -> logits, for ``frozen``.
         target: (H,) c u.
         positions: Which positions count.
+        over: How they are averaged.
     """
 
     model: nn.Module
@@ -88,6 +89,7 @@ class Steering:
     positions: Positions
     forget_weight: float
     retain_weight: float
+    over: Average
     parts: tuple[str, ...] = ("retain", "forget")
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
@@ -111,7 +113,7 @@ class Steering:
                 target = counted_positions(batch, wide(fixed[0]), self.positions)[0]
         states, mask = counted_positions(batch, wide(outputs[0]), self.positions)
         distance = (states - target.to(states.device)).square().mean(-1)
-        return average(distance, mask, "samples"), loss
+        return average(distance, mask, self.over), loss
 
 
 def random_direction(width: int, generator: torch.Generator) -> Tensor:

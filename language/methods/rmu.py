@@ -40,6 +40,7 @@ class RMU(GradientMethod):
     }
 
     class Config(AdaptedConfig):
+        epochs_of: str | None = "forget"
         batch_size: int = 16
         lr: Positive = 3e-4
         forget_weight: NonNegative = 1.0
@@ -72,6 +73,7 @@ class RMU(GradientMethod):
             config.positions,
             config.forget_weight,
             config.retain_weight,
+            config.average,
         )
 
 

@@ -172,13 +172,14 @@ def test_only_keeps_references_and_full_comparisons(tiny_suite):
         load_suite(path, only=["gd_lra"])
 
 
-def test_defaults_apply_where_the_config_has_them(tiny_suite):
+def test_defaults_apply_to_every_row(tiny_suite):
     rows = {
         "original": None,
         "retrain": None,
         "gd": None,
         "gd_sine": None,
-        "random_label": None,
+        "random_label": {"without": ["lam"]},
+        "relabelled": {"method": "random_label", "without": ["lam", "steps"]},
         "finetune": {"params": {"lr": 0.5}},
         "literal": {"method": "gd_lora", "preset": "paper_literal"},
         "literal_short": {
@@ -187,13 +188,16 @@ def test_defaults_apply_where_the_config_has_them(tiny_suite):
             "params": {"epochs": 2},
         },
     }
-    defaults = {"steps": 7, "lr": 0.25, "lam": 3.0, "adapter": {"rank": 2}, "log_every": 5}
-    suite = load_suite(str(tiny_suite(methods=rows, defaults=defaults)))
+    defaults = {"steps": 7, "lr": 0.25, "lam": 3.0, "log_every": 5}
+    kinds = {"adapter": {"adapter": {"rank": 2}}, "epochs": {"batch_size": 9}}
+    suite = load_suite(str(tiny_suite(methods=rows, defaults=defaults, defaults_of=kinds)))
     config = {row.label: row.config for row in suite.rows}
     assert (config["gd"].steps, config["gd"].lr, config["gd"].lam) == (7, 0.25, 3.0)
     assert config["gd"].adapter is None, "an adapter is never given to a method without one"
     assert (config["gd_sine"].adapter.rank, config["gd_sine"].adapter.phi) == (2, "sine")
-    assert config["random_label"].epochs == 3 and config["random_label"].steps is None
+    assert (config["random_label"].steps, config["random_label"].epochs) == (7, None)
+    assert (config["relabelled"].steps, config["relabelled"].epochs) == (None, 3)
+    assert config["random_label"].batch_size == 9 and config["gd"].batch_size != 9
     assert (config["random_label"].lr, config["random_label"].log_every) == (0.25, 5)
     assert config["finetune"].lr == 0.5, "the row's own params win"
     assert not hasattr(config["original"], "steps")
@@ -202,6 +206,35 @@ def test_defaults_apply_where_the_config_has_them(tiny_suite):
     assert literal.adapter.rank == 2 and literal.log_every == 5
     short = config["literal_short"]
     assert (short.steps, short.epochs, short.lr) == (None, 2, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "message"),
+    [
+        ("random_label", {"defaults": {"lam": 3.0}}, r"'random_label' has no lam .* without"),
+        ("gd", {"defaults": {"adapter": {"rank": 2}}}, "'gd' has no adapter .* defaults_of"),
+        ("scrub", {"defaults": {"steps": 3}}, "give epochs"),
+        ("ssd", {"defaults_of": {"epochs": {"lam": 1.0}}}, None),
+        ("cf_k", {"defaults_of": {"full": {"lam": 1.0}}}, "'cf_k' has no lam"),
+    ],
+)
+def test_a_default_that_a_row_cannot_take_is_an_error_of_that_row(
+    tiny_suite, row, settings, message
+):
+    rows = {"original": None, "retrain": None, "gd_sine": None, row: None}
+    path = str(tiny_suite(methods=rows, **settings))
+    if message is None:
+        assert load_suite(path)
+        return
+    with pytest.raises(ConfigError, match=rf"methods\.{row}\b.*{message}"):
+        load_suite(path)
+    assert load_suite(path, only=["gd_sine"]), "rows that are left out are not asked"
+
+
+def test_a_row_without_a_default_that_is_none_is_refused(tiny_suite):
+    rows = {"original": None, "retrain": None, "gd": {"without": ["lamb"]}}
+    with pytest.raises(ConfigError, match="no default 'lamb' for this row; did you mean 'lam'"):
+        load_suite(str(tiny_suite(methods=rows, defaults={"lam": 1.0})))
 
 
 def test_unknown_default_or_grid_is_refused(tiny_suite):

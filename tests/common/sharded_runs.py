@@ -222,6 +222,19 @@ def llama_low(sink, folder):
     return _llama(sink, llama(), dtype=None, mixed_precision="bf16")
 
 
+def llama_whole_single(sink, folder):
+    return go(llama(), sink, forward=last_token, dtype=torch.float32)
+
+
+def llama_whole_low(sink, folder):
+    """All parameters of a bfloat16 model: float32 while they are trained, split or not."""
+    before = llama().state_dict()
+    model = go(llama(), sink, forward=last_token, dtype=None, mixed_precision="bf16")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all((p != before[name]).any() for name, p in model.named_parameters() if p.ndim > 1)
+    return model
+
+
 def double(sink, folder):
     return go(adapted(), sink)
 
@@ -240,6 +253,7 @@ RUNS = {
         *(full, bounded, plain_lora, penalised, resumed, text, text_bounded),
         *(double, single, low),
         *(llama_double, llama_single, llama_low),
+        *(llama_whole_single, llama_whole_low),
     )
 }
 

@@ -15,6 +15,8 @@ from common.base.errors import CheckpointError, ConfigError, Diverged
 from common.bounded.attach import adapted_layers, attach, detach
 from common.bounded.config import AdapterConfig
 from common.data.loader import ChainedLoader, RelabelledLoader
+from common.methods.forget_retain import ForgetConfig
+from common.methods.gradient import GradientConfig
 from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_difference
 from common.train.config import FitConfig
 from common.train.fit import fit
@@ -97,6 +99,58 @@ def test_linear_falls_to_zero_after_the_warm_up():
     rates = [learning_rate(config, step, 12) for step in range(13)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, *(1 - k / 8 for k in range(9))])
     assert rates[-1] == 0.0
+
+
+def lengths(count, **fields):
+    """(steps, warm-up) of a run over so many forget samples and 3,600 retain ones."""
+
+    class Counted:
+        def __init__(self, samples, batch):
+            self.samples, self.batches_per_epoch = samples, -(-samples // batch)
+
+    config = FitConfig(**{"epochs": 5, "batch_size": 32, "accumulation": 4, **fields})
+    loaders = {"retain": Counted(3600, 8), "forget": Counted(count, 8)}
+    return total_steps(config, loaders), warmup_steps(config, loaders)
+
+
+@pytest.mark.parametrize(("count", "steps", "warmup"), [(400, 62, 12), (200, 31, 6), (40, 6, 1)])
+def test_steps_are_those_of_tofu_s_code(count, steps, warmup):
+    fields = {"epochs_of": "forget", "warmup_epochs": 1, "timing": "transformers"}
+    assert lengths(count, **fields) == (steps, warmup)
+    assert lengths(count, **{**fields, "timing": "own"}) == (
+        math.ceil(count * 5 / 32),
+        math.ceil(count / 32),
+    )
+    assert lengths(count, **{**fields, "epochs_of": "retain"}) == (562, 112)
+
+
+def test_epochs_count_a_part_that_is_there():
+    with pytest.raises(ConfigError, match="reads no part 'forgot'; did you mean 'forget'"):
+        lengths(400, epochs_of="forgot")
+    for config in (GradientConfig(epochs=2), ForgetConfig(epochs=2)):
+        assert config.epochs_of == "forget" and config.model_dump()["epochs_of"] == "forget"
+    assert "epochs_of" not in GradientConfig(steps=2).model_dump()
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="warm-up is as long as the run"):
+        FitConfig(steps=4, warmup_steps=4)
+    with pytest.raises(ValueError, match="warm-up is as long as the run"):
+        FitConfig(epochs=2, warmup_epochs=2)
+    with pytest.raises(ConfigError, match="warm-up of 113 steps leaves nothing of a run of 100"):
+        lengths(400, epochs=None, steps=100, epochs_of="retain", warmup_epochs=1)
+
+
+def test_the_first_rate_of_a_warm_up_is_zero_as_transformers_has_it():
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = get_linear_schedule_with_warmup(optimizer, 12, 62)
+    config = FitConfig(steps=62, lr=0.5, schedule="linear", warmup_steps=12, timing="transformers")
+    for step in range(62):
+        assert learning_rate(config, step, 62) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
 
 
 def test_a_warm_up_in_epochs_counts_the_first_loader(tiny, source, run):

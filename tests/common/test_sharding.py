@@ -37,6 +37,7 @@ COARSER = (
     ("low", "single"),
     ("llama_single", "llama_double"),
     ("llama_low", "llama_single"),
+    ("llama_whole_low", "llama_whole_single"),
 )
 """A run, and the same one in the next finer precision."""
 LAUNCH = {

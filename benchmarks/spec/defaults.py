@@ -1,0 +1,80 @@
+"""Which of a suite's defaults a row takes: all of them, or it says which not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.spec.suite import REFERENCES, Kind, Row, Suite
+from common.base.config import Strict, did_you_mean, merge
+from common.base.errors import ConfigError
+from common.base.registry import METHODS
+from common.methods.base import resolve_config
+
+LENGTHS = ("steps", "epochs")
+
+
+def check_defaults(spec: Suite, origin: str) -> None:
+    """A default that no row has is a misspelling."""
+    methods = {(row and row.method) or label for label, row in spec.methods.items()}
+    known = [METHODS[method].Config for method in sorted(methods) if method in METHODS]
+    fields = {name for config in known for name in config.model_fields}
+    for key in [*spec.defaults, *(k for params in spec.defaults_of.values() for k in params)]:
+        if key not in fields:
+            raise ConfigError(
+                f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
+            )
+
+
+def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any]:
+    """A row's params over the suite's defaults, which a preset and the row itself replace.
+
+    Raises:
+        ConfigError: The row's method cannot take one of the defaults.
+    """
+    cls = METHODS[method]
+    preset = cls.presets.get(row.preset or "", {})
+    if method in REFERENCES:
+        return row.params
+    own = resolve_config(method, row.preset, row.params, origin=f"{origin}.params")
+    defaults = dict(spec.defaults)
+    for kind in kinds(cls.Config, own):
+        defaults = merge(defaults, spec.defaults_of.get(kind, {}))
+    for key in row.without:
+        if key not in defaults:
+            raise ConfigError(
+                f"{origin}.without: the suite has no default '{key}' for this row"
+                f"{did_you_mean(key, list(defaults))}"
+            )
+        del defaults[key]
+    for key, value in defaults.items():
+        missing = key not in type(own).model_fields
+        if missing or (isinstance(value, Mapping) and getattr(own, key) is None):
+            raise ConfigError(
+                f"{origin}: '{method}' has no {key} to take the suite's default; write without: "
+                f"[{key}] in the row, or give the default to a kind of rows under defaults_of"
+            )
+    if {*preset, *row.params} & {*LENGTHS}:
+        defaults = {key: value for key, value in defaults.items() if key not in LENGTHS}
+    return merge(_beside(defaults, preset), row.params)
+
+
+def _beside(defaults: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """What a preset leaves of the defaults, also inside nested settings."""
+    left: dict[str, Any] = {}
+    for key, value in defaults.items():
+        if key not in preset:
+            left[key] = value
+        elif isinstance(value, Mapping) and isinstance(preset[key], Mapping):
+            left[key] = _beside(value, preset[key])
+    return left
+
+
+def kinds(config: type[Strict], own: Strict) -> Iterator[Kind]:
+    """Kinds of a row, by its method's config and by its own without the suite's defaults."""
+    for length in LENGTHS:
+        field = config.model_fields.get(length)
+        if field is not None and field.get_default() is not None:
+            yield length  # type: ignore[misc]
+    if "lr" in type(own).model_fields:
+        yield "full" if getattr(own, "adapter", None) is None else "adapter"

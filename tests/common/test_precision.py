@@ -1,0 +1,132 @@
+"""Weights in bfloat16 move as float32 ones do: what is trained is float32 while it is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.base.errors import Diverged
+from common.data.batch import Batch
+from common.data.loader import Loader
+from common.objectives.objectives import CrossEntropy
+from common.train.config import FitConfig
+from common.train.fit import fit
+
+RECIPE = {
+    "steps": 60,
+    "batch_size": 16,
+    "accumulation": 4,
+    "lr": 1e-5,
+    "weight_decay": 0.01,
+    "schedule": "linear",
+    "warmup_steps": 12,
+}
+"""The rates at which large models are trained: steps far below a bfloat16 weight's last place."""
+
+
+class Tokens:
+    """64 rows of 12 tokens with a pattern to learn."""
+
+    def fetch(self, indices, augment=None):
+        rows = (indices.unsqueeze(1) * 7 + torch.arange(13)) % 50
+        return Batch({"input_ids": rows[:, :-1]}, rows[:, 1:], indices)
+
+
+def forward(model, batch):
+    return model(input_ids=batch.inputs["input_ids"]).logits
+
+
+@pytest.fixture
+def llama():
+    """A small LLaMA with matrices of standard deviation 0.02, as large ones have."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).bfloat16()
+
+
+def trained(model, *, options=None, **fields):
+    """(matrices before, the model, loss at the start, loss at the end)."""
+    before = {n: p.detach().float().clone() for n, p in model.named_parameters() if p.ndim > 1}
+    loader = Loader(Tokens(), torch.arange(64).numpy(), 4, torch.Generator().manual_seed(1))
+    losses = []
+
+    class Sink:
+        def scalars(self, step, values):
+            losses.append(values["loss/retain_loss"])
+
+    from common.train.protocols import Telemetry
+
+    config = FitConfig(**{**RECIPE, "log_every": 1, **fields})
+    telemetry = Telemetry(tracker=Sink())
+    fit(
+        model,
+        CrossEntropy("retain"),
+        {"retain": loader},
+        config,
+        forward=forward,
+        seed=0,
+        telemetry=telemetry,
+    )
+    return before, losses
+
+
+def change(model, before):
+    """(norm of the change of all matrices, share of their entries that did not move)."""
+    parts = [(model.get_parameter(name).detach().float() - old) for name, old in before.items()]
+    whole = torch.cat([part.flatten() for part in parts])
+    return float(whole.norm()), float((whole == 0).float().mean())
+
+
+@pytest.mark.parametrize("mixed", ["no", "bf16"])
+def test_bfloat16_training_moves_as_float32_does(llama, mixed):
+    import copy
+
+    wide = copy.deepcopy(llama).float()
+    before, losses = trained(llama, mixed_precision=mixed)
+    wide_before, wide_losses = trained(wide)
+    assert {p.dtype for p in llama.parameters()} == {torch.bfloat16}, "its own type again"
+    (norm, still), (wide_norm, wide_still) = change(llama, before), change(wide, wide_before)
+    assert norm == pytest.approx(wide_norm, rel=0.05)
+    # what is left still moved by less than half a last place of its type
+    assert wide_still < 0.01 and still < 0.25
+    fall, wide_fall = losses[0] - losses[-1], wide_losses[0] - wide_losses[-1]
+    assert fall == pytest.approx(wide_fall, rel=0.1) and wide_fall > 0.05
+
+
+def test_weights_trained_as_they_are_would_not_move(llama):
+    """What the rule prevents: plain AdamW on the same bfloat16 weights."""
+    before = {n: p.detach().float().clone() for n, p in llama.named_parameters() if p.ndim > 1}
+    optimizer = torch.optim.AdamW(llama.parameters(), lr=RECIPE["lr"])
+    for step in range(RECIPE["steps"]):
+        batch = Tokens().fetch(torch.arange(16) + step % 4 * 16)
+        torch.nn.functional.cross_entropy(
+            forward(llama, batch).float().flatten(0, 1), batch.labels.flatten()
+        ).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert change(llama, before)[1] > 0.5
+
+
+def test_frozen_weights_keep_their_type_while_others_train(llama):
+    seen = []
+    for name, parameter in llama.named_parameters():
+        parameter.requires_grad_("layers.1" in name)
+    with pytest.raises(Diverged):
+        watch = llama.register_forward_pre_hook(
+            lambda model, inputs: seen.append({n: p.dtype for n, p in model.named_parameters()})
+        )
+        trained(llama, loss_cap=1e-6)
+    watch.remove()
+    kinds = {name: dtype for name, dtype in seen[0].items()}
+    assert all(("layers.1" in n) == (d == torch.float32) for n, d in kinds.items())
+    assert {p.dtype for p in llama.parameters()} == {torch.bfloat16}, "also after a divergence"
