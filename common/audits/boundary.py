@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import AuditInfo, AuditTask, Measures, ModelAudit, NotApplicable
 from common.audits.intervals import bootstrap_mean
-from common.audits.measure import Measures, NotApplicable
 from common.audits.pairs import kl_rows, over_retained
-from common.audits.task import AuditTask
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive

@@ -9,9 +9,16 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, Parts, PopulationAudit
+from common.audits.base import (
+    NOT_NEGATIVE,
+    PERCENT,
+    AuditInfo,
+    Measure,
+    Measures,
+    Parts,
+    PopulationAudit,
+)
 from common.audits.intervals import bootstrap_mean, clopper_pearson
-from common.audits.measure import NOT_NEGATIVE, PERCENT, Measure, Measures
 from common.audits.populations import PopulationConfig, check, few_models, margins
 from common.base.seeding import derive
 from common.data.parts import utility_parts

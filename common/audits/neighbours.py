@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.audits.base import AuditInfo, PairAudit, PartNames, Parts
+from common.audits.base import PERCENT, AuditInfo, Measure, Measures, PairAudit, PartNames, Parts
 from common.audits.intervals import FEW, bootstrap
-from common.audits.measure import PERCENT, Measure, Measures
 from common.audits.pairs import _TINY, PairConfig, distributions, forgotten_labels, over_retained
 from common.base.seeding import derive
 from common.measure.ranking import auc

@@ -8,10 +8,17 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, PairAudit, PartNames, Parts
+from common.audits.base import (
+    AuditInfo,
+    Measure,
+    Measures,
+    NotApplicable,
+    PairAudit,
+    PartNames,
+    Parts,
+    whole_classes,
+)
 from common.audits.intervals import FEW, bootstrap_mean, dkw, proportion
-from common.audits.measure import Measure, Measures, NotApplicable
-from common.audits.task import whole_classes
 from common.base.config import Strict
 from common.base.errors import DataError
 from common.base.seeding import derive, hash_order

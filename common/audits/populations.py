@@ -18,9 +18,18 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, PartNames, Parts, PopulationAudit, wanted_parts
+from common.audits.base import (
+    NOT_NEGATIVE,
+    AuditInfo,
+    Measure,
+    Measures,
+    PartNames,
+    Parts,
+    PopulationAudit,
+    TooFew,
+    wanted_parts,
+)
 from common.audits.intervals import bootstrap_mean
-from common.audits.measure import NOT_NEGATIVE, Measure, Measures, TooFew
 from common.base.config import Strict
 from common.base.errors import DataError
 from common.base.seeding import derive, hash_order

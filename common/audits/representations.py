@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+    TooFew,
+)
 from common.audits.intervals import proportion, spread
-from common.audits.measure import PERCENT, Measure, Measures, NotApplicable, TooFew
-from common.audits.task import AuditTask
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.data.splits import balanced_draw

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.audits.task import AuditTask
+from common.audits.base import AuditTask
 from common.measure.scores import Scores
 
 

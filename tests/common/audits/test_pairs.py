@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from common.audits import neighbours, pairs
-from common.audits.base import wanted_parts
-from common.audits.measure import NotApplicable
+from common.audits.base import NotApplicable, wanted_parts
 from common.base.errors import DataError
 from common.data.parts import PARTS, Part, Role, utility_parts
 from common.measure.ranking import auc
