@@ -23,8 +23,7 @@ from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proport
 from common.base.config import Strict
 from common.base.errors import DataError
 from common.base.seeding import derive, hash_order
-from common.measure.ranking import auc
-from common.measure.scores import Scores
+from common.measure.scores import Scores, auc
 
 PARTS = ("forget", "retain", "test", "test_forget")
 _TINY = 1e-38

@@ -12,7 +12,7 @@ from common.audits.base import PERCENT, AuditInfo, Measure, Measures, Parts, Pop
 from common.audits.intervals import bootstrap
 from common.audits.populations import ENOUGH, PopulationConfig, check, margins
 from common.base.seeding import derive
-from common.measure.ranking import auc
+from common.measure.scores import auc
 
 HALVES = ("forget", "forget_out")
 

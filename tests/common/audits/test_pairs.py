@@ -9,7 +9,7 @@ from common.audits import neighbours, pairs
 from common.audits.base import NotApplicable, wanted_parts
 from common.base.errors import DataError
 from common.data.parts import PARTS, Part, Role, utility_parts
-from common.measure.ranking import auc
+from common.measure.scores import auc
 
 
 def softmax(x):
