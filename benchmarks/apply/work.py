@@ -171,7 +171,7 @@ class _Run:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
         from common.bounded.attach import detach
         from common.bounded.files import save_adapter
-        from common.bounded.find import adapted_layers
+        from common.bounded.layer import adapted_layers
         from common.bounded.statistics import adapter_statistics
 
         if not any(True for _ in adapted_layers(model)):

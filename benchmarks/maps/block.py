@@ -15,7 +15,7 @@ from common.base.config import validate
 from common.base.errors import Diverged
 from common.base.registry import METHODS
 from common.bounded.attach import attach, detach
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.bounded.phi import PHIS
 from common.bounded.statistics import adapter_statistics
 from common.data.splits import ForgetSplit

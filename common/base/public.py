@@ -52,7 +52,7 @@ PUBLIC = {
     "Phi": "common.bounded.phi",
     "attach": "common.bounded.attach",
     "detach": "common.bounded.attach",
-    "adapted_layers": "common.bounded.find",
+    "adapted_layers": "common.bounded.layer",
     "save_adapter": "common.bounded.files",
     "load_adapter": "common.bounded.files",
     "Scores": "common.measure.scores",

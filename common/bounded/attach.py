@@ -17,8 +17,7 @@ from torch import nn
 
 from common.base.errors import ConfigError
 from common.bounded.config import AdapterConfig
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear, warn_of_loss
+from common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
 from common.bounded.quantised import (
     QuantisedBoundedLinear,
     is_quantised,

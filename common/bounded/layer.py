@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -192,3 +193,10 @@ def warn_of_loss(what: str, squares: Tensor) -> None:
             delta / base if base else math.inf,
             100 * lost / delta,
         )
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, BoundedLinear]]:
+    """(name, layer) of every adapted layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, BoundedLinear):
+            yield name, module

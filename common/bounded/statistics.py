@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.bounded.quantised import (
     base_weight,
 )

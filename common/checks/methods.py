@@ -16,7 +16,7 @@ from common.base.config import Strict
 from common.base.errors import ConfigError, named_line
 from common.base.registry import METHODS
 from common.bounded.attach import detach
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.checks.declared import (
     DECLARABLE,
     _check_config,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from common.base.registry import PROBLEMS
 from common.base.seeding import generator
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.checks.tiny_net import CLASSES, PER_CLASS, TARGETS, TOKENS, WIDTH, TinyNet
 from common.data.access import DataAccess
 from common.data.batch import Batch, Source

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.layer import BoundedLinear, adapted_layers
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import joint_logits

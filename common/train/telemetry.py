@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.layer import BoundedLinear, adapted_layers
 from common.bounded.quantised import dense_weight
 from common.bounded.reuse import reuse_weights
 from common.bounded.statistics import adapter_statistics

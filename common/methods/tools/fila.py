@@ -172,7 +172,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
         retain set has no say; they are logged to the task's tracker too.
     """
-    from common.bounded.find import adapted_layers
+    from common.bounded.layer import adapted_layers
     from common.bounded.quantised import QuantisedBoundedLinear
 
     layers = dict(adapted_layers(task.model))
