@@ -169,10 +169,9 @@ class _Run:
 
     def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import detach
+        from common.bounded.attach import adapter_statistics, detach
         from common.bounded.files import save_adapter
         from common.bounded.layer import adapted_layers
-        from common.bounded.statistics import adapter_statistics
 
         if not any(True for _ in adapted_layers(model)):
             return model, None

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from common.bounded.attach import adapter_statistics
 from common.bounded.layer import BoundedLinear, adapted_layers
 from common.bounded.quantised import dense_weight
 from common.bounded.reuse import reuse_weights
-from common.bounded.statistics import adapter_statistics
 from common.data.batch import Batch, Forward
 from common.objectives.objectives import Objective
 from common.train.sharding import whole_tensor
