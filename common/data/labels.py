@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from common.base.errors import DataError
-from common.data.batch import Source, ordered_batches
-from common.data.capabilities import LabelledSource
+from common.data.batch import LabelledSource, Source, ordered_batches
 
 
 def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:

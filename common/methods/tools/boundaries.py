@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ConfigError
-from common.data.batch import IGNORE, Batch, Forward, ordered_batches
-from common.data.capabilities import Bounds
+from common.data.batch import IGNORE, Batch, Bounds, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import EVALUATION_BATCH
 from common.objectives.objectives import ObjectiveValue
