@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from common.base.seeding import generator
-from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import TinyProblem, tensors_digest
+from common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem, tensors_digest
 from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig
 from vision.data.source import ImageSource, PreparedImages

@@ -24,8 +24,7 @@ from common.base.errors import AccessError, ConfigError
 from common.base.registry import METHODS
 from common.base.seeding import generator
 from common.checks import check_method
-from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import problem_of
+from common.checks.tiny_task import CLASSES, PER_CLASS, problem_of
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.methods.base import resolve_config
