@@ -25,8 +25,7 @@ from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import pick_device
-from common.protocol.request import Application, AppliedResult
-from common.protocol.subject import Subject
+from common.protocol.subject import Application, AppliedResult, Subject
 from common.store.records import environment
 from common.store.stages import check_writable, write_json
 from common.train.config import FitConfig

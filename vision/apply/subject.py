@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.protocol.request import Application
-from common.protocol.subject import Subject
+from common.protocol.subject import Application, Subject
 from common.store.weights import CONFIG, WEIGHTS, file_digest, save_weights
 from vision.apply.checkpoint import build, read_checkpoint
 from vision.apply.images import (
