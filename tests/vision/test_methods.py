@@ -31,7 +31,7 @@ from common.methods.base import resolve_config
 from common.objectives.positions import sample_cross_entropy
 from common.train.protocols import Telemetry
 from vision.config import ModelConfig
-from vision.data.views import TwoViews
+from vision.data.augment import TwoViews
 from vision.methods.contrast import HeadInputs, nt_xent
 from vision.methods.lethevit import MaskedContrast
 from vision.methods.novo import ProxyForgetting

@@ -131,7 +131,7 @@ class Contrasting(UnlearnTask):
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
         from common.data.loader import Loader
-        from vision.data.views import TwoViews
+        from vision.data.augment import TwoViews
         from vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()
