@@ -42,7 +42,7 @@ class BadTeacher(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the student on both teachers."""
-        from common.methods.tools.distillation import TwoTeachers
+        from common.methods.tools.objectives import TwoTeachers
         from common.methods.tools.streams import Members
 
         untrained = task.fresh_model().requires_grad_(False).eval()

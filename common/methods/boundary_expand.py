@@ -33,7 +33,7 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        from common.methods.tools.boundaries import ToOneClass
+        from common.methods.tools.objectives import ToOneClass
         from common.methods.tools.heads import head_name, narrow_head, widen_head
 
         config: Any = self.config

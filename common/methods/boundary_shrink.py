@@ -39,7 +39,7 @@ class BoundaryShrink(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the forget set towards its neighbours."""
-        from common.methods.tools.boundaries import ToNeighbours
+        from common.methods.tools.objectives import ToNeighbours
 
         objective = ToNeighbours.of(task, self.config.attack_step)
         self._attach(task)

@@ -67,7 +67,7 @@ class Scrub(AdaptedMethod):
         after_step: Sequence[AfterStep] = (),
         stateful: dict[str, Stateful] | None = None,
     ) -> None:
-        from common.methods.tools.distillation import Scrubbing
+        from common.methods.tools.objectives import Scrubbing
         from common.methods.tools.streams import Members
 
         config: Any = self.config

@@ -51,7 +51,7 @@ class SFRon(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Masks, then alternates."""
-        from common.methods.tools.alternation import AlternatingAscent
+        from common.methods.tools.objectives import AlternatingAscent
         from common.methods.tools.masks import MaskedWeights
         from common.methods.tools.streams import Interleaved
         from common.train.optimizer import total_steps
