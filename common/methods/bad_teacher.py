@@ -8,8 +8,7 @@ from pydantic import Field
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
-from common.methods.tools.config import ShortConfig
+from common.methods.gradient import AdaptedMethod, ShortConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
-from common.methods.tools.config import ShortConfig
+from common.methods.gradient import AdaptedMethod, ShortConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from common.base.config import Strict
 from common.base.errors import ConfigError
-from common.base.numbers import NonNegative, Positive
+from common.base.numbers import Count, NonNegative, Positive
 from common.bounded.config import AdapterConfig
 from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
@@ -229,3 +229,19 @@ class GradientMethod(AdaptedMethod):
             self.initialise(task)
         self._train(task, objective, self.loaders(task, objective.parts, config), config=config)
         return task.model
+
+
+class ShortConfig(AdaptedConfig):
+    """A short run on a vision transformer, of the whole model or of an adapter.
+
+    AdamW with weight decay 0.05, lr 1e-4 and a cosine are what the SFRon repository uses for
+    fine-tuning, random labels, SalUn, SCRUB and Bad Teacher on a Swin-T (there: one epoch, batches
+    of 128).  Sweep lr from 1e-5 to 1e-3; small models from scratch want more.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = 3
+    batch_size: Count = 64
+    lr: Positive = 1e-4
+    weight_decay: NonNegative = 0.05
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"

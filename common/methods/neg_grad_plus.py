@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
+from common.methods.gradient import AdaptedMethod, ShortConfig
 from common.methods.simple import BOTH
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
     from torch import nn

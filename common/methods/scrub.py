@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 
 from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
+from common.methods.gradient import AdaptedMethod, ShortConfig
 from common.methods.simple import BOTH
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
