@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +49,7 @@ class TinyImages(TinyProblem):
     """Images and a vision transformer with a class token and 16 patches."""
 
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = VIT.targets
+    family = VIT
 
     def source(self) -> ImageSource:
         """Labelled images."""
@@ -59,7 +58,3 @@ class TinyImages(TinyProblem):
     def net(self) -> nn.Module:
         """An untrained transformer."""
         return build_model(_MODEL, num_classes=CLASSES, in_chans=1, generator_seed=0)
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return VIT.component_of(name)

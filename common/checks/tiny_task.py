@@ -174,8 +174,6 @@ class TinyProblem(ModelFamily):
 
     recipe: ClassVar[FitConfig] = RECIPE
     num_classes: ClassVar[int] = CLASSES
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
-    head: ClassVar[tuple[str, ...]] = ("head.*",)
 
     @abstractmethod
     def source(self) -> Source:
@@ -189,12 +187,6 @@ class TinyProblem(ModelFamily):
         """(N, CLASSES) logits."""
         logits: Tensor = model(batch.inputs["x"])
         return logits
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        parts = name.split(".")
-        components = {"mlp": "mlp", "attn": "attention", "head": "head"}
-        return next((components[part] for part in parts if part in components), "other")
 
     def split(self, scenario: str) -> ForgetSplit:
         """Forgets one class (``class``) or a quarter of the training samples (anything else)."""
@@ -248,8 +240,23 @@ class TinyProblem(ModelFamily):
             return self.forward(model, self.source().fetch(torch.arange(CLASSES * PER_CLASS)))
 
 
+class TinyLayers:
+    """What the layers of :class:`TinyNet` are called."""
+
+    targets = TARGETS
+    head = ("head.*",)
+
+    def component_of(self, parameter: str) -> str:
+        """mlp, attention, head or other."""
+        components = {"mlp": "mlp", "attn": "attention", "head": "head"}
+        parts = parameter.split(".")
+        return next((components[part] for part in parts if part in components), "other")
+
+
 class TinyVectors(TinyProblem):
     """The problem of methods that know no modality: vectors and a small residual network."""
+
+    family = TinyLayers()
 
     def source(self) -> VectorSource:
         """Labelled vectors."""

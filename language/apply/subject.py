@@ -127,20 +127,6 @@ class TextSubject(Subject):
 
         return family_of(self.model_type)
 
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of the family, by placement."""
-        return self.family.targets
-
-    @property
-    def head(self) -> Sequence[str]:
-        """The output layer."""
-        return self.family.head
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return self.family.component_of(name)
-
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""
         from language.models.backbone import causal_forward
