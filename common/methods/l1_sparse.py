@@ -38,7 +38,7 @@ class L1Sparse(UnlearningMethod):
         import torch
 
         from common.objectives.objectives import CrossEntropy
-        from common.train.optimizer import total_steps
+        from common.train.rates import total_steps
 
         config: Any = self.config
         engine = FitConfig.of(config)

@@ -53,7 +53,7 @@ class SFRon(AdaptedMethod):
         from common.methods.tools.masks import MaskedWeights
         from common.methods.tools.objectives import AlternatingAscent
         from common.methods.tools.streams import Interleaved
-        from common.train.optimizer import total_steps
+        from common.train.rates import total_steps
 
         config: Any = self.config
         self._attach(task)

@@ -24,8 +24,9 @@ from common.objectives.positions import sample_cross_entropy, sample_unlikelihoo
 from common.objectives.terms import ForgetLoss
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
-from common.train.optimizer import AdamW, learning_rate
+from common.train.optimizer import AdamW
 from common.train.protocols import ModelForward
+from common.train.rates import learning_rate
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> (N,) losses."""

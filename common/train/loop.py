@@ -21,14 +21,9 @@ from common.train.checkpoint import TrainingState
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.launch import make_accelerator, make_sharded
-from common.train.optimizer import (
-    evaluation_steps,
-    learning_rate,
-    make_optimizer,
-    total_steps,
-    warmup_steps,
-)
+from common.train.optimizer import make_optimizer
 from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
+from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
 

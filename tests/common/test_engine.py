@@ -18,7 +18,7 @@ from common.data.loader import ChainedLoader, RelabelledLoader
 from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_difference
 from common.train.config import FitConfig
 from common.train.fit import fit
-from common.train.optimizer import learning_rate, total_steps, warmup_steps
+from common.train.rates import learning_rate, total_steps, warmup_steps
 
 MLP = ("blocks.*.mlp.fc*",)
 RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
