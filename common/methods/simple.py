@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from common.objectives.objectives import Objective
 
 
-PAPER = "Stable Forgetting: Bounded Parameter-Efficient Unlearning in Foundation Models"
 BOTH = frozenset({"forget", "retain"})
 
 
