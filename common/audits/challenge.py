@@ -20,6 +20,7 @@ from common.audits.base import (
 )
 from common.audits.intervals import bootstrap_mean, clopper_pearson
 from common.audits.populations import PopulationConfig, check, few_models, margins
+from common.base.numbers import Positive
 from common.base.seeding import derive
 from common.data.parts import utility_parts
 
@@ -116,7 +117,7 @@ class EpsilonScore(PopulationAudit):
         """
 
         delta: Annotated[float, Field(ge=0, lt=1)] = 1e-5
-        width: Annotated[float, Field(gt=0)] = 0.5
+        width: Positive = 0.5
 
     def compare(
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int

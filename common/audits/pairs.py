@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from common.audits.base import (
     PERCENT,
@@ -22,6 +20,7 @@ from common.audits.base import (
 from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
 from common.base.config import Strict
 from common.base.errors import DataError
+from common.base.numbers import Positive
 from common.base.seeding import derive, hash_order
 from common.measure.scores import Scores, auc
 
@@ -179,7 +178,7 @@ class ClassifierTwoSample(PairAudit):
             C: Inverse strength of the L2 penalty.
         """
 
-        C: Annotated[float, Field(gt=0)] = 0.1
+        C: Positive = 0.1
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One held-out accuracy per part, with its Clopper-Pearson interval."""

@@ -32,6 +32,7 @@ from common.audits.base import (
 from common.audits.intervals import bootstrap_mean
 from common.base.config import Strict
 from common.base.errors import DataError
+from common.base.numbers import Count, Positive
 from common.base.seeding import derive, hash_order
 
 PARTS = ("forget", "retain", "test")
@@ -49,7 +50,7 @@ class PopulationConfig(Strict):
     """
 
     parts: PartNames = PARTS
-    clip: Annotated[float, Field(gt=0)] = 100.0
+    clip: Positive = 100.0
 
 
 def margins(models: Sequence[Parts], part: str, clip: float) -> np.ndarray:
@@ -137,9 +138,9 @@ class KLoM(PopulationAudit):
         """
 
         bins: Annotated[int, Field(ge=2)] = 20
-        floor: Annotated[float, Field(gt=0)] = 1e-5
-        permutations: Annotated[int, Field(ge=1)] = 99
-        permuted_samples: Annotated[int, Field(ge=1)] = 500
+        floor: Positive = 1e-5
+        permutations: Count = 99
+        permuted_samples: Count = 500
 
     def compare(
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int

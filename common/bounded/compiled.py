@@ -19,8 +19,12 @@ def _phi_body(z: Tensor, outer: float, phi: str, *arguments: float) -> Tensor:
 
 
 def _gradient_body(G: Tensor, z: Tensor, scale: float, phi: str, *arguments: float) -> Tensor:
-    slope = torch.empty_like(z)
-    PHIS[phi].slope_(z.clone(), slope, *arguments)
+    record, slope = PHIS[phi], torch.empty_like(z)
+    if record.slope_of_argument is not None:
+        record.slope_of_argument(z, slope, *arguments)
+    else:
+        assert record.slope_of_value is not None, "a linear phi has no weight-sized slope"
+        record.slope_of_value(record.value(z, *arguments), slope, *arguments)
     return G.to(z.dtype) * (scale * slope)
 
 

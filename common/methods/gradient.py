@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from common.base.config import Strict
 from common.base.errors import ConfigError
@@ -37,8 +37,8 @@ class AdaptedConfig(FitConfig):
         penalty: mu of mu * sum ||A B^T||_F^2.
     """
 
-    steps: Annotated[int, Field(ge=1)] | None = 100
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    steps: Count | None = 100
+    batch_size: Count = 32
     lr: Positive = 3e-3
     adapter: AdapterConfig | None = None
     lr_scaling: Literal["slope", "none"] = "slope"

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from common.base.config import Strict
-from common.base.numbers import Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, NonNegative, Positive
 
 LATER_FIELDS = ("warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields that are hashed only where they are set."""
@@ -60,7 +60,7 @@ class FitConfig(Strict):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     eps: Positive = 1e-8
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Amount = 0
     warmup_epochs: Positive | None = None
     accumulation: Count = 1
     max_grad_norm: Positive | None = None
@@ -68,8 +68,8 @@ class FitConfig(Strict):
     loss_cap: Positive = 1e4
     checkpoint_every: Count = 500
     log_every: Count = 10
-    probe_every: Annotated[int, Field(ge=0)] = 0
-    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    probe_every: Amount = 0
+    evaluate_every: Amount = 0
     evaluate_epochs: Count | None = None
     min_epochs: Count | None = None
     stop_below: dict[str, float] | Literal["goal"] = {}
