@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -135,7 +136,7 @@ class EpsilonScore(PopulationAudit):
         n = min(len(ours), len(theirs))
         infinite = float(np.mean(np.isinf(epsilon)))
         return {
-            "F": Measure(quality.value, quality.low, quality.high, quality.interval, n, note, UNIT),
+            "F": replace(quality, n=n, note=note),
             "F shown": Measure(float(shown.mean()), n=n, bounds=UNIT),
             "score": Measure(
                 quality.value * self._utility(unlearned, retrained),

@@ -13,6 +13,7 @@ that U-LiRA fits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -154,15 +155,7 @@ class KLoM(PopulationAudit):
             values = self._values(ours, theirs)
             stream = derive(seed, "klom", part)
             mean = bootstrap_mean(values, stream)
-            measures[part] = Measure(
-                mean.value,
-                mean.low,
-                mean.high,
-                mean.interval,
-                len(ours),
-                note or mean.note,
-                mean.bounds,
-            )
+            measures[part] = replace(mean, n=len(ours), note=note or mean.note)
             measures[f"{part} p95"] = Measure(
                 float(np.percentile(values, 95)), n=len(ours), bounds=NOT_NEGATIVE
             )

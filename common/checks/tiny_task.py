@@ -273,18 +273,3 @@ class TinyVectors(TinyProblem):
 def problem_of(modality: str) -> TinyProblem:
     """The problem of a modality (empty: none), with its trained Original, once per process."""
     return PROBLEMS[modality]() if modality else TinyVectors()
-
-
-def original() -> nn.Module:
-    """Original on vectors; shared, so copy it before use."""
-    return problem_of("").original
-
-
-def make_task(model: nn.Module, scenario: str, seed: int, access: frozenset[str]) -> WatchedTask:
-    """:meth:`TinyProblem.task` on vectors."""
-    return problem_of("").task(model, scenario, seed, access)
-
-
-def outputs(model: nn.Module) -> Tensor:
-    """:meth:`TinyProblem.outputs` on vectors."""
-    return problem_of("").outputs(model)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from common.data.batch import Batch, Forward
 
 
-"""Label of a token that is not scored."""
-
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
 """The scalar scores, in the order in which they are computed."""
 

@@ -19,7 +19,7 @@ class GAFila(ForgetRetainMethod):
     Source: arXiv 2408.06621.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(2, PAPER, BOTH)
 
     class Config(ForgetConfig):
         lr: Positive = 3e-5
@@ -34,7 +34,7 @@ class GDFila(ForgetRetainMethod):
     Source: arXiv 2408.06621.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(2, PAPER, BOTH)
 
     class Config(RetainConfig):
         lr: Positive = 1e-3

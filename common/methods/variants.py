@@ -81,7 +81,12 @@ def _made(name: str, base: Any) -> type[UnlearningMethod]:
         "__doc__": row.doc,
         "__module__": base.__module__,
         "Config": _config(base.Config, defaults, name),
-        "info": replace(base.info, paper=row.paper, access=base.info.access | preset.reads),
+        "info": replace(
+            base.info,
+            version=base.info.version + preset.version,
+            paper=row.paper,
+            access=base.info.access | preset.reads,
+        ),
         "presets": _presets(row.presets) if row.presets else base.presets,
     }
     return type("".join(part.capitalize() for part in name.split("_")), (base,), members)

@@ -1,8 +1,4 @@
-"""Configs of the engine and of the adapters.
-
-They live apart from the code that uses them because that code needs torch, and listing, planning
-and reporting must not wait for torch.
-"""
+"""The config of the engine, apart from the code that needs torch: planning must not wait for it."""
 
 from __future__ import annotations
 

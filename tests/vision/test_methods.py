@@ -35,9 +35,8 @@ from vision.data.augment import TwoViews
 from vision.methods.contrast import HeadInputs, nt_xent
 from vision.methods.lethevit import MaskedContrast
 from vision.methods.novo import ProxyForgetting
-from vision.models.attention import patch_attention, patch_mask
 from vision.models.build import build_model
-from vision.models.keys import KeyedViT
+from vision.models.transformer import KeyedViT, patch_attention, patch_mask
 from vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"

@@ -110,7 +110,7 @@ class MaskedContrast:
         import torch
 
         from common.data.batch import Batch
-        from vision.models.attention import patch_attention, patch_mask
+        from vision.models.transformer import patch_attention, patch_mask
 
         x = batch.inputs["x"]
         scores = patch_attention(self.teacher, x, self.config.block)
