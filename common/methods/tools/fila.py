@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from common.base.errors import ConfigError
 from common.base.seeding import derive
 from common.data.batch import IGNORE
-from common.methods.tools.passes import evaluating
 from common.objectives.positions import average, cross_entropy, wide
+from common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig

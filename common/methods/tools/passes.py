@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,7 @@ from common.data.labels import class_labels
 from common.objectives import positions as losses
 from common.objectives.positions import sample_cross_entropy
 from common.objectives.terms import LogLikelihoods
+from common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,15 +125,3 @@ def autocast(model: nn.Module, precision: str) -> torch.autocast:
     device = next(model.parameters()).device.type
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device, dtype=dtype, enabled=precision != "no")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; every module gets its own mode back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
