@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from common.bounded.config import AdapterConfig as AdapterConfig
     from common.bounded.files import load_adapter as load_adapter
     from common.bounded.files import save_adapter as save_adapter
-    from common.bounded.find import adapted_layers as adapted_layers
+    from common.bounded.layer import adapted_layers as adapted_layers
     from common.bounded.phi import PHIS as PHIS
     from common.bounded.phi import Phi as Phi
     from common.bounded.presets import PRESETS as PRESETS

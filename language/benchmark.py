@@ -158,16 +158,6 @@ class CausalBenchmark(Benchmark):
         return family_of(self._shape.config.model_type)
 
     @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of the family, by placement."""
-        return self.family.targets
-
-    @property
-    def head(self) -> Sequence[str]:
-        """The output layer; tied to the embeddings where the model says so."""
-        return self.family.head
-
-    @property
     def minimum_train_accuracy(self) -> float:
         """The gate."""
         return self.config.minimum_train_accuracy
@@ -245,10 +235,6 @@ class CausalBenchmark(Benchmark):
         from language.models.backbone import causal_forward
 
         return causal_forward(model, batch)
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return self.family.component_of(name)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""

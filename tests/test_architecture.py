@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "common.base": "",
     "common.data": "base",
     "common.bounded": "base",
-    "common.objectives": "base data",
+    "common.objectives": "data",
     "common.train": "base data bounded objectives",
     "common.measure": "base data",
     "common.membership": "base data measure",
@@ -49,14 +49,14 @@ MAY_IMPORT = {
     "vision.scenarios": "common.base common.data config data",
     "vision.methods": "common.base common.data common.objectives common.train common.methods data "
     "models",
-    "vision.tiny": "common.base common.data common.train common.checks config data models",
+    "vision.tiny": "common.base common.train common.checks config data models",
     "vision.apply": "common.base common.data common.measure common.membership common.store "
     "common.protocol config data models",
     "vision.benchmark": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics scenarios",
     "language": "common.base common.protocol",
     "language.config": "common.base",
-    "language.data": "common.base common.data common.objectives config",
+    "language.data": "common.base common.data config",
     "language.models": "common.base common.data config",
     "language.metrics": "common.base common.measure config",
     "language.measure": "common.base common.measure config data models metrics",
@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "language.apply": "common.base common.data common.measure common.store common.protocol config "
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "
-    "common.protocol config data models metrics measure scenarios",
+    "common.protocol config data models measure",
     "language.probes": "common.base common.measure common.protocol measure benchmark",
     "language.benchmarks": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics measure scenarios benchmark",
@@ -75,14 +75,13 @@ MAY_IMPORT = {
     "benchmarks.report": "common.measure",
     "benchmarks.spec": "common.base common.measure common.protocol common.methods common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
-    "common.measure common.store common.protocol common.methods report spec",
-    "benchmarks.audits": "common.base common.bounded common.data common.measure common.store "
-    "common.protocol common.audits report spec pipeline",
+    "common.measure common.store common.protocol common.methods spec",
+    "benchmarks.audits": "common.base common.bounded common.measure common.store common.audits "
+    "report spec pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
     "common.protocol report spec pipeline audits",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
-    "common.store common.protocol common.methods common.audits report spec pipeline audits "
-    "leaderboard",
+    "common.store common.protocol common.methods common.audits report spec pipeline audits",
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base language.models report",
@@ -91,9 +90,9 @@ MAY_IMPORT = {
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models report",
-    "benchmarks.cli": "benchmarks common.base common.bounded common.measure common.store "
-    "common.protocol common.audits common.checks report spec pipeline audits leaderboard maps "
-    "apply costs machine",
+    "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
+    "common.audits common.checks report spec pipeline audits leaderboard maps apply costs "
+    "machine",
 }
 """Room -> what it may import, at module level, in functions and for types.
 

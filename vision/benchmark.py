@@ -114,7 +114,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
         """On the meta device; None for folders, whose classes only the data tell."""
-        from vision.models.counting import count_adapters
+        from vision.models.build import count_adapters
 
         classes = CLASS_COUNTS.get(config.data.name)
         if classes is None:

@@ -14,9 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from common.base.config import Strict
-
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0)]
+from common.base.numbers import Amount, Count, NonNegative, Positive
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 
@@ -92,7 +90,7 @@ class DataConfig(Strict):
     augment: bool = True
     crop_padding: Amount = 4
     flip: bool = True
-    noise: Annotated[float, Field(ge=0)] = 0.0
+    noise: NonNegative = 0.0
     folder: str | None = None
 
     @model_validator(mode="before")
@@ -154,7 +152,7 @@ class ModelConfig(Strict):
     dim: Count | None = None
     depth: Count | None = None
     heads: Count | None = None
-    mlp_ratio: Annotated[float, Field(gt=0)] | None = None
+    mlp_ratio: Positive | None = None
     stem: Literal["patch", "conv"] | None = None
     pool: Literal["token", "avg"] | None = None
 

@@ -5,7 +5,9 @@ The target of almost every number is the retrained model's value, not 0 or 100.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.base.errors import ConfigError
@@ -15,64 +17,13 @@ from common.measure.rules import GapRule
 if TYPE_CHECKING:
     from common.measure.scores import Scores
 
-METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec("fa", "target", "FA", doc="accuracy on the forget set (training images)"),
-    MetricSpec("ua", "target", "UA", doc="100 - FA: the forget set's error"),
-    MetricSpec("ra", "target", "RA", doc="accuracy on the retain set (training images)"),
-    MetricSpec("ta", "target", "TA", doc="test accuracy (retained classes when classes go)"),
-    MetricSpec("ta_f", "target", "TA_f", doc="test accuracy on the forgotten classes"),
-    MetricSpec("va", "target", "VA", doc="validation accuracy: what tuning sees instead of TA"),
-    MetricSpec(
-        "mia",
-        "target",
-        "MIA",
-        doc="share of the forget set that an RBF SVC on the "
-        "true-class probability calls NON-member (MIA efficacy of the SalUn lineage)",
-    ),
-    MetricSpec("mia_validation", "target", "MIA_v", doc="MIA with validation as non-members"),
-    MetricSpec("mia_correctness", "target", "MIA corr.", doc="the same on correctness"),
-    MetricSpec("mia_entropy", "target", "MIA ent.", doc="the same on the entropy"),
-    MetricSpec(
-        "mia_modified_entropy",
-        "target",
-        "MIA m-ent.",
-        doc="the same on the modified entropy (Song & Mittal), computed correctly",
-    ),
-    MetricSpec("mia_probs", "target", "MIA prob", doc="the same on the whole softmax"),
-    MetricSpec(
-        "mia_logistic",
-        "target",
-        "MIA log.",
-        doc="logistic regression on one monotone feature; 50 when its sign is wrong",
-    ),
-    MetricSpec(
-        "mia_bacc",
-        "target",
-        "SVC b.acc",
-        doc="balanced accuracy of the MIA's SVC on "
-        "the data it was fitted on: near 50 it measures threshold noise",
-        calibration="Balanced accuracy of the MIA's SVC on Retrain's own data: {} % (50: no "
-        "signal, the MIA column is then threshold noise).",
-    ),
-    MetricSpec("mia_auc", "target", "AUC", doc="forget against test by loss; 50 is no signal"),
-    MetricSpec("mia_tpr_1", "target", "TPR@1%", doc="true positives at 1 % false positives"),
-    MetricSpec("mia_tpr_01", "target", "TPR@0.1%", doc="true positives at 0.1 % false positives"),
-    MetricSpec(
-        "mia_threshold_bacc",
-        "target",
-        "loss b.acc",
-        doc="balanced accuracy of the best loss threshold (in sample)",
-    ),
-    MetricSpec(
-        "forget_loss",
-        "target",
-        "forget loss",
-        unit="nats",
-        doc="mean cross-entropy on the forget set",
-        digits=2,
-    ),
-    MetricSpec("test_loss", "target", "test loss", unit="nats", doc="mean cross-entropy on test"),
+METRICS = tuple(
+    MetricSpec(name, "target", **fields)
+    for name, fields in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    ).items()
 )
+"""Of ``metrics.toml``, beside this module."""
 
 GAP = GapRule(
     metrics=("ua", "ra", "ta", "mia"),

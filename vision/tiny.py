@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from torch import nn
 
 from common.base.seeding import generator
-from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import TinyProblem, tensors_digest
+from common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem, tensors_digest
 from common.train.config import FitConfig
 from vision.config import DataConfig, ModelConfig
 from vision.data.source import ImageSource, PreparedImages
@@ -51,7 +49,7 @@ class TinyImages(TinyProblem):
     """Images and a vision transformer with a class token and 16 patches."""
 
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = VIT.targets
+    family = VIT
 
     def source(self) -> ImageSource:
         """Labelled images."""
@@ -60,7 +58,3 @@ class TinyImages(TinyProblem):
     def net(self) -> nn.Module:
         """An untrained transformer."""
         return build_model(_MODEL, num_classes=CLASSES, in_chans=1, generator_seed=0)
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return VIT.component_of(name)

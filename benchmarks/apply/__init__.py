@@ -5,6 +5,6 @@ measured before and after, and what that does and does not show.
 """
 
 from benchmarks.apply.work import apply
-from common.protocol.request import Application, AppliedResult
+from common.protocol.subject import Application, AppliedResult
 
 __all__ = ["Application", "AppliedResult", "apply"]

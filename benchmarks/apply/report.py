@@ -23,7 +23,7 @@ def weight_change(
 
     Returns:
         ``relative``: ||W - W0|| / ||W0|| over all parameters; ``tensors_changed``; ``adapters``:
-        see :func:`common.bounded.statistics.adapter_statistics`, None without adapters.
+        see :func:`common.bounded.attach.adapter_statistics`, None without adapters.
     """
     moved = base = 0.0
     changed = 0

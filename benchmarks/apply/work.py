@@ -25,8 +25,7 @@ from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import pick_device
-from common.protocol.request import Application, AppliedResult
-from common.protocol.subject import Subject
+from common.protocol.subject import Application, AppliedResult, Subject
 from common.store.records import environment
 from common.store.stages import check_writable, write_json
 from common.train.config import FitConfig
@@ -169,10 +168,9 @@ class _Run:
 
     def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import detach
+        from common.bounded.attach import adapter_statistics, detach
         from common.bounded.files import save_adapter
-        from common.bounded.find import adapted_layers
-        from common.bounded.statistics import adapter_statistics
+        from common.bounded.layer import adapted_layers
 
         if not any(True for _ in adapted_layers(model)):
             return model, None

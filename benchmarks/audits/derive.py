@@ -14,8 +14,15 @@ from benchmarks.pipeline.measuring import read_scores, read_stored
 from benchmarks.pipeline.stage import Result, Stage
 from benchmarks.spec.resolve import ResolvedRow
 from benchmarks.spec.suite import FLOOR
-from common.audits.base import Audit, ModelAudit, PairAudit, PopulationAudit
-from common.audits.measure import Measure, Measures, NotApplicable
+from common.audits.base import (
+    Audit,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+    PairAudit,
+    PopulationAudit,
+)
 from common.audits.sequential import Sequential
 from common.audits.ulira import ULira
 from common.base.registry import METHODS

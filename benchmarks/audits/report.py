@@ -11,7 +11,7 @@ from benchmarks.report.cells import significant
 from benchmarks.report.section import Section, table
 from benchmarks.spec.resolve import ResolvedSuite
 from common.audits import AUDITS
-from common.audits.measure import NOT_APPLICABLE, Measure
+from common.audits.base import NOT_APPLICABLE, Measure
 from common.base.config import canonical
 from common.store.stages import StageStore
 

@@ -12,8 +12,7 @@ from common.store.stages import write_json
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite
-    from common.audits.base import ModelAudit
-    from common.audits.task import AuditTask
+    from common.audits.base import AuditTask, ModelAudit
 
 AUDIT_FILE = "audit.json"
 
@@ -35,7 +34,7 @@ class AuditProbe(StageKind[AuditSpec]):
     def work(self, site: Worksite, spec: AuditSpec) -> None:
         """Writes ``measures`` by name and ``not_applicable``, a reason or the empty string."""
         from common.audits import AUDITS
-        from common.audits.measure import NotApplicable
+        from common.audits.base import NotApplicable
 
         cls = AUDITS[spec.audit]
         audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
@@ -53,7 +52,7 @@ class AuditProbe(StageKind[AuditSpec]):
             write_json(folder / AUDIT_FILE, result)
 
     def _task(self, site: Worksite, spec: AuditSpec) -> AuditTask:
-        from common.audits.task import AuditTask, Featured
+        from common.audits.base import AuditTask, Featured
         from common.bounded.files import ADAPTER_CONFIG
 
         benchmark, start = site.benchmark, site.stage.parents["model"].start

@@ -14,10 +14,9 @@ from benchmarks.pipeline.unlearning import unlearned
 from common.base.config import validate
 from common.base.errors import Diverged
 from common.base.registry import METHODS
-from common.bounded.attach import attach, detach
-from common.bounded.find import adapted_layers
+from common.bounded.attach import adapter_statistics, attach, detach
+from common.bounded.layer import adapted_layers
 from common.bounded.phi import PHIS
-from common.bounded.statistics import adapter_statistics
 from common.data.splits import ForgetSplit
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark

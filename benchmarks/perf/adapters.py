@@ -34,8 +34,7 @@ from common.base.errors import UserError
 from common.base.seeding import generator
 from common.bounded.attach import attach
 from common.bounded.config import AdapterConfig
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.layer import BoundedLinear, adapted_layers
 from vision.models.family import VIT
 
 SIZES: dict[Size, ViTSize] = {

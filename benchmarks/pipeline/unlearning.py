@@ -117,7 +117,7 @@ class Unlearn(StageKind[ModelSpec]):
     def work(self, site: Worksite, spec: ModelSpec) -> None:
         """Stores the model, as an adapter where the method attached one."""
         from common.bounded.files import save_adapter
-        from common.bounded.find import adapted_layers
+        from common.bounded.layer import adapted_layers
         from common.store.weights import save_weights
 
         cls = METHODS[spec.method]

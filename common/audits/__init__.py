@@ -24,7 +24,7 @@ for _name, _target, _summary in (
     ("ks", "pairs:KolmogorovSmirnov", "largest distance between the margins' distributions"),
     ("c2st", "pairs:ClassifierTwoSample", "can a classifier tell whose outputs these are?"),
     ("retained_kl", "pairs:RetainedKL", "forgotten classes: KL(Retrain || U) over the others"),
-    ("cmia", "neighbours:NeighbourClass", "forgotten classes: attack on the neighbour class"),
+    ("cmia", "pairs:NeighbourClass", "forgotten classes: attack on the neighbour class"),
     ("klom", "populations:KLoM", "binned KL of each sample's margins over many models"),
     ("epsilon", "challenge:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
     ("ulira", "ulira:ULira", "likelihood-ratio attack with per-sample Gaussians"),

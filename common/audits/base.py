@@ -5,20 +5,183 @@ Importing this module and the audits' own imports no torch: ``unlearn audit --li
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from common.audits.measure import Measures, NotApplicable
-from common.audits.task import AuditTask
 from common.base.config import Strict
+from common.base.errors import DataError, UserError
 from common.data.parts import PARTS, Part, utility_parts
 
 if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from common.data.batch import Batch, Source
+    from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from common.protocol.benchmark import ModelFamily
+    from common.train.config import FitConfig
+
+CONFIDENCE = 0.95
+PERCENT = (0.0, 100.0)
+NOT_NEGATIVE = (0.0, None)
+NOT_APPLICABLE = "not applicable"
+
+
+class NotApplicable(UserError):
+    """The audit has no meaning here (another scenario, no adapter)."""
+
+    @property
+    def reason(self) -> str:
+        """What a table shows instead of numbers."""
+        return f"{NOT_APPLICABLE}: {self}"
+
+
+class TooFew(NotApplicable):
+    """The audit has a meaning here, but not with so few models or samples."""
+
+    @property
+    def reason(self) -> str:
+        """What a table shows instead of numbers."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number with its interval.
+
+    Attributes:
+        value: The estimate; None if undefined.
+        low: Lower end of the 95 % interval; None where there is none.
+        high: Upper end.
+        interval: Which interval, and over what it varies.
+        n: Independent units behind it.
+        note: What a reader must know, such as "too few shadows".
+        bounds: Smallest and largest possible value, which an interval over seeds never leaves.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    interval: str = ""
+    n: int = 0
+    note: str = ""
+    bounds: tuple[float | None, float | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        for number in (self.value, self.low, self.high):
+            assert number is None or math.isfinite(number), f"{number} cannot be stored"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measure:
+        """What :meth:`to_json` gave."""
+        return cls(**{**data, "bounds": tuple(data["bounds"])})
+
+    def clipped(self, end: float | None) -> float | None:
+        """An interval's end, moved inside the bounds."""
+        if end is None:
+            return None
+        lowest, highest = self.bounds
+        end = end if lowest is None else max(end, lowest)
+        return end if highest is None else min(end, highest)
+
+
+Measures = dict[str, Measure]
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """A benchmark that says which features enter the head."""
+
+    def features(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, d) penultimate features."""
+
+
+@dataclass
+class AuditTask:
+    """One stored model, and what is needed to probe it.
+
+    Attributes:
+        load: Makes a fresh copy of the stored model, adapters merged.
+        load_original: Makes a fresh copy of the model before unlearning.
+        adapted: Whether the stored model is an adapter beside Original's weights.
+        source: The modality's data source.
+        split: The frozen index sets.
+        family: What is known of the model: forward, logits, head.
+        collect: (model, indices) -> scores; puts the model into eval mode.
+        features: (model, batch) -> (N, d) penultimate features; None takes the head's input.
+        recipe: How Original was trained.
+        batch_size: Samples per forward.
+        seed: Of draws.
+    """
+
+    load: Callable[[], nn.Module]
+    load_original: Callable[[], nn.Module]
+    adapted: bool
+    source: Source
+    split: ForgetSplit
+    family: ModelFamily
+    collect: Callable[[nn.Module, np.ndarray], Scores]
+    features: Callable[[nn.Module, Batch], Tensor] | None
+    recipe: FitConfig
+    batch_size: int
+    seed: int
+
+    def draw(self, part: str, count: int | None, *names: str) -> np.ndarray:
+        """Up to ``count`` indices of a part by hash order, sorted; all if None."""
+        import numpy as np
+
+        from common.base.seeding import hash_order
+
+        indices = self.split.parts[part]
+        if count is None or count >= len(indices):
+            return indices
+        return np.sort(hash_order(indices, self.seed, "audit", part, *names)[:count])
+
+    def labels(self, indices: np.ndarray) -> np.ndarray:
+        """(N,) int64 class labels of samples.
+
+        Raises:
+            NotApplicable: The labels are not one class per sample.
+        """
+        from common.data.labels import class_labels
+
+        try:
+            return class_labels(self.source, indices, self.batch_size)
+        except DataError as error:
+            raise NotApplicable(str(error)) from None
+
+    def forgotten_classes(self) -> np.ndarray:
+        """Classes of which nothing is retained, sorted.
+
+        Raises:
+            NotApplicable: There are none: the forget set is not whole classes.
+        """
+        return whole_classes(*(self.labels(self.split.parts[p]) for p in ("forget", "retain")))
+
+
+def whole_classes(forget: np.ndarray, retain: np.ndarray) -> np.ndarray:
+    """Classes of the forget labels, sorted, of which nothing is retained.
+
+    Raises:
+        NotApplicable: There are none, or some are retained in part.
+    """
+    import numpy as np
+
+    classes = np.unique(forget)
+    if not len(classes) or np.isin(classes, retain).any():
+        raise NotApplicable("only where whole classes are forgotten")
+    return classes
+
 
 Tier = Literal["free", "minutes", "shadows"]
 TIERS: Mapping[str, str] = {

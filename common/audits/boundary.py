@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import AuditInfo, AuditTask, Measures, ModelAudit, NotApplicable
 from common.audits.intervals import bootstrap_mean
-from common.audits.measure import Measures, NotApplicable
 from common.audits.pairs import kl_rows, over_retained
-from common.audits.task import AuditTask
 from common.base.config import Strict
-from common.base.numbers import Count
+from common.base.numbers import Count, NonNegative
 from common.base.seeding import derive
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ class OverUnlearning(ModelAudit):
             samples: At most this many forget inputs.
         """
 
-        eps: tuple[Annotated[float, Field(ge=0)], ...] = (0.03, 0.1)
+        eps: tuple[NonNegative, ...] = (0.03, 0.1)
         samples: Count = 500
 
     def measure(self, task: AuditTask) -> Measures:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, Parts, PopulationAudit
+from common.audits.base import (
+    NOT_NEGATIVE,
+    PERCENT,
+    AuditInfo,
+    Measure,
+    Measures,
+    Parts,
+    PopulationAudit,
+)
 from common.audits.intervals import bootstrap_mean, clopper_pearson
-from common.audits.measure import NOT_NEGATIVE, PERCENT, Measure, Measures
 from common.audits.populations import PopulationConfig, check, few_models, margins
+from common.base.numbers import Positive
 from common.base.seeding import derive
 from common.data.parts import utility_parts
 
@@ -109,7 +118,7 @@ class EpsilonScore(PopulationAudit):
         """
 
         delta: Annotated[float, Field(ge=0, lt=1)] = 1e-5
-        width: Annotated[float, Field(gt=0)] = 0.5
+        width: Positive = 0.5
 
     def compare(
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
@@ -127,7 +136,7 @@ class EpsilonScore(PopulationAudit):
         n = min(len(ours), len(theirs))
         infinite = float(np.mean(np.isinf(epsilon)))
         return {
-            "F": Measure(quality.value, quality.low, quality.high, quality.interval, n, note, UNIT),
+            "F": replace(quality, n=n, note=note),
             "F shown": Measure(float(shown.mean()), n=n, bounds=UNIT),
             "score": Measure(
                 quality.value * self._utility(unlearned, retrained),

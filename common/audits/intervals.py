@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from common.audits.measure import CONFIDENCE, NOT_NEGATIVE, PERCENT, Measure
+from common.audits.base import CONFIDENCE, NOT_NEGATIVE, PERCENT, Measure
 from common.base.seeding import derive
 
 RESAMPLES = 1000

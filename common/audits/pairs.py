@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from common.audits.base import AuditInfo, PairAudit, PartNames, Parts
-from common.audits.intervals import FEW, bootstrap_mean, dkw, proportion
-from common.audits.measure import Measure, Measures, NotApplicable
-from common.audits.task import whole_classes
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    Measure,
+    Measures,
+    NotApplicable,
+    PairAudit,
+    PartNames,
+    Parts,
+    whole_classes,
+)
+from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
 from common.base.config import Strict
 from common.base.errors import DataError
+from common.base.numbers import Positive
 from common.base.seeding import derive, hash_order
-from common.measure.scores import Scores
+from common.measure.scores import Scores, auc
 
 PARTS = ("forget", "retain", "test", "test_forget")
 _TINY = 1e-38
@@ -171,7 +178,7 @@ class ClassifierTwoSample(PairAudit):
             C: Inverse strength of the L2 penalty.
         """
 
-        C: Annotated[float, Field(gt=0)] = 0.1
+        C: Positive = 0.1
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """One held-out accuracy per part, with its Clopper-Pearson interval."""
@@ -241,3 +248,49 @@ class RetainedKL(PairAudit):
             )
             for part, p, q in distributions(first, second, self.shared(first, second))
         }
+
+
+class NeighbourClass(PairAudit):
+    """CMIA in score form: the neighbour class's probability gives unlearned models away.
+
+    Formula: n(c) = the retained class with the largest mean renormalised probability under Retrain
+    on inputs of the forgotten class c; score s(x) = logit of r_n(x); AUC of s between Retrain and
+    U on the same inputs, folded as max(AUC, 100 - AUC).  50 is indistinguishable; folding makes
+    chance slightly more than 50, so read it beside the second Retrain.  The paper's attack model
+    is not in our sources (abstract only); the threshold attack stands for it.
+    Source: Ebrahimpour-Boroojeny et al., ICML 2026 (arXiv 2506.20893).
+    """
+
+    info = AuditInfo(1, "free", "% AUC", "50, at the floor", "class")
+
+    class Config(PairConfig):
+        parts: PartNames = ("forget", "test_forget")
+
+    def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
+        """One AUC per part, with a bootstrap over inputs (pairs kept together)."""
+        gone = forgotten_labels(first)
+        measures: Measures = {}
+        for part, p, q in distributions(first, second, self.shared(first, second)):
+            ours, theirs = over_retained(p, gone), over_retained(q, gone)
+            labels = first[part].labels
+            near = np.zeros(len(p), dtype=np.int64)
+            for label in gone:
+                members = labels == label
+                if members.any():
+                    near[members] = theirs[members].mean(axis=0).argmax()
+            u, r = (_logit(p[np.arange(len(p)), near]) for p in (ours, theirs))
+            measures[part] = self._folded(u, r, derive(seed, "cmia", part))
+        return measures
+
+    def _folded(self, u: np.ndarray, r: np.ndarray, seed: int) -> Measure:
+        value = auc(r, u)
+        low, high = bootstrap(len(u), lambda drawn: auc(r[drawn], u[drawn]), seed)
+        if value < 50:
+            value, low, high = 100 - value, 100 - high, 100 - low
+        note = f"only {len(u)} samples" if len(u) < FEW else ""
+        return Measure(value, low, high, "95 % bootstrap over samples", len(u), note, PERCENT)
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    log_odds: np.ndarray = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(1 - p, _TINY))
+    return log_odds

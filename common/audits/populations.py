@@ -13,16 +13,27 @@ that U-LiRA fits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, PartNames, Parts, PopulationAudit, wanted_parts
+from common.audits.base import (
+    NOT_NEGATIVE,
+    AuditInfo,
+    Measure,
+    Measures,
+    PartNames,
+    Parts,
+    PopulationAudit,
+    TooFew,
+    wanted_parts,
+)
 from common.audits.intervals import bootstrap_mean
-from common.audits.measure import NOT_NEGATIVE, Measure, Measures, TooFew
 from common.base.config import Strict
 from common.base.errors import DataError
+from common.base.numbers import Count, Positive
 from common.base.seeding import derive, hash_order
 
 PARTS = ("forget", "retain", "test")
@@ -40,7 +51,7 @@ class PopulationConfig(Strict):
     """
 
     parts: PartNames = PARTS
-    clip: Annotated[float, Field(gt=0)] = 100.0
+    clip: Positive = 100.0
 
 
 def margins(models: Sequence[Parts], part: str, clip: float) -> np.ndarray:
@@ -128,9 +139,9 @@ class KLoM(PopulationAudit):
         """
 
         bins: Annotated[int, Field(ge=2)] = 20
-        floor: Annotated[float, Field(gt=0)] = 1e-5
-        permutations: Annotated[int, Field(ge=1)] = 99
-        permuted_samples: Annotated[int, Field(ge=1)] = 500
+        floor: Positive = 1e-5
+        permutations: Count = 99
+        permuted_samples: Count = 500
 
     def compare(
         self, unlearned: Sequence[Parts], retrained: Sequence[Parts], *, seed: int
@@ -144,15 +155,7 @@ class KLoM(PopulationAudit):
             values = self._values(ours, theirs)
             stream = derive(seed, "klom", part)
             mean = bootstrap_mean(values, stream)
-            measures[part] = Measure(
-                mean.value,
-                mean.low,
-                mean.high,
-                mean.interval,
-                len(ours),
-                note or mean.note,
-                mean.bounds,
-            )
+            measures[part] = replace(mean, n=len(ours), note=note or mean.note)
             measures[f"{part} p95"] = Measure(
                 float(np.percentile(values, 95)), n=len(ours), bounds=NOT_NEGATIVE
             )

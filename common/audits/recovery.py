@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit, NotApplicable
 from common.audits.intervals import accuracy
-from common.audits.measure import Measure, Measures, NotApplicable
-from common.audits.task import AuditTask
 from common.base.config import Strict
 from common.data.parts import Part, utility_parts
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import NOT_NEGATIVE, AuditInfo, AuditTask, Measure, Measures, ModelAudit
 from common.audits.intervals import spread
-from common.audits.measure import NOT_NEGATIVE, Measure, Measures
-from common.audits.task import AuditTask
 from common.base.config import Strict
 from common.base.numbers import Count, Positive
 

@@ -7,17 +7,23 @@ Features are what enters the classifier head.  A benchmark may give its own with
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
-from common.audits.base import AuditInfo, ModelAudit
+from common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+    TooFew,
+)
 from common.audits.intervals import proportion, spread
-from common.audits.measure import PERCENT, Measure, Measures, NotApplicable, TooFew
-from common.audits.task import AuditTask
 from common.base.config import Strict
-from common.base.numbers import Count
+from common.base.numbers import Count, Positive
 from common.data.splits import balanced_draw
 
 if TYPE_CHECKING:
@@ -144,7 +150,7 @@ class LinearProbe(ModelAudit):
         """
 
         per_class: Count = 100
-        C: Annotated[float, Field(gt=0)] = 1.0
+        C: Positive = 1.0
 
     def measure(self, task: AuditTask) -> Measures:
         """Held-out accuracy on forgotten and on retained classes, Clopper-Pearson."""

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.audits.base import Audit, AuditInfo, Parts
-from common.audits.measure import Measures
+from common.audits.base import Audit, AuditInfo, Measures, Parts
 from common.base.config import Strict
 from common.data.parts import utility_parts
 

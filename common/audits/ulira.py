@@ -8,12 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.audits.base import AuditInfo, Parts, PopulationAudit
+from common.audits.base import PERCENT, AuditInfo, Measure, Measures, Parts, PopulationAudit, TooFew
 from common.audits.intervals import bootstrap
-from common.audits.measure import PERCENT, Measure, Measures, TooFew
 from common.audits.populations import ENOUGH, PopulationConfig, check, margins
 from common.base.seeding import derive
-from common.measure.ranking import auc
+from common.measure.scores import auc
 
 HALVES = ("forget", "forget_out")
 

@@ -1,4 +1,4 @@
-"""Numbers of configs: positive, not negative, counts."""
+"""Numbers of configs: positive, not negative, counts from 1, amounts from 0."""
 
 from __future__ import annotations
 
@@ -9,3 +9,4 @@ from pydantic import Field
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[int, Field(ge=0)]

@@ -7,76 +7,26 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 
-PUBLIC = {
-    "METHODS": "common.base.registry",
-    "BENCHMARKS": "common.base.registry",
-    "PROBLEMS": "common.base.registry",
-    "AUDITS": "common.audits",
-    "PHIS": "common.bounded.phi",
-    "PRESETS": "common.bounded.presets",
-    "Strict": "common.base.config",
-    "UserError": "common.base.errors",
-    "ConfigError": "common.base.errors",
-    "DataError": "common.base.errors",
-    "AccessError": "common.base.errors",
-    "Diverged": "common.base.errors",
-    "MethodInfo": "common.methods.base",
-    "UnlearningMethod": "common.methods.base",
-    "resolve_config": "common.methods.base",
-    "UnlearnTask": "common.methods.task",
-    "AdaptedConfig": "common.methods.gradient",
-    "AdaptedMethod": "common.methods.gradient",
-    "GradientConfig": "common.methods.gradient",
-    "GradientMethod": "common.methods.gradient",
-    "ForgetConfig": "common.methods.forget_retain",
-    "RetainConfig": "common.methods.forget_retain",
-    "ForgetRetainMethod": "common.methods.forget_retain",
-    "Finetune": "common.methods.simple",
-    "Objective": "common.objectives.objectives",
-    "ObjectiveValue": "common.objectives.objectives",
-    "CrossEntropy": "common.objectives.objectives",
-    "ForgetRetain": "common.objectives.objectives",
-    "gradient_difference": "common.objectives.objectives",
-    "Term": "common.objectives.terms",
-    "Mean": "common.objectives.terms",
-    "cross_entropy": "common.objectives.positions",
-    "unlikelihood": "common.objectives.positions",
-    "Batch": "common.data.batch",
-    "Source": "common.data.batch",
-    "Loader": "common.data.loader",
-    "ForgetSplit": "common.data.splits",
-    "FitConfig": "common.train.config",
-    "fit": "common.train.fit",
-    "AdapterConfig": "common.bounded.config",
-    "Phi": "common.bounded.phi",
-    "attach": "common.bounded.attach",
-    "detach": "common.bounded.attach",
-    "adapted_layers": "common.bounded.find",
-    "save_adapter": "common.bounded.files",
-    "load_adapter": "common.bounded.files",
-    "Scores": "common.measure.scores",
-    "MetricSpec": "common.measure.metric",
-    "ConstantGoal": "common.measure.goal",
-    "MeasuredGoal": "common.measure.goal",
-    "RetrainGoal": "common.measure.goal",
-    "GapRule": "common.measure.rules",
-    "Criterion": "common.measure.rules",
-    "GoalRule": "common.measure.rules",
-    "RuleSet": "common.measure.rules",
-    "Benchmark": "common.protocol.benchmark",
-    "Versions": "common.protocol.benchmark",
-    "Part": "common.data.parts",
-    "Role": "common.data.parts",
-    "PARTS": "common.data.parts",
-    "PROBES": "common.protocol.probe",
-    "Probe": "common.protocol.probe",
-    "ProbeTable": "common.protocol.probe",
-    "Audit": "common.audits.base",
-    "AuditInfo": "common.audits.base",
-    "check_method": "common.checks",
-}
-"""Public name -> the module that it comes from."""
+
+def _offered() -> dict[str, str]:
+    source = Path(__file__).parents[1] / "__init__.py"
+    imports = [
+        node
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    return {
+        alias.name: str(node.module)
+        for node in imports
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+
+
+PUBLIC = _offered()
+"""Public name -> the module that it comes from: what ``common/__init__.py`` imports for types."""
 RENAMED = {"GradientDifference": "gradient_difference", "Terms": "ObjectiveValue"}
 """Names of objectives as they were before there was a public surface -> the public name."""
 PACKAGES = ("common", "vision", "language")

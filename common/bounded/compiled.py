@@ -8,7 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from common.bounded.phi import PHIS, Bound
+from common.bounded.eager import Update
+from common.bounded.phi import PHIS
 
 ROW_BLOCK = 2048
 """Rows that the compiled path contracts at a time."""
@@ -19,8 +20,12 @@ def _phi_body(z: Tensor, outer: float, phi: str, *arguments: float) -> Tensor:
 
 
 def _gradient_body(G: Tensor, z: Tensor, scale: float, phi: str, *arguments: float) -> Tensor:
-    slope = torch.empty_like(z)
-    PHIS[phi].slope_(z.clone(), slope, *arguments)
+    record, slope = PHIS[phi], torch.empty_like(z)
+    if record.slope_of_argument is not None:
+        record.slope_of_argument(z, slope, *arguments)
+    else:
+        assert record.slope_of_value is not None, "a linear phi has no weight-sized slope"
+        record.slope_of_value(record.value(z, *arguments), slope, *arguments)
     return G.to(z.dtype) * (scale * slope)
 
 
@@ -34,15 +39,9 @@ def _argument(A: Tensor, Bt: Tensor, inner: float) -> Tensor:
     return (inner * A.float()) @ Bt.float()
 
 
-def compiled_build(
-    weight: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    start: tuple[Tensor, Tensor] | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def compiled_build(weight: Tensor | None, update: Update, dtype: torch.dtype) -> Tensor:
     """W0 + dW; as :func:`common.bounded.eager.build_weight`."""
+    A, Bt, bound, start = update
     form = (bound.outer, bound.phi, *bound.arguments)
     total = _fused(_phi_body)(_argument(A, Bt, bound.inner), *form)
     if start is not None:
@@ -52,10 +51,9 @@ def compiled_build(
     return total.to(dtype)
 
 
-def compiled_contract(
-    g: Tensor, x: Tensor, A: Tensor, Bt: Tensor, bound: Bound
-) -> tuple[Tensor, Tensor]:
+def compiled_contract(g: Tensor, x: Tensor, update: Update) -> tuple[Tensor, Tensor]:
     """dA (k, r) and dBt (r, d) by blocks of rows, each G in the operands' dtype."""
+    A, Bt, bound, _ = update
     dA = torch.empty(A.shape, dtype=torch.float32, device=A.device)
     dBt = torch.zeros(Bt.shape, dtype=torch.float32, device=Bt.device)
     scale = bound.outer * bound.inner

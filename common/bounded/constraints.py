@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.bounded.phi import Bound
 from common.bounded.product import gram_norm
 

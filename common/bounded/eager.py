@@ -8,6 +8,7 @@ ever k x d, and not even that where the tokens are few.  :mod:`common.bounded.tr
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,23 @@ from torch import Tensor
 from common.bounded.phi import Bound
 
 Start = tuple[Tensor, Tensor]
+
+
+class Update(NamedTuple):
+    """A low-rank update: ``dW = outer (phi(inner A Bt) - phi(inner A0 Bt0))``.
+
+    Attributes:
+        A: (k, r).
+        Bt: (r, d).
+        bound: phi and its scales.
+        start: (A0, Bt0), whose dW is subtracted, or None.
+    """
+
+    A: Tensor
+    Bt: Tensor
+    bound: Bound
+    start: Start | None = None
+
 
 BLOCK_BYTES = 4 * 2**20
 """Scratch per block; 2-8 MiB are equally fast, far below that the products starve."""
@@ -43,28 +61,18 @@ def factor_dtype(A: Tensor) -> torch.dtype:
     return torch.promote_types(A.dtype, torch.float32)
 
 
-def build_weight(
-    weight: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    *,
-    start: Start | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> Tensor:
     """W0 + dW, or dW alone where there is no ``weight``; rounded to ``dtype`` once, at the end.
 
     Args:
         weight: Frozen W0, (k, d), of any floating dtype.
-        A: (k, r).
-        Bt: (r, d).
-        bound: The form of dW.
-        start: (A0, Bt0), whose dW is subtracted.
+        update: dW.
         dtype: Of the result.
 
     Returns:
         (k, d), contiguous, without a graph.
     """
+    A, Bt, bound, start = update
     k, d = A.shape[0], Bt.shape[1]
     wide = factor_dtype(A)
     A, Bt = A.to(wide) * bound.inner, Bt.to(wide)
@@ -87,23 +95,15 @@ def _added(z: Tensor, weight: Tensor) -> Tensor:
     return z.add_(weight) if torch.promote_types(z.dtype, weight.dtype) == z.dtype else z + weight
 
 
-def chunked_linear(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    *,
-    start: Start | None,
-) -> Tensor:
+def chunked_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, update: Update) -> Tensor:
     """``x (W0 + dW)^T + b`` without a k x d buffer, for few tokens; (N, d) -> (N, k)."""
+    A, Bt, bound, start = update
     k, d = A.shape[0], Bt.shape[1]
     y = x.new_empty(len(x), k)
     for rows in row_blocks(k, d, factor_dtype(A).itemsize, len(x)):
         first = None if start is None else (start[0][rows], start[1])
         base = None if weight is None else weight[rows]
-        block = build_weight(base, A[rows], Bt, bound, start=first, dtype=x.dtype)
+        block = build_weight(base, Update(A[rows], Bt, bound, first), x.dtype)
         if bias is None:
             torch.mm(x, block.T, out=y[:, rows])
         else:
@@ -112,33 +112,24 @@ def chunked_linear(
 
 
 def contract(
-    g: Tensor,
-    x: Tensor,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    *,
-    need_A: bool = True,
-    need_Bt: bool = True,
+    g: Tensor, x: Tensor, update: Update, *, need_A: bool = True, need_Bt: bool = True
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the factors: ``H = outer inner (g^T x) phi'(inner A Bt)``, H B and A^T H.
 
     Args:
         g: Gradient of the output, (N, k).
         x: Input, (N, d), of ``g``'s dtype: that of the product g^T x.
-        A: (k, r).
-        Bt: (r, d).
-        bound: The form of dW; a start does not enter.
+        update: dW; its start does not enter.
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
 
     Returns:
         dA (k, r) and dBt (r, d) in the factors' dtype, at least float32; None if not wanted.
     """
-    sweep = _Sweep(g, x, A, Bt, bound, need_A, need_Bt)
+    sweep = _Sweep(g, x, update, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
-        bound.slope_(z, slope)
+        update.bound.slope_(z, slope)
         sweep.add(rows, z, slope)
     return sweep.factors()
 
@@ -147,11 +138,8 @@ def backward(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
+    update: Update,
     *,
-    start: Start | None,
     gemm: torch.dtype,
     need_A: bool,
     need_Bt: bool,
@@ -164,16 +152,14 @@ def backward(
         g: (N, k).
         x: (N, d).
         weight: W0, (k, d), or None where dW stands alone.
-        A: (k, r).
-        Bt: (r, d).
-        bound: The form of dW.
-        start: (A0, Bt0), whose dW is subtracted.
+        update: dW.
         gemm: Precision of g^T x.
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
     """
-    dx = torch.zeros_like(x, dtype=factor_dtype(A))
-    sweep = _Sweep(g.to(gemm), x.to(gemm), A, Bt, bound, need_A, need_Bt)
+    bound, start = update.bound, update.start
+    dx = torch.zeros_like(x, dtype=factor_dtype(update.A))
+    sweep = _Sweep(g.to(gemm), x.to(gemm), update, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
         bound.value_and_slope_(z, slope)
@@ -194,9 +180,8 @@ def backward(
 class _Sweep:
     """What a pass over blocks of rows accumulates, with two blocks of scratch."""
 
-    def __init__(
-        self, g: Tensor, x: Tensor, A: Tensor, Bt: Tensor, bound: Bound, need_A: bool, need_Bt: bool
-    ):
+    def __init__(self, g: Tensor, x: Tensor, update: Update, need_A: bool, need_Bt: bool):
+        A, Bt, bound, _ = update
         (k, r), d = A.shape, Bt.shape[1]
         wide = factor_dtype(A)
         self.g, self.x, self.A, self.Bt = g, x, A.to(wide), Bt.to(wide)

@@ -14,8 +14,7 @@ from torch import Size, Tensor, nn
 from common.base.errors import CheckpointError
 from common.bounded.attach import _adaptable, attach
 from common.bounded.config import AdapterConfig
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.layer import BoundedLinear, adapted_layers
 from common.bounded.phi import PHIS
 from common.bounded.quantised import (
     QuantisedBoundedLinear,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.bounded import eager
-from common.bounded.eager import Start
+from common.bounded.eager import Update
 from common.bounded.phi import Bound
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,22 +57,13 @@ def gemm_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
 
 
 @torch.no_grad()
-def build_weight(
-    weight: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    *,
-    start: Start | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> Tensor:
     """W0 + dW, or dW alone where ``weight`` is None: (k, d) in ``dtype``, without a graph.
 
     See :func:`common.bounded.eager.build_weight`.
     """
-    with torch.autocast(A.device.type, enabled=False):
-        kernels = _kernels(A, dtype)
-        return cast(Tensor, kernels.build_weight(weight, A, Bt, bound, start=start, dtype=dtype))
+    with torch.autocast(update.A.device.type, enabled=False):
+        return cast(Tensor, _kernels(update.A, dtype).build_weight(weight, update, dtype))
 
 
 class BoundedLinearFunction(torch.autograd.Function):
@@ -115,12 +106,13 @@ class BoundedLinearFunction(torch.autograd.Function):
         ctx.bound, ctx.grad_gemm_dtype = bound, grad_gemm_dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         bias = None if bias is None else bias.to(dtype)
+        update = Update(A, Bt, bound, start)
         if built is None and _few(x) and _kernels(A, dtype) is eager and x.dtype == dtype:
             flat = x.reshape(-1, x.shape[-1])
-            y = eager.chunked_linear(flat, weight, bias, A, Bt, bound, start=start)
+            y = eager.chunked_linear(flat, weight, bias, update)
             return y.view(*x.shape[:-1], len(A))
         if built is None:
-            built = build_weight(weight, A, Bt, bound, start=start, dtype=dtype)
+            built = build_weight(weight, update, dtype)
         return F.linear(x, built, bias)
 
     @staticmethod
@@ -135,8 +127,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """(dx, dW0, db, dA, dBt)."""
     x, weight, A, Bt, built = ctx.saved_tensors
     need_x, need_weight, need_bias, need_A, need_Bt = ctx.needs_input_grad[:5]
-    start: Start | None = ctx.start
-    bound: Bound = ctx.bound
+    update = Update(A, Bt, ctx.bound, ctx.start)
     g = grad.reshape(-1, grad.shape[-1]).contiguous()
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     db = g.sum(0).to(ctx.bias_dtype) if need_bias else None
@@ -146,15 +137,15 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs = {"need_A": need_A, "need_Bt": need_Bt}
     dx = dA = dBt = None
     if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
-        dx, dA, dBt = eager.backward(g, flat, weight, A, Bt, bound, start=start, gemm=gemm, **needs)
+        dx, dA, dBt = eager.backward(g, flat, weight, update, gemm=gemm, **needs)
     else:
         if need_x:
             if built is None:
-                built = build_weight(weight, A, Bt, bound, start=start, dtype=g.dtype)
+                built = build_weight(weight, update, g.dtype)
             dx = g @ built
         del built
         if need_A or need_Bt:
-            dA, dBt = kernels.contract(g.to(gemm), flat.to(gemm), A, Bt, bound, **needs)
+            dA, dBt = kernels.contract(g.to(gemm), flat.to(gemm), update, **needs)
     dx = None if dx is None else dx.view(x.shape)
     dA = dA.to(A.dtype) if need_A and dA is not None else None
     dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None

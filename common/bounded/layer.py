@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
 from common.bounded.config import AdapterConfig
+from common.bounded.eager import Update
 from common.bounded.function import build_weight, gemm_dtype
 from common.bounded.phi import Bound
 from common.bounded.product import bounded_delta, bounded_linear
@@ -94,7 +96,7 @@ class BoundedLinear(nn.Module):
         """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
         assert not self.bound.record.linear, "the low-rank path has no effective weight"
         base = None if self.config.mode == "split" else self.weight
-        return build_weight(base, self.A, self.Bt, self.bound, start=self.start, dtype=dtype)
+        return build_weight(base, Update(self.A, self.Bt, self.bound, self.start), dtype)
 
     @property
     def entry_bound(self) -> float:
@@ -192,3 +194,10 @@ def warn_of_loss(what: str, squares: Tensor) -> None:
             delta / base if base else math.inf,
             100 * lost / delta,
         )
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, BoundedLinear]]:
+    """(name, layer) of every adapted layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, BoundedLinear):
+            yield name, module

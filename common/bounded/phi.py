@@ -68,28 +68,6 @@ class Phi:
         """Whether ``bound: relative`` takes it: bounded by 1, with slope 1 at 0."""
         return self.bound == 1.0 and self.slope0 == 1.0
 
-    def replace_(self, z: Tensor, *arguments: float) -> Tensor:
-        """phi(z) in place of z, without a graph."""
-        if self.value_ is not None:
-            return self.value_(z, *arguments)
-        return z.copy_(self.value(z, *arguments))
-
-    def value_and_slope_(self, z: Tensor, slope: Tensor, *arguments: float) -> None:
-        """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z), both of ``z``'s shape."""
-        if self.slope_of_argument is not None:
-            self.slope_of_argument(z, slope, *arguments)
-            self.replace_(z, *arguments)
-        else:
-            assert self.slope_of_value is not None, "a linear phi has no weight-sized slope"
-            self.slope_of_value(self.replace_(z, *arguments), slope, *arguments)
-
-    def slope_(self, z: Tensor, slope: Tensor, *arguments: float) -> None:
-        """Fills ``slope`` with phi'(z); ``z`` is scratch afterwards."""
-        if self.slope_of_argument is not None:
-            self.slope_of_argument(z, slope, *arguments)
-        else:
-            self.value_and_slope_(z, slope, *arguments)
-
 
 class PhiTable(dict[str, Phi]):
     """Name -> record."""
@@ -140,25 +118,21 @@ def _positive(p: Tensor, out: Tensor) -> None:
 PHIS = PhiTable()
 """The registered activations."""
 
-PHIS.register(
+for _phi in (
     Phi(
         "sine",
         value=lambda z: z.sin(),
         value_=lambda z: z.sin_(),
         slope_of_argument=_cosine,
         bound=1.0,
-    )
-)
-PHIS.register(
+    ),
     Phi(
         "tanh",
         value=lambda z: z.tanh(),
         value_=lambda z: z.tanh_(),
         slope_of_value=_rest_of_square(1.0),
         bound=1.0,
-    )
-)
-PHIS.register(
+    ),
     Phi(
         "sigmoid",
         # sigmoid(z) - 1/2, written so that it does not cancel near zero
@@ -167,18 +141,14 @@ PHIS.register(
         slope_of_value=_rest_of_square(0.25),
         slope0=0.25,
         bound=0.5,
-    )
-)
-PHIS.register(
+    ),
     Phi(
         "relu",
         value=lambda z: z.relu(),
         value_=lambda z: z.relu_(),
         slope_of_value=_positive,
         start="random",
-    )
-)
-PHIS.register(
+    ),
     Phi(
         "clip",
         value=lambda z, clip: z.clamp(-clip, clip),
@@ -186,9 +156,10 @@ PHIS.register(
         slope_of_argument=_inside,
         bound="clip",
         arguments=("clip",),
-    )
-)
-PHIS.register(Phi("identity", value=lambda z: z, linear=True))
+    ),
+    Phi("identity", value=lambda z: z, linear=True),
+):
+    PHIS.register(_phi)
 
 
 class Bound(NamedTuple):
@@ -228,12 +199,22 @@ class Bound(NamedTuple):
 
     def replace_(self, z: Tensor) -> Tensor:
         """phi(z) in place of z, without a graph."""
-        return self.record.replace_(z, *self.arguments)
+        phi = self.record
+        return phi.value_(z, *self.arguments) if phi.value_ else z.copy_(self.value(z))
 
     def value_and_slope_(self, z: Tensor, slope: Tensor) -> None:
-        """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z)."""
-        self.record.value_and_slope_(z, slope, *self.arguments)
+        """Turns ``z`` into phi(z) and fills ``slope`` with phi'(z), both of ``z``'s shape."""
+        phi = self.record
+        if phi.slope_of_argument is not None:
+            phi.slope_of_argument(z, slope, *self.arguments)
+            self.replace_(z)
+        else:
+            assert phi.slope_of_value is not None, "a linear phi has no weight-sized slope"
+            phi.slope_of_value(self.replace_(z), slope, *self.arguments)
 
     def slope_(self, z: Tensor, slope: Tensor) -> None:
         """Fills ``slope`` with phi'(z); ``z`` is scratch afterwards."""
-        self.record.slope_(z, slope, *self.arguments)
+        if self.record.slope_of_argument is not None:
+            self.record.slope_of_argument(z, slope, *self.arguments)
+        else:
+            self.value_and_slope_(z, slope)

@@ -23,11 +23,13 @@ class Preset:
         through: What the method goes through, to follow "through".
         params: Defaults of a method's config that it sets.
         reads: Parts that it reads besides those of the method.
+        version: Raised as a method's is; it is added to that of the method.
     """
 
     through: str
     params: Mapping[str, Any]
     reads: frozenset[str] = field(default_factory=frozenset)
+    version: int = 0
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -67,5 +69,6 @@ PRESETS: Mapping[str, Preset] = {
         "LoRA that starts on what forget needs most (FILA)",
         {"adapter": LORA, "fila": FilaConfig()},
         frozenset({"retain"}),
+        version=1,
     ),
 }

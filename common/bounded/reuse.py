@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.bounded.shared import LOCK, OPEN, Shared
 
 

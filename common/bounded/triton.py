@@ -33,6 +33,7 @@ import triton
 from torch import Tensor
 
 from common.bounded.compiled import compiled_build, compiled_contract
+from common.bounded.eager import Update
 from common.bounded.kernels import BRANCHES, INTERPRETED, build_kernel, contract_kernel
 from common.bounded.phi import Bound
 
@@ -78,31 +79,22 @@ def available(tensor: Tensor) -> bool:
 
 
 def build_weight(
-    weight: Tensor | None,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    *,
-    start: tuple[Tensor, Tensor] | None,
-    dtype: torch.dtype,
-    tiles: Tiles = BUILD_TILES,
+    weight: Tensor | None, update: Update, dtype: torch.dtype, *, tiles: Tiles = BUILD_TILES
 ) -> Tensor:
     """``W0 + outer * (phi(inner * A Bt) - phi(inner * A0 Bt0))``, in float32, rounded once.
 
     Args:
         weight: Frozen W0, (k, d), any strides and float dtype; None is zero.
-        A: (k, r).
-        Bt: (r, d).
-        bound: phi and its scales.
-        start: A0 and Bt0, whose dW is subtracted, or None.
+        update: dW.
         dtype: Of the result.
         tiles: Sizes of one program's tile.
 
     Returns:
         (k, d), contiguous.
     """
+    A, Bt, bound, start = update
     if not _native(A, bound):
-        return compiled_build(weight, A, Bt, bound, start, dtype)
+        return compiled_build(weight, update, dtype)
     (k, r), d = A.shape, Bt.shape[1]
     out = torch.empty(k, d, dtype=dtype, device=A.device)
     first = out if weight is None else weight
@@ -136,9 +128,7 @@ def build_weight(
 def contract(
     g: Tensor,
     x: Tensor,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
+    update: Update,
     *,
     need_A: bool = True,
     need_Bt: bool = True,
@@ -154,9 +144,7 @@ def contract(
     Args:
         g: dL/dy, (N, k), any strides, N >= 1.
         x: (N, d), any strides, of g's dtype.
-        A: (k, r).
-        Bt: (r, d).
-        bound: phi and its scales.
+        update: dW; its start does not enter.
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
         splits: Parts of the tokens that run beside each other; chosen for the device when absent.
@@ -167,24 +155,18 @@ def contract(
         (k, r) and (r, d) in float32, or None where not wanted.
     """
     assert g.dtype == x.dtype, f"operands of the product differ: {g.dtype}, {x.dtype}"
-    if not _native(A, bound):
-        dA, dBt = compiled_contract(g, x, A, Bt, bound)
+    if not _native(update.A, update.bound):
+        dA, dBt = compiled_contract(g, x, update)
     else:
         tiles = tiles or (WIDE_TILES if g.dtype == torch.float32 else CONTRACT_TILES)
-        dA, dBt = _contract(g, x, A.contiguous(), Bt.contiguous(), bound, splits, atomic, tiles)
+        dA, dBt = _contract(g, x, update, splits, atomic, tiles)
     return dA if need_A else None, dBt if need_Bt else None
 
 
 def _contract(
-    g: Tensor,
-    x: Tensor,
-    A: Tensor,
-    Bt: Tensor,
-    bound: Bound,
-    splits: int | None,
-    atomic: bool,
-    tiles: Tiles,
+    g: Tensor, x: Tensor, update: Update, splits: int | None, atomic: bool, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
+    A, Bt, bound = update.A.contiguous(), update.Bt.contiguous(), update.bound
     (tokens, k), d, r = g.shape, x.shape[1], A.shape[1]
     rows, columns = triton.cdiv(k, tiles.rows), triton.cdiv(d, tiles.columns)
     splits = splits or choose_splits(rows * columns, tokens, _processors(x))

@@ -16,7 +16,7 @@ from common.base.config import Strict
 from common.base.errors import ConfigError, named_line
 from common.base.registry import METHODS
 from common.bounded.attach import detach
-from common.bounded.find import adapted_layers
+from common.bounded.layer import adapted_layers
 from common.checks.declared import (
     DECLARABLE,
     _check_config,
@@ -26,8 +26,7 @@ from common.checks.declared import (
     _names,
 )
 from common.checks.results import CheckResult, seeded_streams
-from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import WatchedTask, problem_of
+from common.checks.tiny_task import CLASSES, PER_CLASS, WatchedTask, problem_of
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
 _SHORT_STEPS, _SHORT_EPOCHS = 4, 1

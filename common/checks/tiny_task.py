@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from common.base.registry import PROBLEMS
 from common.base.seeding import generator
-from common.bounded.find import adapted_layers
-from common.checks.tiny_net import CLASSES, PER_CLASS, TARGETS, TOKENS, WIDTH, TinyNet
+from common.bounded.layer import adapted_layers
 from common.data.access import DataAccess
 from common.data.batch import Batch, Source
 from common.data.splits import ForgetSplit, class_forget, random_forget
@@ -30,6 +29,69 @@ from common.methods.base import train_reference
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import ModelFamily
 from common.train.config import FitConfig
+
+CLASSES, WIDTH, TOKENS, PER_CLASS = 4, 16, 3, 36
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("blocks.*.mlp.fc1", "blocks.*.mlp.fc2"),
+    "attention": ("blocks.*.attn.qkv", "blocks.*.attn.proj"),
+    "all": ("blocks.*.mlp.fc*", "blocks.*.attn.*"),
+}
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        out: Tensor = self.proj((query @ key.mT / WIDTH**0.5).softmax(-1) @ value)
+        return out
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(WIDTH, 2 * WIDTH)
+        self.fc2 = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(nn.functional.gelu(self.fc1(x)))
+        return out
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn, self.mlp = _Attention(), _Mlp()
+        self.drop = nn.Dropout(0.1)  # a method that depends on torch's global stream shows
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        out: Tensor = x + self.drop(self.mlp(self.norm2(x)))
+        return out
+
+
+class TinyNet(nn.Module):
+    """(N, TOKENS * WIDTH) vectors -> (N, CLASSES) logits; two residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([_Block(), _Block()])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cuts each vector into tokens, mixes them, classifies their mean."""
+        tokens = self.embed(x.view(len(x), TOKENS, WIDTH))
+        for block in self.blocks:
+            tokens = block(tokens)
+        out: Tensor = self.head(self.norm(tokens.mean(dim=1)))
+        return out
+
 
 RECIPE = FitConfig(epochs=6, batch_size=16, lr=3e-3)
 
@@ -112,8 +174,6 @@ class TinyProblem(ModelFamily):
 
     recipe: ClassVar[FitConfig] = RECIPE
     num_classes: ClassVar[int] = CLASSES
-    targets: ClassVar[Mapping[str, tuple[str, ...]]] = TARGETS
-    head: ClassVar[tuple[str, ...]] = ("head.*",)
 
     @abstractmethod
     def source(self) -> Source:
@@ -127,12 +187,6 @@ class TinyProblem(ModelFamily):
         """(N, CLASSES) logits."""
         logits: Tensor = model(batch.inputs["x"])
         return logits
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        parts = name.split(".")
-        components = {"mlp": "mlp", "attn": "attention", "head": "head"}
-        return next((components[part] for part in parts if part in components), "other")
 
     def split(self, scenario: str) -> ForgetSplit:
         """Forgets one class (``class``) or a quarter of the training samples (anything else)."""
@@ -186,8 +240,23 @@ class TinyProblem(ModelFamily):
             return self.forward(model, self.source().fetch(torch.arange(CLASSES * PER_CLASS)))
 
 
+class TinyLayers:
+    """What the layers of :class:`TinyNet` are called."""
+
+    targets = TARGETS
+    head = ("head.*",)
+
+    def component_of(self, parameter: str) -> str:
+        """mlp, attention, head or other."""
+        components = {"mlp": "mlp", "attn": "attention", "head": "head"}
+        parts = parameter.split(".")
+        return next((components[part] for part in parts if part in components), "other")
+
+
 class TinyVectors(TinyProblem):
     """The problem of methods that know no modality: vectors and a small residual network."""
+
+    family = TinyLayers()
 
     def source(self) -> VectorSource:
         """Labelled vectors."""
@@ -204,18 +273,3 @@ class TinyVectors(TinyProblem):
 def problem_of(modality: str) -> TinyProblem:
     """The problem of a modality (empty: none), with its trained Original, once per process."""
     return PROBLEMS[modality]() if modality else TinyVectors()
-
-
-def original() -> nn.Module:
-    """Original on vectors; shared, so copy it before use."""
-    return problem_of("").original
-
-
-def make_task(model: nn.Module, scenario: str, seed: int, access: frozenset[str]) -> WatchedTask:
-    """:meth:`TinyProblem.task` on vectors."""
-    return problem_of("").task(model, scenario, seed, access)
-
-
-def outputs(model: nn.Module) -> Tensor:
-    """:meth:`TinyProblem.outputs` on vectors."""
-    return problem_of("").outputs(model)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import AccessError
-from common.data.batch import Batch, Source
-from common.data.capabilities import AnsweringSource, BoundedSource, Bounds, every_position
+from common.data.batch import AnsweringSource, Batch, BoundedSource, Bounds, Source, every_position
 from common.data.splits import ForgetSplit
 
 

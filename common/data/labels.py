@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 import torch
 
 from common.base.errors import DataError
-from common.data.batch import Source, ordered_batches
-from common.data.capabilities import LabelledSource
+from common.data.batch import LabelledSource, Source, ordered_batches
 
 
 def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:
@@ -30,17 +28,9 @@ def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> 
     return torch.cat(labels).cpu().numpy().astype(np.int64)
 
 
-def label_counts(source: Source, indices: Any, batch_size: int = 256) -> Counter[int]:
-    """How often each label occurs in an index set; reads every sample of it."""
-    counts: Counter[int] = Counter()
-    for batch in ordered_batches(source, indices, batch_size):
-        counts.update(batch.labels.flatten().tolist())
-    return counts
-
-
 def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
     """Classes of the forget set that the retain set has no sample of, sorted."""
-    return unretained_classes(source, label_counts(source, forget), retain)
+    return unretained_classes(source, class_labels(source, forget).tolist(), retain)
 
 
 def unretained_classes(source: Source, classes: Iterable[int], retain: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a metric is, how far a row is from the retrained model, and how sure we are.
+"""How far a row is from the retrained model, and how sure we are.
 
 Listing and planning import this, so nothing heavy is loaded: no torch, no scikit-learn, and SciPy
 only when a quantile or a test is asked for.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from common.measure.gaps import average_gap
 from common.measure.goal import Goal, References, Role
@@ -30,48 +29,6 @@ class RowFacts:
     metrics: Mapping[str, float]
     reached: float
     steps: float
-
-
-class Rule(Protocol):
-    """What orders the rows of a table, and what tuning minimises: :class:`GapRule` or goals."""
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """What the main table shows."""
-
-    @property
-    def title(self) -> str:
-        """Head of the distance's column."""
-
-    @property
-    def words(self) -> str:
-        """The rule in words, for legends."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Main table of a suite that names none; :attr:`metrics` when empty."""
-
-    @property
-    def compact(self) -> tuple[str, ...]:
-        """Columns that a narrow terminal keeps."""
-
-    @property
-    def also(self) -> tuple[GapColumn, ...]:
-        """Further columns derived from gaps to Retrain."""
-
-    @property
-    def needs(self) -> frozenset[Role]:
-        """Reference models that a suite must hold."""
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """What a row has to reach; none where the distance alone orders."""
-
-    def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
-        """Of one model; None while something is unknown."""
-
-    def order(self, row: RowFacts) -> tuple[float, ...]:
-        """Sort key of a row, best first."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +150,10 @@ class GoalRule:
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By the share of seeds that reach every goal, then utility, then steps."""
         return (-row.reached, -row.metrics.get(self.utility, -math.inf), row.steps)
+
+
+Rule = GapRule | GoalRule
+"""What orders the rows of a table, and what tuning minimises."""
 
 
 def stopping_goals(rule: Rule) -> tuple[Goal, ...]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from common.data.batch import Batch, Forward
 
-"""Label of a token that is not scored."""
 
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
 """The scalar scores, in the order in which they are computed."""
@@ -268,3 +267,16 @@ def _statistics(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _margin(z: Tensor, chosen: Tensor) -> Tensor:
     """(M, 1): chosen logit minus logsumexp of all others."""
     return z.gather(1, chosen) - z.scatter(1, chosen, -float("inf")).logsumexp(dim=1, keepdim=True)
+
+
+def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
+    """P(positive > negative), ties counted half, in percent; 50 is chance.
+
+    Args:
+        positives: (N,) scores.
+        negatives: (M,) scores.
+    """
+    ordered = np.sort(negatives)
+    below = np.searchsorted(ordered, positives, side="left")
+    upto = np.searchsorted(ordered, positives, side="right")
+    return 100.0 * float(np.mean(below + upto)) / (2 * len(negatives))

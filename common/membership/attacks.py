@@ -17,8 +17,7 @@ from common.base.config import did_you_mean
 from common.base.errors import ConfigError, DataError
 from common.base.seeding import hash_order
 from common.data.splits import balanced_draw
-from common.measure.ranking import auc
-from common.measure.scores import Scores
+from common.measure.scores import Scores, auc
 
 FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
 """What an SVC attack may look at; the published "MIA" is ``confidence``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.methods.base import MethodInfo
+from common.methods.gradient import ShortConfig
 from common.methods.simple import BOTH, RandomLabel
-from common.methods.tools.config import ShortConfig
 
 
 class Amnesiac(RandomLabel):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
-from common.methods.tools.config import ShortConfig
+from common.methods.gradient import GradientMethod, ShortConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Sequence
 
     from common.data.loader import Loader
     from common.methods.task import UnlearnTask
+    from common.objectives.objectives import Objective
+    from common.train.config import FitConfig
 
 
-class BadTeacher(AdaptedMethod):
+class BadTeacher(GradientMethod):
     """Bad Teacher: distil an untrained model on forget and Original on retain.
 
     Formula, l = 1 on D_f and 0 on D_r, over shuffled D_f u D_r:
@@ -40,32 +41,31 @@ class BadTeacher(AdaptedMethod):
         temperature: Positive = 1.0
         retain_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
-    def unlearn(self, task: UnlearnTask) -> nn.Module:
-        """Trains the student on both teachers."""
-        from common.methods.tools.distillation import TwoTeachers
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Distillation from both teachers."""
+        from common.methods.tools.objectives import TwoTeachers
         from common.methods.tools.streams import Members
 
         untrained = task.fresh_model().requires_grad_(False).eval()
-        objective = TwoTeachers(
+        return TwoTeachers(
             task.reference(),
             lambda batch: task.forward(untrained, batch),
             Members(task.indices("forget")),
             self.config.temperature,
         )
-        self._attach(task)
-        self._train(task, objective, {"mixed": self._loader(task)})
-        return task.model
 
-    def _loader(self, task: UnlearnTask) -> Loader:
+    def loaders(
+        self, task: UnlearnTask, parts: Sequence[str], config: FitConfig
+    ) -> dict[str, Loader]:
+        """One shuffled stream over the forget set and a share of the retain set."""
         import numpy as np
         import torch
 
         from common.data.loader import Loader
 
-        config: Any = self.config
         retain = task.indices("retain")
         order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
-        chosen = retain[order[: max(1, round(config.retain_share * len(retain)))]]
+        chosen = retain[order[: max(1, round(self.config.retain_share * len(retain)))]]
         indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
         stream = task.generator("batches", "mixed")
-        return Loader(task.source, indices, config.micro_batch, stream)
+        return {"mixed": Loader(task.source, indices, config.micro_batch, stream)}

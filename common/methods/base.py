@@ -1,7 +1,7 @@
-"""What an unlearning method is, what it is given, and the gradient methods' common body.
+"""What an unlearning method is.
 
-This module and :mod:`common.methods.simple` import torch only inside functions: listing and
-planning read classes and configs, and must answer at once.
+Modules of methods import torch only inside functions: listing and planning read classes and
+configs, and must answer at once.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        from common.methods.tools.boundaries import ToOneClass
         from common.methods.tools.heads import head_name, narrow_head, widen_head
+        from common.methods.tools.objectives import ToOneClass
 
         config: Any = self.config
         name = head_name(task)

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
-from common.methods.tools.config import ShortConfig
+from common.methods.gradient import GradientMethod, ShortConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from common.methods.task import UnlearnTask
+    from common.objectives.objectives import Objective
 
 
-class BoundaryShrink(AdaptedMethod):
+class BoundaryShrink(GradientMethod):
     """Boundary Shrink: relabel forget data with the neighbouring class, found by one attack step.
 
     Pseudo-code, c = Original (frozen, eval mode), inputs in [low, high]:
@@ -37,11 +35,8 @@ class BoundaryShrink(AdaptedMethod):
         weight_decay: NonNegative = 0.0
         attack_step: Positive = 0.1
 
-    def unlearn(self, task: UnlearnTask) -> nn.Module:
-        """Trains the forget set towards its neighbours."""
-        from common.methods.tools.boundaries import ToNeighbours
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Cross-entropy of the forget set towards its neighbours."""
+        from common.methods.tools.objectives import ToNeighbours
 
-        objective = ToNeighbours.of(task, self.config.attack_step)
-        self._attach(task)
-        self._train(task, objective, task.loaders(["forget"], self.config.engine()))
-        return task.model
+        return ToNeighbours.of(task, self.config.attack_step)

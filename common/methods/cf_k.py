@@ -5,12 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from common.base.errors import ConfigError
-from common.base.numbers import Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, NonNegative, Positive
 from common.methods.base import MethodInfo, UnlearningMethod
 from common.train.config import FitConfig
 
@@ -79,7 +77,7 @@ class CFk(UnlearningMethod):
         batch_size: Count = 64
         lr: Positive = 3e-4
         weight_decay: NonNegative = 0.1
-        k: Annotated[int, Field(ge=0)] = 1
+        k: Amount = 1
         blocks: str | None = None
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:

@@ -40,7 +40,7 @@ class KL(ForgetRetainMethod):
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of retain texts, with ``compat: tofu``."""
-        from common.data.capabilities import every_position
+        from common.data.batch import every_position
 
         return {"retain": every_position(task.source)} if self.config.compat == "tofu" else {}
 

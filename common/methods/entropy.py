@@ -56,7 +56,7 @@ class MEGD(ForgetRetainMethod):
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of forget texts, as published."""
-        from common.data.capabilities import every_position
+        from common.data.batch import every_position
 
         return {"forget": every_position(task.source)} if self.config.compat == "published" else {}
 

@@ -23,7 +23,7 @@ class GAFila(ForgetRetainMethod):
     Source: arXiv 2408.06621.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(2, PAPER, BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TOFU_PRESETS
 
     class Config(ForgetConfig):
@@ -39,7 +39,7 @@ class GDFila(ForgetRetainMethod):
     Source: arXiv 2408.06621.
     """
 
-    info = MethodInfo(1, PAPER, BOTH)
+    info = MethodInfo(2, PAPER, BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TOFU_PRESETS
 
     class Config(RetainConfig):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from common.base.config import Strict
-from common.base.numbers import NonNegative, Positive
+from common.base.numbers import Count, NonNegative, Positive
 from common.bounded.config import FilaConfig
 from common.methods.gradient import AdaptedConfig, GradientMethod
 from common.methods.task import UnlearnTask
@@ -31,7 +31,7 @@ class ForgetConfig(AdaptedConfig):
 
     later: ClassVar[Mapping[str, Any]] = {k: v for k, v in LATER.items() if k != "average"}
     epochs_of: str | None = "forget"
-    batch_size: Annotated[int, Field(ge=1)] = 16
+    batch_size: Count = 16
     lr: Positive = 1e-4
     forget_weight: NonNegative = 1.0
     average: Literal["samples", "tokens"] = "samples"

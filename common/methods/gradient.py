@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from common.base.config import Strict
 from common.base.errors import ConfigError
-from common.base.numbers import NonNegative, Positive
+from common.base.numbers import Count, NonNegative, Positive
 from common.bounded.config import AdapterConfig
 from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
@@ -37,8 +37,8 @@ class AdaptedConfig(FitConfig):
         penalty: mu of mu * sum ||A B^T||_F^2.
     """
 
-    steps: Annotated[int, Field(ge=1)] | None = 100
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    steps: Count | None = 100
+    batch_size: Count = 32
     lr: Positive = 3e-3
     adapter: AdapterConfig | None = None
     lr_scaling: Literal["slope", "none"] = "slope"
@@ -230,3 +230,19 @@ class GradientMethod(AdaptedMethod):
             self.initialise(task)
         self._train(task, objective, self.loaders(task, objective.parts, config), config=config)
         return task.model
+
+
+class ShortConfig(AdaptedConfig):
+    """A short run on a vision transformer, of the whole model or of an adapter.
+
+    AdamW with weight decay 0.05, lr 1e-4 and a cosine are what the SFRon repository uses for
+    fine-tuning, random labels, SalUn, SCRUB and Bad Teacher on a Swin-T (there: one epoch, batches
+    of 128).  Sweep lr from 1e-5 to 1e-3; small models from scratch want more.
+    """
+
+    steps: Count | None = None
+    epochs: Count | None = 3
+    batch_size: Count = 64
+    lr: Positive = 1e-4
+    weight_decay: NonNegative = 0.05
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"

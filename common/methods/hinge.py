@@ -13,7 +13,6 @@ from common.methods.task import UnlearnTask
 if TYPE_CHECKING:
     from common.objectives.terms import Term
 
-LOKU = "LoKU, Cha et al. 2024 (arXiv 2408.06621)"
 PUBLISHED: Mapping[str, Any] = {
     "epochs": 5,
     "timing": "transformers",
@@ -56,7 +55,7 @@ class IHL(ForgetRetainMethod):
     Source: arXiv 2408.06621; its repository (TOFU/dataloader.py), which averages over tokens.
     """
 
-    info = MethodInfo(1, LOKU, BOTH)
+    info = MethodInfo(1, "LoKU, Cha et al. 2024 (arXiv 2408.06621)", BOTH)
 
     class Config(RetainConfig):
         average: Literal["samples", "tokens"] = "tokens"

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
+from common.methods.gradient import GradientMethod, ShortConfig
 from common.methods.simple import BOTH
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from common.methods.task import UnlearnTask
+    from common.objectives.objectives import Objective
 
 
-class NegGradPlus(AdaptedMethod):
+class NegGradPlus(GradientMethod):
     """NegGrad+: descend on retain and ascend on forget with weights that add up to one.
 
     Formula: minimise a CE(B_r) - (1 - a) CE(B_f); an epoch is a pass over D_r, D_f is cycled.
@@ -32,11 +29,8 @@ class NegGradPlus(AdaptedMethod):
     class Config(ShortConfig):
         a: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
-    def unlearn(self, task: UnlearnTask) -> nn.Module:
-        """Runs both terms in one forward."""
+    def objective(self) -> Objective:
+        """Both terms, in one forward."""
         from common.objectives.objectives import gradient_difference
 
-        objective = gradient_difference(self.config.a, 1 - self.config.a)
-        self._attach(task)
-        self._train(task, objective, task.loaders(objective.parts, self.config.engine()))
-        return task.model
+        return gradient_difference(self.config.a, 1 - self.config.a)

@@ -105,7 +105,7 @@ class NPOKlr(ForgetRetainMethod):
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of retain texts where the published code does not mask."""
-        from common.data.capabilities import every_position
+        from common.data.batch import every_position
 
         wanted = self.config.compat == "openunlearning"
         return {"retain": every_position(task.source)} if wanted else {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from common.base.numbers import NonNegative, Positive
+from common.base.numbers import Amount, NonNegative, Positive
 from common.methods.base import MethodInfo
 from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
 from common.methods.simple import BOTH
@@ -91,7 +89,7 @@ class CEU(ForgetRetainMethod):
 
     class Config(ForgetConfig):
         average: Literal["samples", "tokens"] = "tokens"
-        skip_first: Annotated[int, Field(ge=0)] = 0
+        skip_first: Amount = 0
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Towards the other answers."""

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from common.base.numbers import Count
 from common.methods.base import MethodInfo
+from common.methods.gradient import ShortConfig
 from common.methods.simple import BOTH, RandomLabel
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from common.base.numbers import Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
+from common.methods.gradient import AdaptedMethod, ShortConfig
 from common.methods.simple import BOTH
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +41,7 @@ class Scrub(AdaptedMethod):
 
     class Config(ShortConfig):
         epochs: Count | None = 5
-        max_epochs: Annotated[int, Field(ge=0)] = 2
+        max_epochs: Amount = 2
         forget_batch_size: Count = 64
         temperature: Positive = 4.0
         gamma: NonNegative = 0.99
@@ -67,7 +66,7 @@ class Scrub(AdaptedMethod):
         after_step: Sequence[AfterStep] = (),
         stateful: dict[str, Stateful] | None = None,
     ) -> None:
-        from common.methods.tools.distillation import Scrubbing
+        from common.methods.tools.objectives import Scrubbing
         from common.methods.tools.streams import Members
 
         config: Any = self.config

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod
+from common.methods.gradient import AdaptedMethod, ShortConfig
 from common.methods.simple import BOTH
-from common.methods.tools.config import ShortConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,8 +50,8 @@ class SFRon(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Masks, then alternates."""
-        from common.methods.tools.alternation import AlternatingAscent
         from common.methods.tools.masks import MaskedWeights
+        from common.methods.tools.objectives import AlternatingAscent
         from common.methods.tools.streams import Interleaved
         from common.train.rates import total_steps
 

@@ -8,11 +8,9 @@ or, in a suite, a row with ``params``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
-from common.base.numbers import NonNegative, Positive
+from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import MethodInfo
 from common.methods.gradient import (
     AdaptedConfig,
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from common.objectives.objectives import Objective
 
 
-PAPER = "Stable Forgetting: Bounded Parameter-Efficient Unlearning in Foundation Models"
 BOTH = frozenset({"forget", "retain"})
 
 
@@ -66,7 +63,7 @@ class Ascent(GradientMethod):
     info = MethodInfo(1, "Thudi et al. 2022 (arXiv 2109.13398)", frozenset({"forget"}))
 
     class Config(GradientConfig):
-        steps: Annotated[int, Field(ge=1)] | None = 50
+        steps: Count | None = 50
         lr: Positive = 1e-5
         reading: Literal["weighted"] = "weighted"
 
@@ -90,9 +87,9 @@ class RandomLabel(AdaptedMethod):
     info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
     class Config(AdaptedConfig):
-        steps: Annotated[int, Field(ge=1)] | None = None
-        epochs: Annotated[int, Field(ge=1)] | None = 3
-        batch_size: Annotated[int, Field(ge=1)] = 64
+        steps: Count | None = None
+        epochs: Count | None = 3
+        batch_size: Count = 64
         lr: Positive = 3e-4
         mode: Literal["mixed", "sequential"] = "mixed"
         exclude_true: bool = False

@@ -86,7 +86,7 @@ class ForgetRetain:
         forget: Term on forget data.
         retain: Term on retain data; None never reads any.
         views: Part -> what a batch is turned into before its forward (see
-            :func:`common.data.capabilities.every_position`).
+            :func:`common.data.batch.every_position`).
         order: In which the batches stand in the shared forward.
         log_terms: Log each term beside its part's cross-entropy.
     """

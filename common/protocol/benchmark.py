@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
@@ -71,6 +71,21 @@ class Versions:
     measure: int = 1
 
 
+class LayerNames(Protocol):
+    """What the layers of an architecture are called."""
+
+    @property
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
+
+    @property
+    def head(self) -> Sequence[str]:
+        """Parameter-name patterns of the classifier head."""
+
+    def component_of(self, parameter: str, /) -> str:
+        """Component (mlp, attention, head, other) of a parameter, by its dotted name."""
+
+
 class ModelFamily(ABC):
     """What methods must know of the models they are given."""
 
@@ -81,17 +96,22 @@ class ModelFamily(ABC):
 
     @property
     @abstractmethod
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
+    def family(self) -> LayerNames:
+        """What the layers are called."""
 
     @property
-    @abstractmethod
-    def head(self) -> Sequence[str]:
-        """Parameter-name patterns of the classifier head."""
+    def targets(self) -> Mapping[str, Sequence[str]]:
+        """The family's target patterns."""
+        return self.family.targets
 
-    @abstractmethod
+    @property
+    def head(self) -> Sequence[str]:
+        """The family's head patterns."""
+        return self.family.head
+
     def component_of(self, name: str) -> str:
-        """Component (mlp, attention, head, other) of a parameter."""
+        """The family's component of a parameter."""
+        return self.family.component_of(name)
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.layer import BoundedLinear, adapted_layers
+from common.bounded.product import bounded_delta
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import joint_logits
@@ -56,7 +56,7 @@ class BatchedLinear(nn.Module):
 
     def delta(self) -> Tensor:
         """Dense dW of every copy, (K, k, d)."""
-        return self.bound.outer * self.bound.value(self.bound.inner * (self.A @ self.Bt))
+        return bounded_delta(self.A, self.Bt, self.bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """(K * N, ..., d) in K blocks -> (K * N, ..., k)."""
@@ -171,8 +171,7 @@ class BatchedTraining:
     def write_(self, plain: nn.Module, run: int) -> None:
         """Writes run ``run``'s merged weights W0 + dW into a model without adapters."""
         for name, layer in self.layers.items():
-            A, Bt, bound = layer.A[run], layer.Bt[run], layer.bound
-            delta = bound.outer * bound.value(bound.inner * (A @ Bt))
+            delta = bounded_delta(layer.A[run], layer.Bt[run], layer.bound)
             plain.get_submodule(name).get_parameter("weight").copy_(layer.weight + delta)
 
     def _step(self) -> None:

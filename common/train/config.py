@@ -1,8 +1,4 @@
-"""Configs of the engine and of the adapters.
-
-They live apart from the code that uses them because that code needs torch, and listing, planning
-and reporting must not wait for torch.
-"""
+"""The config of the engine, apart from the code that needs torch: planning must not wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from pydantic import (
 )
 
 from common.base.config import Strict
-from common.base.numbers import Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, NonNegative, Positive
 
 COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields in passes over a part."""
@@ -79,7 +75,7 @@ class FitConfig(Strict):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     eps: Positive = 1e-8
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Amount = 0
     warmup_epochs: Positive | None = None
     accumulation: Count = 1
     max_grad_norm: Positive | None = None
@@ -87,8 +83,8 @@ class FitConfig(Strict):
     loss_cap: Positive = 1e4
     checkpoint_every: Count = 500
     log_every: Count = 10
-    probe_every: Annotated[int, Field(ge=0)] = 0
-    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    probe_every: Amount = 0
+    evaluate_every: Amount = 0
     evaluate_epochs: Count | None = None
     min_epochs: Count | None = None
     stop_below: dict[str, float] | Literal["goal"] = {}

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.bounded.find import adapted_layers
-from common.bounded.layer import BoundedLinear
+from common.bounded.attach import adapter_statistics
+from common.bounded.layer import BoundedLinear, adapted_layers
 from common.bounded.quantised import dense_weight
 from common.bounded.reuse import reuse_weights
-from common.bounded.statistics import adapter_statistics
 from common.data.batch import Batch, Forward
 from common.objectives.objectives import Objective
 from common.train.sharding import whole_tensor
@@ -67,8 +66,6 @@ class Instruments:
 
     def adapters(self) -> dict[str, float]:
         """``adapter/*`` of the model, whose parameters must be whole."""
-        if not has_adapters(self.model):
-            return {}
         return {f"adapter/{key}": v for key, v in adapter_statistics(self.model).items()}
 
     def norms(self, scale: float) -> dict[str, float]:
@@ -161,9 +158,17 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def looking(model: nn.Module, device: torch.device) -> Iterator[None]:
     """The model in eval mode, its weights built once; random streams and modes are put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    with fork_rng(device), reuse_weights(model):
-        model.eval()
+    with fork_rng(device), reuse_weights(model), evaluating(model):
         yield
-    for module, training in modes:
-        module.training = training
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; every module gets its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

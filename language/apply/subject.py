@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, DataError
-from common.protocol.request import Application
-from common.protocol.subject import Subject
+from common.protocol.subject import Application, Subject
 from common.store.weights import file_digest
 from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
 from language.apply.report import measured, outcome
@@ -127,20 +126,6 @@ class TextSubject(Subject):
         from language.models.families import family_of
 
         return family_of(self.model_type)
-
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers of the family, by placement."""
-        return self.family.targets
-
-    @property
-    def head(self) -> Sequence[str]:
-        """The output layer."""
-        return self.family.head
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return self.family.component_of(name)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from common.base.errors import ConfigError
 from common.data.batch import IGNORE, Batch, Forward, ordered_batches
 from common.methods.task import UnlearnTask
-from common.methods.tools.passes import evaluating
 from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import Average, average, sample_cross_entropy, wide
 from common.train.protocols import ModelForward
+from common.train.telemetry import evaluating
 
 Positions = Literal["scored", "all"]
 

@@ -18,8 +18,7 @@ from benchmarks.report.terminal import pieces
 from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.suite import FLOOR
 from common.audits import AUDITS
-from common.audits.base import ModelAudit
-from common.audits.measure import Measure
+from common.audits.base import Measure, ModelAudit
 from common.audits.pairs import JensenShannon
 from common.base.errors import ConfigError
 from common.data.splits import ForgetSplit

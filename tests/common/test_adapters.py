@@ -14,11 +14,17 @@ from pydantic import ValidationError
 from torch import nn
 
 from common.base.errors import CheckpointError, ConfigError
-from common.bounded.attach import BoundedLinear, adapted_layers, attach, detach, trainable_share
+from common.bounded.attach import (
+    BoundedLinear,
+    adapted_layers,
+    adapter_statistics,
+    attach,
+    detach,
+    trainable_share,
+)
 from common.bounded.config import AdapterConfig
 from common.bounded.constraints import clip_factors_, factor_penalty, project_ball_
 from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
-from common.bounded.statistics import adapter_statistics
 from common.methods.gradient import AdaptedConfig
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")

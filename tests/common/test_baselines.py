@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, detach
-from common.bounded.statistics import adapter_statistics
+from common.bounded.attach import adapted_layers, adapter_statistics, detach
 from common.methods.base import resolve_config, train_reference
 from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig

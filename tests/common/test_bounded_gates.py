@@ -15,6 +15,7 @@ from common.bounded import eager as bounded_eager
 from common.bounded import function as bounded_function
 from common.bounded.attach import BoundedLinear, adapted_layers, attach
 from common.bounded.config import AdapterConfig
+from common.bounded.eager import Update
 from common.bounded.function import build_weight, gemm_dtype
 from common.bounded.phi import Bound
 from common.bounded.product import bounded_linear
@@ -117,7 +118,7 @@ def test_float64_gradcheck_with_dropout(phi, small_blocks):
 @pytest.mark.parametrize("phi", BENT)
 def test_gradcheck_of_x_and_bias_with_a_shared_weight(phi, small_blocks):
     x, weight, bias, A, Bt = tensors(phi, "full")
-    built = build_weight(weight, A, Bt, Bound(phi, OUTER, INNER), start=None, dtype=x.dtype)
+    built = build_weight(weight, Update(A, Bt, Bound(phi, OUTER, INNER)), x.dtype)
 
     def layer(x, bias):
         return bounded_linear(x, weight, bias, A, Bt, form(phi), built=built)
@@ -147,7 +148,7 @@ def test_float64_equals_naive(phi, mode, small_blocks):
     if mode == "built" and phi != "identity":
         _, weight, _, A, Bt = inputs
         bound = Bound(phi, OUTER, INNER)
-        options["built"] = build_weight(weight, A, Bt, bound, start=None, dtype=A.dtype)
+        options["built"] = build_weight(weight, Update(A, Bt, bound), A.dtype)
     found = gradients(lambda *a: bounded_linear(*a, form(phi), **options), inputs)
     exact = gradients(lambda *a: naive(*a, form(phi), start=start), inputs)
     for mine, theirs in zip(found, exact, strict=True):
@@ -179,7 +180,7 @@ def test_each_gradient_alone(mode, needed, small_blocks):
     if mode == "built":
         _, weight, _, A, Bt = inputs
         bound = Bound("sine", OUTER, INNER)
-        options["built"] = build_weight(weight, A, Bt, bound, start=None, dtype=A.dtype)
+        options["built"] = build_weight(weight, Update(A, Bt, bound), A.dtype)
     inputs[needed].requires_grad_()
     found = gradients(lambda *a: bounded_linear(*a, form("sine"), **options), inputs)
     exact = gradients(lambda *a: naive(*a, form("sine")), inputs)
@@ -494,15 +495,15 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
             return True
 
         @staticmethod
-        def build_weight(weight, A, Bt, bound, *, start, dtype):
+        def build_weight(weight, update, dtype):
             calls.append("build")
-            return bounded_eager.build_weight(weight, A, Bt, bound, start=start, dtype=dtype)
+            return bounded_eager.build_weight(weight, update, dtype)
 
         @staticmethod
-        def contract(g, x, A, Bt, bound, *, need_A=True, need_Bt=True):
+        def contract(g, x, update, *, need_A=True, need_Bt=True):
             calls.append("contract")
             assert g.is_contiguous() and x.is_contiguous() and len(g) and g.dtype == x.dtype
-            return bounded_eager.contract(g, x, A, Bt, bound)
+            return bounded_eager.contract(g, x, update)
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(bounded_function, "_triton", lambda: Kernels)

@@ -17,7 +17,7 @@ from common.base.registry import BENCHMARKS, METHODS, Entry, load_plugins
 from common.bounded.attach import adapted_layers, attach
 from common.bounded.config import AdapterConfig
 from common.checks import CheckResult, check_benchmark, check_method
-from common.checks.tiny_task import original, tensors_digest
+from common.checks.tiny_task import problem_of, tensors_digest
 from common.data.loader import Loader
 from common.measure.metric import MetricSpec
 from common.methods.base import MethodInfo, UnlearningMethod
@@ -81,9 +81,17 @@ def test_every_registered_method_keeps_every_promise(name):
 
 
 def test_checking_leaves_the_global_state_and_the_shared_original_alone():
-    before = torch.get_rng_state(), random.getstate(), tensors_digest(original().state_dict())
+    before = (
+        torch.get_rng_state(),
+        random.getstate(),
+        tensors_digest(problem_of("").original.state_dict()),
+    )
     check_method("gd")
-    after = torch.get_rng_state(), random.getstate(), tensors_digest(original().state_dict())
+    after = (
+        torch.get_rng_state(),
+        random.getstate(),
+        tensors_digest(problem_of("").original.state_dict()),
+    )
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
 

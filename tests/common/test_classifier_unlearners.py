@@ -684,7 +684,7 @@ def test_eu_k_starts_its_blocks_anew(run, tiny, trained):
 
 
 def test_neighbours_are_one_bounded_step_away(make, tiny, split):
-    from common.methods.tools.boundaries import ToNeighbours
+    from common.methods.tools.objectives import ToNeighbours
 
     _, task = make("boundary_shrink", {})
     objective = ToNeighbours.of(task, 0.3)
@@ -711,7 +711,7 @@ def test_neighbours_are_one_bounded_step_away(make, tiny, split):
 
 
 def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
-    from common.methods.tools.boundaries import input_bounds
+    from common.methods.tools.objectives import input_bounds
 
     source = tiny.Source(noise=NOISE)
     source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
@@ -765,7 +765,7 @@ def test_turns_are_taken_batch_by_batch(tiny):
 
 
 def test_ascent_weighs_samples_and_fades(tiny, split):
-    from common.methods.tools.alternation import AlternatingAscent
+    from common.methods.tools.objectives import AlternatingAscent
     from common.methods.tools.streams import Interleaved
 
     source = tiny.Source(noise=NOISE)

@@ -12,7 +12,7 @@ from common.base.errors import ConfigError
 from common.bounded.attach import adapted_layers, attach, detach
 from common.bounded.config import AdapterConfig, FilaConfig
 from common.bounded.files import load_adapter, save_adapter
-from common.checks.tiny_task import make_task, original, outputs
+from common.checks.tiny_task import problem_of
 from common.methods.tools import fila
 from common.objectives.positions import cross_entropy
 from common.train.protocols import Telemetry
@@ -89,9 +89,7 @@ def test_the_published_factors_are_close_to_exact_and_leave_the_global_stream():
     W, rows = matrix(20, 12).float(), matrix(20, seed=1).exp().float()
     W[:, 2:] *= 1e-3
     stream = torch.get_rng_state()
-    published = [
-        fila.published_factors(W, rows, 2, 1e-5, torch.Generator().manual_seed(s)) for s in (1, 1)
-    ]
+    published = [fila.published_factors(W, rows, 2, 1e-5, seed) for seed in (1, 1)]
     assert torch.equal(torch.get_rng_state(), stream)
     assert torch.equal(published[0].A, published[1].A)
     exact = fila.weighted_factors(W, rows, 2)
@@ -155,8 +153,8 @@ class Sink:
 
 
 def started(config, adapter, seed=1):
-    model = copy.deepcopy(original())
-    task = make_task(model, "random", seed, BOTH)
+    model = copy.deepcopy(problem_of("").original)
+    task = problem_of("").task(model, "random", seed, BOTH)
     task.telemetry = Telemetry(tracker=Sink())
     attach(model, task.family.targets["mlp"], adapter, task.generator("adapter"))
     facts = fila.start_adapters(task, config)
@@ -176,19 +174,23 @@ ADAPTERS = {
 @pytest.mark.parametrize("config", [FilaConfig(), FilaConfig(compat="loku")], ids=["exact", "loku"])
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_function_is_kept_at_the_start_and_after_saving(tmp_path, name, config):
-    before = outputs(copy.deepcopy(original()))
+    before = problem_of("").outputs(copy.deepcopy(problem_of("").original))
     model, _, _ = started(config, ADAPTERS[name])
-    torch.testing.assert_close(outputs(model), before, rtol=0, atol=1e-6)
+    torch.testing.assert_close(problem_of("").outputs(model), before, rtol=0, atol=1e-6)
     assert all(layer.A.abs().max() > 0 and layer.start for _, layer in adapted_layers(model))
     with torch.no_grad():
         for _, layer in adapted_layers(model):
             layer.A.add_(0.01)
     save_adapter(model, tmp_path)
-    loaded = copy.deepcopy(original())
+    loaded = copy.deepcopy(problem_of("").original)
     load_adapter(loaded, tmp_path)
-    torch.testing.assert_close(outputs(loaded), outputs(model), rtol=0, atol=1e-6)
-    assert (outputs(loaded) - before).abs().max() > 1e-3
-    torch.testing.assert_close(outputs(detach(loaded)), outputs(model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        problem_of("").outputs(loaded), problem_of("").outputs(model), rtol=0, atol=1e-6
+    )
+    assert (problem_of("").outputs(loaded) - before).abs().max() > 1e-3
+    torch.testing.assert_close(
+        problem_of("").outputs(detach(loaded)), problem_of("").outputs(model), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_every_alpha_omega_and_bound_starts_on_the_same_part_of_the_weight():
@@ -232,7 +234,7 @@ def test_the_start_is_the_optimum_for_the_fishers_of_its_batches():
         batches = [loader.next() for _ in range(count)]
         names = [f"{name}.weight" for name, _ in adapted_layers(model)]
         fishers[part] = fila.fisher_information(
-            copy.deepcopy(original()), names, task.forward, batches
+            copy.deepcopy(problem_of("").original), names, task.forward, batches
         )
     for name, layer in adapted_layers(model):
         pair = (fishers[part][f"{name}.weight"] for part in ("forget", "retain"))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from common.data.batch import Batch
-from common.data.loader import Loader
-from common.data.paired import PairedLoader
+from common.data.loader import Loader, PairedLoader
 
 
 class Indices:

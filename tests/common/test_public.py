@@ -37,7 +37,9 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.asname: node.module for node in imports for alias in node.names} == PUBLIC
+    aliases = [alias for node in imports for alias in node.names]
+    assert all(alias.asname == alias.name for alias in aliases), "not offered: no `X as X`"
+    assert {alias.name for alias in aliases} == PUBLIC.keys() and len(aliases) == len(PUBLIC)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -11,13 +11,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.base.errors import CheckpointError, ConfigError
-from common.bounded.attach import adapted_layers, attach, detach, trainable_share
+from common.bounded.attach import (
+    adapted_layers,
+    adapter_statistics,
+    attach,
+    detach,
+    trainable_share,
+)
 from common.bounded.config import AdapterConfig
 from common.bounded.constraints import project_ball_
 from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
 from common.bounded.quantised import QuantisedBoundedLinear, dense_weight, is_quantised
 from common.bounded.reuse import reuse_weights
-from common.bounded.statistics import adapter_statistics
 from common.objectives.objectives import gradient_difference
 from common.train.config import FitConfig
 from common.train.fit import fit

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.data.batch import IGNORE, Batch
-from common.data.capabilities import every_position
+from common.data.batch import IGNORE, Batch, every_position
 from common.methods.tools.passes import reference_likelihoods
 from common.objectives import positions as losses
 from common.objectives import terms

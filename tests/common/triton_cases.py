@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.bounded import compiled
 from common.bounded import triton as ours
+from common.bounded.eager import Update
 from common.bounded.phi import Bound
 from common.bounded.product import bounded_linear
 
@@ -79,15 +80,13 @@ def one(
 ) -> dict[str, float]:
     p, form = problem(*shape, dtype), bound(phi)
     wanted = reference(p, form)
-    build = {"start": None, "dtype": dtype, "tiles": tiles}
-    start = (p["A0"], p["Bt0"])
-    dA, dBt = ours.contract(p["g"], p["x"], p["A"], p["Bt"], form, splits=splits, tiles=tiles)
+    update = Update(p["A"], p["Bt"], form)
+    started = update._replace(start=(p["A0"], p["Bt0"]))
+    dA, dBt = ours.contract(p["g"], p["x"], update, splits=splits, tiles=tiles)
     found = {
-        "W": ours.build_weight(p["weight"], p["A"], p["Bt"], form, **build),
-        "dW": ours.build_weight(None, p["A"], p["Bt"], form, **build | {"dtype": torch.float32}),
-        "W from a start": ours.build_weight(
-            p["weight"], p["A"], p["Bt"], form, **build | {"start": start}
-        ),
+        "W": ours.build_weight(p["weight"], update, dtype, tiles=tiles),
+        "dW": ours.build_weight(None, update, torch.float32, tiles=tiles),
+        "W from a start": ours.build_weight(p["weight"], started, dtype, tiles=tiles),
         "dA": dA,
         "dBt": dBt,
     }
@@ -143,9 +142,8 @@ def near_zero() -> float:
     A, Bt = z[:, None].contiguous(), torch.ones(1, 16)
     worst = 0.0
     for phi in ("tanh", "sigmoid"):
-        found = ours.build_weight(
-            None, A, Bt, Bound(phi, 1.0, 1.0), start=None, dtype=torch.float32, tiles=SMALL
-        )
+        update = Update(A, Bt, Bound(phi, 1.0, 1.0))
+        found = ours.build_weight(None, update, torch.float32, tiles=SMALL)
         wanted = Bound(phi, 1.0, 1.0).value(z.double())
         worst = max(worst, float(((found[:, 0].double() - wanted) / wanted).abs().max()))
     return worst
@@ -154,10 +152,10 @@ def near_zero() -> float:
 def equalities() -> dict[str, bool]:
     """What must hold bit by bit, and strides."""
     p, form = problem(37, 53, 29, 4, torch.float32), bound("sine")
-    factors = (p["A"], p["Bt"], form)
+    update = Update(p["A"], p["Bt"], form)
 
     def contract(g: Tensor, x: Tensor, **options: Any) -> list[Tensor]:
-        return list(ours.contract(g, x, *factors, splits=2, tiles=SMALL, **options))
+        return list(ours.contract(g, x, update, splits=2, tiles=SMALL, **options))
 
     def same(first: list[Tensor], second: list[Tensor]) -> bool:
         return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -165,10 +163,10 @@ def equalities() -> dict[str, bool]:
     usual = contract(p["g"], p["x"])
     strided = contract(p["g"].mT.contiguous().mT, p["x"].mT.contiguous().mT)
     atomic = contract(p["g"], p["x"], atomic=True)
-    build = {"start": None, "dtype": torch.float32, "tiles": SMALL}
-    merged = ours.build_weight(p["weight"], *factors, **build)
-    turned = ours.build_weight(p["weight"].mT.contiguous().mT, *factors, **build)
-    alone = ours.contract(p["g"], p["x"], *factors, need_A=False, tiles=SMALL)
+    build = {"dtype": torch.float32, "tiles": SMALL}
+    merged = ours.build_weight(p["weight"], update, **build)
+    turned = ours.build_weight(p["weight"].mT.contiguous().mT, update, **build)
+    alone = ours.contract(p["g"], p["x"], update, need_A=False, tiles=SMALL)
     return {
         "same bits twice": same(usual, contract(p["g"], p["x"])),
         "any strides": same(usual, strided) and torch.equal(merged, turned),

@@ -29,8 +29,7 @@ from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.bounded.attach import adapted_layers, detach
 from common.data.access import DataAccess
-from common.data.batch import ordered_batches
-from common.data.capabilities import every_position
+from common.data.batch import every_position, ordered_batches
 from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config, train_reference
 from common.methods.task import UnlearnTask

@@ -24,21 +24,19 @@ from common.base.errors import AccessError, ConfigError
 from common.base.registry import METHODS
 from common.base.seeding import generator
 from common.checks import check_method
-from common.checks.tiny_net import CLASSES, PER_CLASS
-from common.checks.tiny_task import problem_of
+from common.checks.tiny_task import CLASSES, PER_CLASS, problem_of
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.methods.base import resolve_config
 from common.objectives.positions import sample_cross_entropy
 from common.train.protocols import Telemetry
 from vision.config import ModelConfig
-from vision.data.views import TwoViews
+from vision.data.augment import TwoViews
 from vision.methods.contrast import HeadInputs, nt_xent
 from vision.methods.lethevit import MaskedContrast
 from vision.methods.novo import ProxyForgetting
-from vision.models.attention import patch_attention, patch_mask
 from vision.models.build import build_model
-from vision.models.keys import KeyedViT
+from vision.models.transformer import KeyedViT, patch_attention, patch_mask
 from vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.protocol.request import Application
-from common.protocol.subject import Subject
+from common.protocol.subject import Application, Subject
 from common.store.weights import CONFIG, WEIGHTS, file_digest, save_weights
 from vision.apply.checkpoint import build, read_checkpoint
 from vision.apply.images import (
@@ -24,7 +23,6 @@ from vision.apply.images import (
 from vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
@@ -91,14 +89,40 @@ class ImageSubject(ImageClassifiers, Subject):
         return self.checkpoint.num_classes
 
     def measured(self, model: nn.Module) -> dict[str, Any]:
-        """See :func:`measured`."""
-        return measured(model, self.source, self.parts, self._forgotten)
+        """Accuracy, loss and membership of one model.
 
-    @cached_property
-    def _forgotten(self) -> np.ndarray:
+        Returns:
+            Part -> images, accuracy in percent, mean cross-entropy in nats; ``test`` is also split
+            into images of forgotten and of other classes.  ``membership_auc``: percent chance that
+            a forget image has a lower loss than a test image (50: they cannot be told apart by
+            loss); ``membership_auc_same_classes``: against test images of the forgotten classes.
+        """
         import numpy as np
 
-        return np.unique(self.images.labels[self.parts["forget"]])
+        from common.data.batch import ordered_batches
+        from common.measure.scores import collect
+
+        model.eval()
+        scores = {
+            name: collect(
+                lambda batch: self.forward(model, batch),
+                ordered_batches(self.source, ids, BATCH),
+                keep_probs=False,
+            )
+            for name, ids in self.parts.items()
+        }
+        results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
+        results |= {"membership_auc": None, "membership_auc_same_classes": None}
+        if "test" in scores:
+            test = scores["test"]
+            assert test.labels is not None
+            same = np.isin(test.labels, self.images.labels[self.parts["forget"]])
+            results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
+            results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
+            results["membership_auc"] = _auc(scores["forget"], test)
+            if same.any():
+                results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
+        return results
 
     @property
     def weights(self) -> Path:
@@ -130,69 +154,47 @@ class ImageSubject(ImageClassifiers, Subject):
         return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
-        """See :func:`outcome`."""
-        return outcome(statement)
+        """What these measurements say, in plain words."""
+        before, after = statement["before"], statement["after"]
+        lines = []
+        if before["forget"]["accuracy"] < 50:
+            lines.append(
+                f"The given model was right on only {before['forget']['accuracy']:.1f} % of the "
+                "forget images before: check the class names and the preprocessing first."
+            )
+        for part in ("forget", "retain", "test"):
+            if part in after:
+                was, now = before[part]["accuracy"], after[part]["accuracy"]
+                lines.append(f"Accuracy on {part} images went from {was:.1f} % to {now:.1f} %.")
+        if after["membership_auc"] is None:
+            lines.append(
+                "Without images that the model never saw (test), whether membership can still be "
+                "told was not measured."
+            )
+            return lines
+        kind, key = "a test image", "membership_auc"
+        if after["membership_auc_same_classes"] is not None:
+            kind, key = "a test image of the same classes", "membership_auc_same_classes"
+        lines.append(
+            f"By its loss alone, a forget image is told from {kind} with AUC {after[key]:.1f} % "
+            f"(before: {before[key]:.1f} %); 50 % is chance, far below 50 % betrays the forget set "
+            "as much as far above, and stronger attacks exist."
+        )
+        if statement["scenario"] == "class" and key == "membership_auc":
+            lines.append(
+                "Whole classes were forgotten and the test images hold none of them: this AUC "
+                "compares different classes and says little about membership."
+            )
+        return lines
 
 
 def _about(folder: Folder) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for file in folder.files:
-        name = file.split("/")[0]
-        counts[name] = counts.get(name, 0) + 1
     return {
         "folder": folder.root.name,
         "images": len(folder.files),
-        "classes": counts,
+        "classes": dict(Counter(file.split("/")[0] for file in folder.files)),
         "digest": folder.digest,
     }
-
-
-def measured(
-    model: nn.Module, source: Source, parts: Mapping[str, np.ndarray], forgotten: np.ndarray
-) -> dict[str, Any]:
-    """Accuracy, loss and membership of one model.
-
-    Args:
-        model: A classifier.
-        source: The images.
-        parts: ``forget`` and, where given, ``retain`` and ``test``.
-        forgotten: Class ids in the forget part.
-
-    Returns:
-        Part -> images, accuracy in percent, mean cross-entropy in nats; ``test`` is also split
-        into images of forgotten and of other classes.  ``membership_auc``: percent chance that a
-        forget image has a lower loss than a test image (50: they cannot be told apart by loss);
-        ``membership_auc_same_classes``: against test images of the forgotten classes only.
-
-    Raises:
-        Diverged: An output is not finite.
-    """
-    import numpy as np
-
-    from common.data.batch import ordered_batches
-    from common.measure.scores import collect
-
-    model.eval()
-    scores = {
-        name: collect(
-            lambda batch: model(batch.inputs["x"]),
-            ordered_batches(source, ids, BATCH),
-            keep_probs=False,
-        )
-        for name, ids in parts.items()
-    }
-    results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
-    results |= {"membership_auc": None, "membership_auc_same_classes": None}
-    if "test" in scores:
-        test = scores["test"]
-        assert test.labels is not None
-        same = np.isin(test.labels, forgotten)
-        results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
-        results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
-        results["membership_auc"] = _auc(scores["forget"], test)
-        if same.any():
-            results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
-    return results
 
 
 def _summary(scores: Scores) -> dict[str, float]:
@@ -205,38 +207,3 @@ def _auc(forget: Scores, test: Scores) -> float:
     from common.membership.attacks import loss_threshold_attack
 
     return loss_threshold_attack(forget.loss, test.loss).auc
-
-
-def outcome(statement: Mapping[str, Any]) -> list[str]:
-    """What these measurements say, in plain words."""
-    before, after = statement["before"], statement["after"]
-    lines = []
-    if before["forget"]["accuracy"] < 50:
-        lines.append(
-            f"The given model was right on only {before['forget']['accuracy']:.1f} % of the forget "
-            "images before: check the class names and the preprocessing first."
-        )
-    for part in ("forget", "retain", "test"):
-        if part in after:
-            was, now = before[part]["accuracy"], after[part]["accuracy"]
-            lines.append(f"Accuracy on {part} images went from {was:.1f} % to {now:.1f} %.")
-    if after["membership_auc"] is None:
-        lines.append(
-            "Without images that the model never saw (test), whether membership can still be told "
-            "was not measured."
-        )
-        return lines
-    kind, key = "a test image", "membership_auc"
-    if after["membership_auc_same_classes"] is not None:
-        kind, key = "a test image of the same classes", "membership_auc_same_classes"
-    lines.append(
-        f"By its loss alone, a forget image is told from {kind} with AUC {after[key]:.1f} % "
-        f"(before: {before[key]:.1f} %); 50 % is chance, far below 50 % betrays the forget set as "
-        "much as far above, and stronger attacks exist."
-    )
-    if statement["scenario"] == "class" and key == "membership_auc":
-        lines.append(
-            "Whole classes were forgotten and the test images hold none of them: this AUC compares "
-            "different classes and says little about membership."
-        )
-    return lines

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from common.base.config import Strict, validate
-from common.base.numbers import Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, NonNegative, Positive
 from common.base.registry import METHODS
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 from common.methods.task import UnlearnTask
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from common.data.loader import Loader
     from common.objectives.objectives import Objective
     from common.train.protocols import FitResult
-
-Shift = Annotated[int, Field(ge=0)]
 
 
 class CoUn(UnlearningMethod):
@@ -40,11 +38,11 @@ class CoUn(UnlearningMethod):
     info = MethodInfo(1, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
 
     class Config(FitConfig):
-        epochs: Annotated[int, Field(ge=1)] | None = 5
+        epochs: Count | None = 5
         lr: Positive = 3e-4
         weight: NonNegative = 0.5
         temperature: Positive = 0.1
-        shift: Shift = 1
+        shift: Amount = 1
         noise: NonNegative = 0.1
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
@@ -80,7 +78,7 @@ class WithContrast(UnlearningMethod):
         base_version: Count | None = None
         weight: NonNegative = 0.5
         temperature: Positive = 0.1
-        shift: Shift = 1
+        shift: Amount = 1
         noise: NonNegative = 0.1
 
         @model_validator(mode="after")
@@ -131,7 +129,7 @@ class Contrasting(UnlearnTask):
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
         from common.data.loader import Loader
-        from vision.data.views import TwoViews
+        from vision.data.augment import TwoViews
         from vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()

@@ -49,7 +49,7 @@ class LetheViT(UnlearningMethod):
     quick: ClassVar[Mapping[str, Any]] = {"contrast_epochs": 1}
 
     class Config(FitConfig):
-        epochs: Annotated[int, Field(ge=1)] | None = 8
+        epochs: Count | None = 8
         lr: Positive = 1e-4
         contrast_epochs: Count = 2
         contrast_lr: Positive = 1e-3
@@ -110,7 +110,7 @@ class MaskedContrast:
         import torch
 
         from common.data.batch import Batch
-        from vision.models.attention import patch_attention, patch_mask
+        from vision.models.transformer import patch_attention, patch_mask
 
         x = batch.inputs["x"]
         scores = patch_attention(self.teacher, x, self.config.block)

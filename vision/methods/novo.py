@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from common.data.batch import Batch, Forward
     from common.objectives.objectives import ObjectiveValue
-    from vision.models.keys import KeyedViT
+    from vision.models.transformer import KeyedViT
 
 
 class Novo(UnlearningMethod):
@@ -53,7 +53,7 @@ class Novo(UnlearningMethod):
         """Trains the ready model, deletes keys, folds the rest into the weights."""
         from common.data.labels import forgotten_classes
         from common.data.loader import Loader
-        from vision.models.keys import KeyedViT
+        from vision.models.transformer import KeyedViT
 
         config: Any = self.config
         forget, retain = task.indices("forget"), task.indices("retain")

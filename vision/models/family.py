@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,20 +102,6 @@ class ImageClassifiers(ModelFamily):
     def family(self) -> Family:
         """What the layers of this architecture are called."""
         return family_of(self.architecture)
-
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Linear layers by placement."""
-        return self.family.targets
-
-    @property
-    def head(self) -> Sequence[str]:
-        """Parameters of the classifier."""
-        return self.family.head
-
-    def component_of(self, name: str) -> str:
-        """mlp, attention, head or other."""
-        return self.family.component_of(name)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, C) logits."""

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import ConfigError
+from common.base.seeding import derive
 from common.data.batch import IGNORE
-from common.methods.tools.passes import evaluating
 from common.objectives.positions import average, cross_entropy, wide
+from common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
     from common.bounded.config import FilaConfig
@@ -139,7 +140,7 @@ def weighted_factors(weight: Tensor, rows: Tensor, rank: int, *, balanced: bool 
 
 
 def published_factors(
-    weight: Tensor, rows: Tensor, rank: int, damping: float, generator: torch.Generator
+    weight: Tensor, rows: Tensor, rank: int, damping: float, seed: int
 ) -> Factors:
     """The repository's: randomised SVD, and diag(1 / (d + damping)) U sqrt(S), sqrt(S) V^T.
 
@@ -147,7 +148,7 @@ def published_factors(
     """
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).cpu()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+        torch.default_generator.manual_seed(seed)
         U, S, V = torch.svd_lowrank(rows.cpu().unsqueeze(1) * wide, q=rank)
     left = (1 / (rows.cpu() + damping)).unsqueeze(1) * U * S.sqrt()
     return Factors(left.to(weight.device), (S.sqrt().unsqueeze(1) * V.mT).to(weight.device))
@@ -172,7 +173,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
         retain set has no say; they are logged to the task's tracker too.
     """
-    from common.bounded.find import adapted_layers
+    from common.bounded.layer import adapted_layers
     from common.bounded.quantised import QuantisedBoundedLinear
 
     layers = dict(adapted_layers(task.model))
@@ -188,16 +189,14 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
     for part, loader in pair.items():
         batches = [loader.next() for _ in range(pair["forget"].batches_per_epoch)]
         fishers[part] = fisher_information(task.model, names, task.forward, batches)
-    generator = task.generator("fila", "svd")
     for name, layer in layers.items():
         key = f"{name}.weight"
         rows = row_weights(fishers["forget"][key], fishers["retain"][key], config.eps)
         if not bool(rows.any()):
             continue  # nothing that forget needs: the usual start
         if config.compat == "loku":
-            factors = published_factors(
-                layer.weight, rows, layer.config.rank, config.damping, generator
-            )
+            seed = derive(task.seed, "method", task.replicate, "fila", "svd", name)
+            factors = published_factors(layer.weight, rows, layer.config.rank, config.damping, seed)
         else:
             factors = weighted_factors(
                 layer.weight, rows, layer.config.rank, balanced=config.balanced

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.data.batch import Batch, Forward
 from common.methods.task import UnlearnTask
-from common.methods.tools.boundaries import continuous
+from common.methods.tools.objectives import continuous
 from common.objectives.objectives import ObjectiveValue
 from common.objectives.positions import sample_cross_entropy
 from common.train.config import FitConfig

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import DataError
 from common.data.batch import Batch, Source, ordered_batches
+from common.data.labels import class_labels
 from common.objectives import positions as losses
 from common.objectives.positions import sample_cross_entropy
 from common.objectives.terms import LogLikelihoods
+from common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,11 +90,7 @@ def labels_of(task: UnlearnTask, *parts: str) -> Tensor:
     Raises:
         DataError: Samples have more than one label each.
     """
-    batches = ordered_batches(task.source, task.indices(*parts), EVALUATION_BATCH)
-    labels = [batch.labels.cpu() for batch in batches]
-    if labels[0].ndim != 1:
-        raise DataError("this method compares classes: samples need one label; choose another")
-    return torch.cat(labels)
+    return torch.from_numpy(class_labels(task.source, task.indices(*parts)))
 
 
 @torch.no_grad()
@@ -129,15 +125,3 @@ def autocast(model: nn.Module, precision: str) -> torch.autocast:
     device = next(model.parameters()).device.type
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device, dtype=dtype, enabled=precision != "no")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; every module gets its own mode back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

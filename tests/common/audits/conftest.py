@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.audits.task import AuditTask
+from common.audits.base import AuditTask
 from common.measure.scores import Scores
 
 
@@ -56,7 +56,7 @@ def toy():
         from common.methods.base import train_reference
 
         model = tiny_task.problem_of("").net()
-        task = tiny_task.make_task(model, scenario, 0, access)
+        task = tiny_task.problem_of("").task(model, scenario, 0, access)
         return train_reference(task, parts).eval()
 
     models = {

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from common.audits.base import Measure
 from common.audits.intervals import (
     LARGE,
     accuracy,
@@ -14,7 +15,6 @@ from common.audits.intervals import (
     dkw,
     proportion,
 )
-from common.audits.measure import Measure
 
 
 def test_clopper_pearson_at_the_ends_is_the_closed_form():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from common.audits.base import Measure, NotApplicable
 from common.audits.boundary import OverUnlearning
-from common.audits.measure import Measure, NotApplicable
 from common.audits.recovery import RemoveAdapter, Requantise, requantise, requantise_
 from common.audits.relearning import RelearnTime, anamnesis
 from common.audits.representations import (

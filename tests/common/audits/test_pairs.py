@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from common.audits import neighbours, pairs
-from common.audits.base import wanted_parts
-from common.audits.measure import NotApplicable
+from common.audits import pairs
+from common.audits.base import NotApplicable, wanted_parts
 from common.base.errors import DataError
 from common.data.parts import PARTS, Part, Role, utility_parts
-from common.measure.ranking import auc
+from common.measure.scores import auc
 
 
 def softmax(x):
@@ -122,18 +121,18 @@ def test_cmia_sees_a_model_that_avoids_the_neighbour(make_scores):
         return np.stack([near, 1 - near, np.zeros(60)], axis=1)
 
     r, second, u = (class_scenario(make_scores, outputs(c)) for c in (2.0, 2.0, -2.0))
-    floor = neighbours.NeighbourClass().compare(second, r, seed=0)["forget"]
-    found = neighbours.NeighbourClass().compare(u, r, seed=0)["forget"]
+    floor = pairs.NeighbourClass().compare(second, r, seed=0)["forget"]
+    found = pairs.NeighbourClass().compare(u, r, seed=0)["forget"]
     assert found.value > 99 and found.low > 90
     assert 50 <= floor.value < 70 and floor.low < 60
-    assert neighbours.NeighbourClass().compare(r, r, seed=0)["forget"].value == 50
+    assert pairs.NeighbourClass().compare(r, r, seed=0)["forget"].value == 50
 
 
 def test_auc_counts_ties_half():
     assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(87.5)
 
 
-@pytest.mark.parametrize("audit", [pairs.RetainedKL, neighbours.NeighbourClass])
+@pytest.mark.parametrize("audit", [pairs.RetainedKL, pairs.NeighbourClass])
 def test_the_class_audits_refuse_random_forgetting(audit, make_scores):
     parts = {
         "retain": make_scores(np.full((2, 3), 1 / 3), [0, 2]),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from common.audits.base import NotApplicable
 from common.audits.challenge import (
     EpsilonScore,
     attack_epsilon,
@@ -14,7 +15,6 @@ from common.audits.challenge import (
     shown_epsilon,
     threshold_counts,
 )
-from common.audits.measure import NotApplicable
 from common.audits.populations import KLoM, bin_shares, klom_per_sample
 from common.audits.ulira import ULira, ulira_scores
 from common.base.errors import DataError

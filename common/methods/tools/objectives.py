@@ -1,7 +1,8 @@
-"""Objectives of boundary unlearning, and the bounds of continuous inputs."""
+"""Objectives of single methods, and the bounds of continuous inputs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ConfigError
-from common.data.batch import IGNORE, Batch, Forward, ordered_batches
-from common.data.capabilities import Bounds
+from common.data.batch import IGNORE, Batch, Bounds, Forward, ordered_batches
 from common.methods.task import UnlearnTask
 from common.methods.tools.passes import EVALUATION_BATCH
+from common.methods.tools.streams import Interleaved, Members
 from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import sample_cross_entropy
+from common.objectives.positions import sample_cross_entropy, sample_distillation, wide
 
 
 def continuous(batch: Batch, what: str) -> None:
@@ -98,3 +99,87 @@ class ToOneClass:
         labels = torch.where(batch.labels == IGNORE, IGNORE, self.label)
         loss = sample_cross_entropy(forward(batch), labels).mean()
         return ObjectiveValue(loss, {"shadow_loss": loss})
+
+
+def _mean(values: Tensor, chosen: Tensor) -> Tensor:
+    """Mean over the chosen samples; 0 where there is none."""
+    return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Scrubbing:
+    """SCRUB's two losses: samples of the forget set get -KL_T, others gamma CE + alpha KL_T."""
+
+    teacher: Forward
+    forgotten: Members
+    temperature: float
+    gamma: float
+    alpha: float
+    parts: tuple[str, ...] = ("turns",)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """One forward of the student, one of the teacher."""
+        batch = batches["turns"]
+        forget = self.forgotten(batch)
+        logits = forward(batch)
+        target = (wide(self.teacher(batch)) / self.temperature).softmax(-1)
+        distance = sample_distillation(wide(logits) / self.temperature, target, batch.labels)
+        distance = self.temperature**2 * distance
+        away, close = _mean(distance, forget), _mean(distance, ~forget)
+        loss = _mean(sample_cross_entropy(logits, batch.labels), ~forget)
+        total = self.gamma * loss + self.alpha * close - away
+        return ObjectiveValue(total, {"forget_kl": away, "retain_kl": close, "retain_loss": loss})
+
+
+@dataclass(frozen=True)
+class TwoTeachers:
+    """Bad Teacher: follow the incompetent teacher on forget, the competent one on retain."""
+
+    competent: Forward
+    incompetent: Forward
+    forgotten: Members
+    temperature: float
+    parts: tuple[str, ...] = ("mixed",)
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """One forward of the student, one of each teacher."""
+        batch = batches["mixed"]
+        forget = self.forgotten(batch)
+        good, bad = self.competent(batch), self.incompetent(batch)
+        chosen = forget.view(-1, *(1 for _ in good.shape[1:]))
+        target = (wide(torch.where(chosen, bad, good)) / self.temperature).softmax(-1)
+        logits = wide(forward(batch)) / self.temperature
+        distance = sample_distillation(logits, target, batch.labels)
+        parts = {"forget_kl": _mean(distance, forget), "retain_kl": _mean(distance, ~forget)}
+        return ObjectiveValue(distance.mean(), parts)
+
+
+class AlternatingAscent:
+    """-alpha_t sum_i w_i CE_i on the first loader's batches, CE on all others.
+
+    w_i = CE_i^-lam / sum_j CE_j^-lam carries no gradient: samples that are forgotten already weigh
+    less.  alpha_t falls from ``alpha`` to 0 along a cosine over ``batches`` batches.
+
+    Attributes:
+        forgetting: Whether the last batch was one of the first loader.
+    """
+
+    parts: tuple[str, ...] = ("turns",)
+
+    def __init__(self, turns: Interleaved, batches: int, *, alpha: float, lam: float):
+        self.turns, self.batches, self.alpha, self.lam = turns, batches, alpha, lam
+        self.forgetting = False
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """One forward on the batch whose turn it is."""
+        batch = batches["turns"]
+        self.forgetting = self.turns.last_turn == 0
+        losses = sample_cross_entropy(forward(batch), batch.labels)
+        if not self.forgetting:
+            loss = losses.mean()
+            return ObjectiveValue(loss, {"retain_loss": loss})
+        weights = (losses.detach() + 1e-12).pow(-self.lam)
+        weighted = (weights / weights.sum() * losses).sum()
+        progress = min(1.0, (self.turns.count - 1) / self.batches)
+        alpha = self.alpha * 0.5 * (1 + math.cos(math.pi * progress))
+        return ObjectiveValue(-alpha * weighted, {"forget_loss": losses.mean()})
