@@ -70,6 +70,13 @@ class Rule(Protocol):
     def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
         """Of one model; None while something is unknown."""
 
+    def resolution(self, samples: int) -> float | None:
+        """One sample's worth of distance between two models; None where a distance is to goals.
+
+        Args:
+            samples: In the forget set.
+        """
+
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """Sort key of a row, best first."""
 
@@ -111,6 +118,10 @@ class GapRule:
         if references.retrain is None:
             return None
         return average_gap(row, references.retrain, self.trial if trial else self.metrics)
+
+    def resolution(self, samples: int) -> float | None:
+        """What one sample of the forget set moves in AG, in percentage points."""
+        return 100.0 / samples / len(self.metrics)
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By distance."""
@@ -189,6 +200,10 @@ class GoalRule:
             return None
         total = math.fsum(excess for excess in excesses if excess is not None)
         return 100.0 * total / len(excesses) + lost
+
+    def resolution(self, samples: int) -> float | None:
+        """None: a distance to goals is none between two models."""
+        return None
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By the share of seeds that reach every goal, then utility, then steps."""

@@ -57,6 +57,7 @@ class Verdict:
     """Whether a model can be told from a Retrain.
 
     Attributes:
+        n: Seeds.
         odd: Seeds on which the model is the odd one out; k members that tie count 1/k each.
         ratio: Log ratio of its distance to the Retrains over that between them, over seeds.
         p: Of :func:`odd_one_out`.
@@ -67,6 +68,7 @@ class Verdict:
             row's own spread, would have told it; None where none could.
     """
 
+    n: int
     odd: float
     ratio: Median
     p: float
@@ -184,8 +186,9 @@ def judge(rows: Mapping[str, np.ndarray], *, margin: float = MARGIN) -> dict[str
         told_from = None
         if not (outside or inside):
             told_from = _told_from(scores, _allowed([p[other] for other in p if other != label]))
-        odd = odd_seeds(scores)
-        verdicts[label] = Verdict(odd, ratio, p[label], q, outside, inside, told_from)
+        verdicts[label] = Verdict(
+            len(scores), odd_seeds(scores), ratio, p[label], q, outside, inside, told_from
+        )
     return verdicts
 
 

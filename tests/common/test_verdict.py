@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from common.measure import verdict
@@ -47,12 +46,10 @@ def test_oddness_is_the_log_ratio_of_both_distances_to_the_one_between():
     assert seeds((0.0, 0.0, 0.0))[0] == pytest.approx(0), "nothing differs, nothing is odd"
 
 
-@given(arrays.arrays(float, (4, 3, 2), elements=st.floats(0, 100)))
-def test_the_odd_one_is_the_one_with_the_largest_mean_distance(points):
+def test_the_odd_one_is_the_one_with_the_largest_mean_distance():
+    points = np.random.default_rng(0).exponential(size=(500, 3, 2))
     distances = np.abs(points[:, :, None] - points[:, None]).mean(-1)
-    scores = oddness(distances, 0.01)
-    for seed, of_seed in zip(scores, distances, strict=True):
-        assert of_seed.sum(1)[seed.argmax()] == pytest.approx(of_seed.sum(1).max())
+    assert (oddness(distances, 0.01).argmax(1) == distances.sum(-1).argmax(1)).all()
 
 
 @pytest.mark.parametrize(("n", "p"), [(3, 0.037), (5, 0.0041)])
