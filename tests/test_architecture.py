@@ -116,6 +116,7 @@ LIGHT = (
     "common.audits.representations",
     "common.methods.simple",
     "common.measure.gaps",
+    "common.measure.verdict",
     "common.store.records",
     "language.measure.evaluation",
     "language.data.fictitious",

@@ -77,7 +77,7 @@ class VisionConfig(Strict):
 class VisionBenchmark(ImageClassifiers, Benchmark):
     """Image classification under forgetting requests (see the module docstring)."""
 
-    versions = Versions(measure=2)
+    versions = Versions(measure=3)
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES

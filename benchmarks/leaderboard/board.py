@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.pipeline.stage import Stage
 from benchmarks.spec.resolve import ResolvedSuite
-from common.measure.gaps import (
-    Floor,
-    PairedDifference,
-    Separability,
-    Summary,
-)
+from common.measure.gaps import Floor, PairedDifference, Summary
 from common.measure.metric import MetricSpec
 from common.measure.rules import Rule
+from common.measure.verdict import Verdict
 from common.store.records import RunRecord
 
 if TYPE_CHECKING:
@@ -24,6 +20,14 @@ if TYPE_CHECKING:
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
+
+
+class Rank(NamedTuple):
+    """A rank from 1, ties sharing the best, and where it lies in 95 % of draws of the seeds."""
+
+    rank: int
+    low: int
+    high: int
 
 
 @dataclass
@@ -37,8 +41,9 @@ class BoardRow:
         derived: ``ag``, the distance of the benchmark's rule, and what else it names -> summary.
         ag_per_seed: That distance by seed.
         reached: Seed -> whether every goal is reached; empty where the rule has no goals.
-        verdicts: Rule set -> seed -> criterion -> whether it holds.
-        separability: Where the row's AG lies with respect to the noise floor; None if unknown.
+        criteria: Rule set -> seed -> criterion -> whether it holds.
+        verdict: Whether the row can be told from a Retrain; None if unknown.
+        rank: By mean distance; None where the row lacks a seed.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         chosen: Parameters that tuning chose.
@@ -55,8 +60,9 @@ class BoardRow:
     derived: dict[str, Summary] = field(default_factory=dict)
     ag_per_seed: dict[int, float] = field(default_factory=dict)
     reached: dict[int, bool | None] = field(default_factory=dict)
-    verdicts: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
-    separability: Separability | None = None
+    criteria: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    rank: Rank | None = None
     dynamics: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.audits.report import to_json as audits_json
@@ -50,7 +51,8 @@ def _row(row: BoardRow) -> dict[str, Any]:
         "seeds": row.seeds,
         "diverged": {str(seed): detail for seed, detail in row.diverged.items()},
         "inapplicable": row.inapplicable or None,
-        "separability": row.separability,
+        "verdict": row.verdict and {"word": row.verdict.word, **asdict(row.verdict)},
+        "rank": row.rank and row.rank._asdict(),
         "metrics": _summaries(row.metrics),
         "gaps": _summaries(row.gaps),
         "derived": _summaries(row.derived),

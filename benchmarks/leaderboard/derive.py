@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
 from benchmarks.leaderboard.judge import Judge, label_of
+from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
 from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, references, trial_gap
 from benchmarks.pipeline.probing import read_table
@@ -30,7 +31,6 @@ from common.measure.gaps import (
     gap,
     paired_difference,
     retrain_floor,
-    separability,
     summarise,
 )
 from common.measure.goal import Role
@@ -69,17 +69,19 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     judge = Judge(suite, rule, finals)
     records = [(label, finals[label, r.replicate][r.seed]) for label, r in records]
     floor, floor_row = _floor(finals, targets, judge)
-    floors = dict(zip(sorted(targets), floor.per_seed, strict=True)) if targets else {}
     rows = []
     for row in suite.rows:
         by_seed = finals.get((row.label, 0), {})
         if by_seed:
-            rows.append(_row(row.label, row.method, by_seed, judge, floors))
+            rows.append(_row(row.label, row.method, by_seed, judge))
         elif row.label in plan.inapplicable:
             why = plan.inapplicable[row.label]
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
+    add_verdicts(rows, suite, rule, finals, _sizes(stages, store))
+    if not rule.goals:
+        add_ranks(rows)
     trials = _trials(plan, store)
     for board_row in rows:
         own = [trial for trial in trials if trial.label == board_row.label]
@@ -160,6 +162,17 @@ def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
         )
 
 
+def _sizes(stages: Mapping[tuple[str, int, int], Stage], store: StageStore) -> dict[int, int]:
+    """Seed -> samples in the forget set, as far as the splits are there."""
+    sizes = {}
+    for (_, _, seed), stage in stages.items():
+        split = stage.parents["split"]
+        facts = store.done(split.kind, split.key)
+        if seed not in sizes and facts is not None:
+            sizes[seed] = int(facts["sizes"]["forget"])
+    return sizes
+
+
 def _floor(
     finals: Mapping[tuple[str, int], Mapping[int, RunRecord]],
     targets: Mapping[int, RunRecord],
@@ -173,7 +186,7 @@ def _floor(
     floor = retrain_floor(firsts, seconds, judge.rule.metrics) if gaps else Floor((), None)
     if not second:
         return floor, None
-    return floor, _row(FLOOR, "retrain", second, judge, {})
+    return floor, _row(FLOOR, "retrain", second, judge)
 
 
 def _row(
@@ -181,7 +194,6 @@ def _row(
     method: str,
     by_seed: Mapping[int, RunRecord],
     judge: Judge,
-    floors: Mapping[int, float | None],
 ) -> BoardRow:
     row = BoardRow(label, method, sorted(by_seed))
     row.diverged = {s: r.status_detail for s, r in by_seed.items() if r.status != "ok"}
@@ -199,11 +211,6 @@ def _row(
         values = [derived(a, b, column, judge.rule.metrics) for a, b in paired.values()]
         row.derived |= _summary(column.name, values)
     judge.judge(row, {seed: record.metrics for seed, record in good.items()})
-    if row.method != "retrain" and floors:
-        seeds = list(row.ag_per_seed)
-        row.separability = separability(
-            [row.ag_per_seed[s] for s in seeds], [floors.get(s) for s in seeds]
-        )
     row.dynamics = _means([record.dynamics for record in good.values()])
     row.cost = _means([record.cost for record in by_seed.values()])
     return row

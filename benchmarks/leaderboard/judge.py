@@ -42,7 +42,7 @@ class Judge:
         )
 
     def judge(self, row: BoardRow, metrics: Mapping[int, Row]) -> None:
-        """Fills in a row's distances, reached goals and verdicts.
+        """Fills in a row's distances, reached goals and criteria.
 
         ``metrics`` holds those of the seeds that did not diverge.
         """
@@ -58,6 +58,6 @@ class Judge:
                 unknown = None if None in answers else True
                 row.reached[seed] = False if False in answers else unknown
             for name, rules in self._sets.items():
-                row.verdicts.setdefault(name, {})[seed] = rules.judge(own, targets)
+                row.criteria.setdefault(name, {})[seed] = rules.judge(own, targets)
         if row.ag_per_seed and len(row.ag_per_seed) == comparable:
             row.derived["ag"] = summarise(list(row.ag_per_seed.values()))

@@ -15,6 +15,7 @@ from benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
+from benchmarks.leaderboard.verdict_section import LEGEND, verdict_sections
 from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Section, Table, filled, table
@@ -39,10 +40,11 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(text=(missing,), tone="warning"),
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
-        Section(text=(floor_line(board), *calibration_lines(board))),
+        Section(text=(floor_line(board), *calibration_lines(board), saturation_line(board))),
         _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
         _list("Diverged:", divergence_lines(board)),
         Section(lines=tuple(inapplicable_lines(board))),
+        *verdict_sections(board),
         *_tables(
             ("Signed gaps to Retrain, with 95 % t-intervals", gap_table(board)),
             ("Did the bound act?", dynamics_table(board)),
@@ -75,9 +77,8 @@ def legend(board: Leaderboard) -> str:
         )
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
-        f"signed gap to the seed's Retrain. {board.rule.words}{sets} ≈ inside the noise floor (no "
-        "further from Retrain than a second Retrain); ? outside on average, but too few seeds to "
-        "tell (95 % t-interval of the paired difference reaches 0)."
+        f"signed gap to the seed's Retrain. {board.rule.words}{sets} {LEGEND} rank: by the mean as "
+        "shown, ties share the best; [where it lies in 95 % of draws of the seeds]."
     )
 
 
@@ -103,6 +104,18 @@ def calibration_lines(board: Leaderboard) -> list[str]:
         for name, spec in board.specs.items()
         if spec.calibration and name in values
     ]
+
+
+def saturation_line(board: Leaderboard) -> str:
+    """Which metrics are 0 or 100 for Retrain and every method, and so carry nothing."""
+    saturated = []
+    for name in board.rule.metrics:
+        values = {r.metrics.get(name) for _, r in board.records if r.method != "original"}
+        if values in ({0.0}, {100.0}):
+            saturated.append(f"{board.specs[name].title} ({values.pop():g})")
+    if not saturated:
+        return ""
+    return f"Carries nothing, being the same for Retrain and every row: {', '.join(saturated)}."
 
 
 def assumption_line(board: Leaderboard) -> str:

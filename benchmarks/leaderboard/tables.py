@@ -9,28 +9,32 @@ from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
+from common.measure.verdict import Word
 
 NARROW_COLUMNS = 4
-SEPARABILITY: Mapping[str | None, str] = {"inside": "≈", "unclear": "?", "outside": "", None: ""}
+MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "unclear": "?"}
 
 
 def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
     heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
+    ranked = any(row.rank for row in board.rows)
+    heads += ["rank"] if ranked else []
     heads += ["reached"] if rule.goals else []
     heads += [*board.suite.spec.rules, *[column.title for column in rule.also]]
     rows = []
     for row in board.rows:
         cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
         cells += [value_cell(row, name, board.specs[name].digits) for name in names]
-        cells += [spread(row.derived.get("ag")), SEPARABILITY[row.separability]]
+        cells += [spread(row.derived.get("ag")), _mark(row)]
+        cells += [_rank_cell(row)] if ranked else []
         cells += [_reached_cell(row)] if rule.goals else []
-        cells += [_verdict_cell(row, name) for name in board.suite.spec.rules]
+        cells += [_criteria_cell(row, name) for name in board.suite.spec.rules]
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
     heads += ["trials"] if board.trials else []
-    return table(heads, rows, narrow=narrow_table(board), marks=_marks(board))
+    return table(heads, rows, narrow=narrow_table(board), marks=reference_marks(board))
 
 
 def _reached_cell(row: BoardRow) -> str:
@@ -40,14 +44,26 @@ def _reached_cell(row: BoardRow) -> str:
     return f"{sum(answer is True for answer in row.reached.values())}/{len(row.seeds)}"
 
 
-def _verdict_cell(row: BoardRow, name: str) -> str:
+def _mark(row: BoardRow) -> str:
+    return MARKS[row.verdict.word] if row.verdict else ""
+
+
+def _rank_cell(row: BoardRow) -> str:
+    """``3 [2, 6]``: rank and its interval; the rank alone where one seed gives none."""
+    if row.rank is None:
+        return MISSING
+    ends = f" [{row.rank.low}, {row.rank.high}]" if len(row.ag_per_seed) > 1 else ""
+    return f"{row.rank.rank}{ends}"
+
+
+def _criteria_cell(row: BoardRow, name: str) -> str:
     """``pass``, or the criteria that fail on some seed; unknown where one is."""
-    verdicts = row.verdicts.get(name, {}).values()
-    failed = {rule for verdict in verdicts for rule, holds in verdict.items() if holds is False}
+    seeds = row.criteria.get(name, {}).values()
+    failed = {rule for criteria in seeds for rule, holds in criteria.items() if holds is False}
     if failed:
         return f"fails {', '.join(sorted(failed))}"
-    passes = all(holds is True for verdict in verdicts for holds in verdict.values())
-    return "pass" if verdicts and passes and not row.diverged else MISSING
+    passes = all(holds is True for criteria in seeds for holds in criteria.values())
+    return "pass" if seeds and passes and not row.diverged else MISSING
 
 
 def narrow_table(board: Leaderboard) -> Table:
@@ -66,14 +82,15 @@ def narrow_table(board: Leaderboard) -> Table:
         rows.append([row.label, *cells, _narrow_ag_cell(row, diverged=diverged)])
     doc = "ends in ✗n where n of the row's seeds diverged, which are in no mean" if diverged else ""
     ag = Column(f"{board.rule.title} ↓", doc=doc)
-    return table(["method", *_metric_heads(board, names), ag], rows, marks=_marks(board))
+    return table(["method", *_metric_heads(board, names), ag], rows, marks=reference_marks(board))
 
 
 def _metric_heads(board: Leaderboard, names: tuple[str, ...] | list[str]) -> list[str]:
     return [f"{board.specs[name].title} {board.specs[name].arrow[0]}" for name in names]
 
 
-def _marks(board: Leaderboard) -> dict[str, Mark]:
+def reference_marks(board: Leaderboard) -> dict[str, Mark]:
+    """Row label -> how a reference row stands out."""
     marks: dict[str, Mark] = {}
     for row in board.rows:
         if row.method in REFERENCES:
@@ -105,7 +122,7 @@ def _narrow_value_cell(row: BoardRow, name: str, digits: int) -> str:
 def _narrow_ag_cell(row: BoardRow, *, diverged: bool) -> str:
     ag = row.derived.get("ag")
     text = MISSING if ag is None else number(ag.mean, 2 if ag.mean < 10 else 1)
-    text += f" {SEPARABILITY[row.separability] or ' '}"
+    text += f" {_mark(row) or ' '}"
     if diverged:
         text += f" ✗{len(row.diverged)}" if row.diverged else "   "
     return text
@@ -133,7 +150,7 @@ def gap_table(board: Leaderboard) -> Table:
     for row in board.rows:
         cells = [interval(row.gaps.get(name), f"+.{board.specs[name].digits}f") for name in names]
         rows.append([row.label, *cells, interval(row.derived.get("ag"), ".2f")])
-    return table(heads, rows, marks=_marks(board))
+    return table(heads, rows, marks=reference_marks(board))
 
 
 ARGUMENT = "is the largest |omega A B^T| (the argument of phi)"
@@ -155,7 +172,9 @@ def dynamics_table(board: Leaderboard) -> Table:
         for row in board.rows
         if names
     ]
-    return table(["method", *[LOGGED[name][0] for name in names]], rows, marks=_marks(board))
+    return table(
+        ["method", *[LOGGED[name][0] for name in names]], rows, marks=reference_marks(board)
+    )
 
 
 def cost_table(board: Leaderboard) -> Table:
@@ -168,7 +187,7 @@ def cost_table(board: Leaderboard) -> Table:
         cells = [number(share, 2), number(row.cost.get("seconds"), 1)]
         rows.append([row.label, *cells, settings(row.chosen) or MISSING])
     heads = ["method", "trained %", "seconds", "chosen by tuning"]
-    return table(heads, rows, marks=_marks(board))
+    return table(heads, rows, marks=reference_marks(board))
 
 
 def further_table(board: Leaderboard) -> Table:
@@ -181,4 +200,4 @@ def further_table(board: Leaderboard) -> Table:
         if names
     ]
     heads = ["method", *[board.specs[name].title for name in names]]
-    return table(heads, rows, marks=_marks(board))
+    return table(heads, rows, marks=reference_marks(board))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from common.measure.metric import GapColumn, Row
 
@@ -215,52 +215,3 @@ def _two_sided_p(summary: Summary) -> float | None:
         return 1.0 if summary.mean == 0 else 0.0
     t = summary.mean / (summary.std / math.sqrt(summary.n))
     return 1.0 - student_central(abs(t), summary.n - 1)
-
-
-def not_separable(ags: Sequence[float | None], floors: Sequence[float | None]) -> bool:
-    """Whether a row's AG cannot be told from that of a second Retrain.
-
-    True if the lower end of the 95 % t-interval of the per-seed difference AG - floor is not above
-    0; with one seed, if AG <= floor.
-
-    Paired, because both are distances to the *same* Retrain on the same split: a split that is hard
-    or a Retrain that came out odd moves both, and only the difference is the method's doing.  An AG
-    is a mean of absolute values, so even a perfect method has a positive one; 0 is not the
-    yardstick, the floor is.  With the usual three seeds the t quantile is 4.3: "not separable"
-    then means "not shown", never "equal".
-
-    Args:
-        ags: The row's AG per seed.
-        floors: The floor per seed, in the same order.  Pairs with a None are left out; if no pair
-            is left, nothing was shown and the answer is True.
-    """
-    pairs = [
-        (ag, floor)
-        for ag, floor in zip(ags, floors, strict=True)
-        if ag is not None and floor is not None
-    ]
-    if not pairs:
-        return True
-    summary = paired_difference(*zip(*pairs, strict=True)).summary
-    return (summary.mean if summary.low is None else summary.low) <= 0
-
-
-Separability = Literal["inside", "unclear", "outside"]
-
-
-def separability(
-    ags: Sequence[float | None], floors: Sequence[float | None]
-) -> Separability | None:
-    """Where a row's AG lies with respect to the noise floor; None if nothing is known.
-
-    ``inside``: its mean is no larger than the largest per-seed floor, so a second Retrain does no
-    better.  ``unclear``: its mean is larger, but :func:`not_separable` holds: too few seeds for
-    its spread.  ``outside``: it differs from a second Retrain.
-    """
-    measured = [value for value in ags if value is not None]
-    noise = [value for value in floors if value is not None]
-    if not measured or not noise:
-        return None
-    if math.fsum(measured) / len(measured) <= max(noise):
-        return "inside"
-    return "unclear" if not_separable(ags, floors) else "outside"

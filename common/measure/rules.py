@@ -69,6 +69,10 @@ class GapRule:
             return None
         return average_gap(row, references.retrain, self.trial if trial else self.metrics)
 
+    def resolution(self, samples: int) -> float | None:
+        """What one sample of the forget set moves in AG, in percentage points."""
+        return 100.0 / samples / len(self.metrics)
+
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By distance."""
         return (row.distance,)
@@ -146,6 +150,10 @@ class GoalRule:
             return None
         total = math.fsum(excess for excess in excesses if excess is not None)
         return 100.0 * total / len(excesses) + lost
+
+    def resolution(self, samples: int) -> float | None:
+        """None: a distance to goals is none between two models."""
+        return None
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By the share of seeds that reach every goal, then utility, then steps."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from common.measure.scores import Scores, auc
 FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
 """What an SVC attack may look at; the published "MIA" is ``confidence``."""
 
+DRAWS = 10
+"""How often members and non-members are drawn where one side has more of them than the other."""
 MARGIN_CLIP = 15.0
 _ATTRIBUTES = {"confidence": "probability", "correctness": "correct"}
 
@@ -191,7 +194,8 @@ def membership_metrics(
     """All membership metrics of one model, in percent.
 
     Members are a class-balanced draw of ``trained``, non-members one of ``unseen``, both as large
-    as the smaller of the two.
+    as the smaller of the two.  Where that leaves some out, attacks that are fitted are fitted on
+    :data:`DRAWS` draws, and their numbers are means: one draw moves the SVC's by several points.
 
     Args:
         targets: The samples under attack: the forget set.
@@ -213,18 +217,22 @@ def membership_metrics(
     for scores in (targets, trained, unseen):
         scores.check_finite()
     count = min(len(trained), len(unseen))
-    members = _draw(trained, count, seed, "members")
-    nonmembers = _draw(unseen, count, seed, "nonmembers")
+    draws = range(1 if len(trained) == len(unseen) else DRAWS)
+    sides = [
+        (_draw(trained, count, seed, "members", k), _draw(unseen, count, seed, "nonmembers", k))
+        for k in draws
+    ]
     metrics: dict[str, float | None] = {}
     for feature in features:
-        if feature == "probs" and members.probs is None:
+        if feature == "probs" and trained.probs is None:
             metrics["mia_probs"] = None
             continue
-        result = svc_attack(members, nonmembers, targets, feature)
-        metrics["mia" if feature == "confidence" else f"mia_{feature}"] = result.efficacy
+        results = [svc_attack(*pair, targets, feature) for pair in sides]
+        name = "mia" if feature == "confidence" else f"mia_{feature}"
+        metrics[name] = fmean(result.efficacy for result in results)
         if feature == "confidence":
-            metrics["mia_bacc"] = result.balanced_accuracy
-    metrics["mia_logistic"] = logistic_attack(members, nonmembers, targets).efficacy
+            metrics["mia_bacc"] = fmean(result.balanced_accuracy for result in results)
+    metrics["mia_logistic"] = fmean(logistic_attack(*pair, targets).efficacy for pair in sides)
     by_loss = loss_threshold_attack(targets.loss, unseen.loss)
     metrics["mia_auc"] = by_loss.auc
     metrics["mia_tpr_1"] = by_loss.tpr_1
@@ -233,13 +241,13 @@ def membership_metrics(
     return metrics
 
 
-def _draw(scores: Scores, count: int, seed: int, name: str) -> Scores:
-    """``count`` samples, even over classes where there are classes."""
+def _draw(scores: Scores, count: int, seed: int, name: str, number: int) -> Scores:
+    """``count`` samples, even over classes where there are classes; the ``number``-th draw."""
     if count == len(scores):
         return scores
-    positions = np.arange(len(scores))
+    positions, stream = np.arange(len(scores)), (name, number) if number else (name,)
     if scores.labels is None:
-        chosen = np.sort(hash_order(positions, seed, "mia", name)[:count])
+        chosen = np.sort(hash_order(positions, seed, "mia", *stream)[:count])
     else:
-        chosen = balanced_draw(positions, scores.labels, count, seed, "mia", name)
+        chosen = balanced_draw(positions, scores.labels, count, seed, "mia", *stream)
     return scores.select(chosen)

@@ -1,8 +1,10 @@
 """Sample-level unlearning, distribution-level unlearning and retained distribution (O3).
 
-After each of several requests: accuracy on the rows that the request used (S.U., lower is better),
-on rows of its authors that it did not use (D.U., lower is better), and on retained authors (R.D.,
-higher is better).  Source: Gao et al. 2024, "On Large Language Model Continual Unlearning".
+After each of several requests: accuracy on the rows that the request used (S.U.), on rows of its
+authors that it did not use (D.U.), and on retained authors (R.D., higher is better).  The goal of
+S.U. and D.U. is Retrain's value: it chooses right by chance and by what it knows of other authors,
+and a model below it has forgotten too much.  Source: Gao et al. 2024, "On Large Language Model
+Continual Unlearning".
 
 The original asks the paraphrased question, embeds the generated answer with
 paraphrase-MiniLM-L6-v2 and counts it as right if the paraphrased answer is nearer than every
@@ -31,9 +33,9 @@ PARTS = {
 """Metric -> part."""
 
 SEQUENTIAL_METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec("su", "lower", "S.U.", doc="accuracy on the rows of this request, by likelihood"),
-    MetricSpec("su_earlier", "lower", "S.U. old", doc="the same on rows of earlier requests"),
-    MetricSpec("du", "lower", "D.U.", doc="the same on rows of the request that were not used"),
+    MetricSpec("su", "target", "S.U.", doc="accuracy on the rows of this request, by likelihood"),
+    MetricSpec("su_earlier", "target", "S.U. old", doc="the same on rows of earlier requests"),
+    MetricSpec("du", "target", "D.U.", doc="the same on rows of the request that were not used"),
     MetricSpec("rd", "higher", "R.D.", doc="the same on retained authors"),
 )
 

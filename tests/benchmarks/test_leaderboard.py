@@ -67,16 +67,80 @@ def test_signed_gaps_and_ag_per_seed_then_mean(board_of):
     assert row(board, "retrain").derived["ag"].mean == 0
 
 
-def test_floor_row_and_separability(board_of):
-    board = board_of(TABLE)
-    assert board.floor.per_seed == (pytest.approx(0.75 - 0.25), pytest.approx(0.5))
+def five(table):
+    """Five seeds: the second of the two thrice, the first twice."""
+    return {label: {s: of[1 + s % 2] for s in range(1, 6)} for label, of in table.items()}
+
+
+def test_floor_row_and_verdicts(board_of):
+    board = board_of(five(TABLE))
+    assert board.floor.per_seed == pytest.approx([0.5] * 5)
     floor = row(board, FLOOR)
-    assert floor.method == "retrain" and floor.separability is None
-    assert floor.ag_per_seed == {1: pytest.approx(0.5), 2: pytest.approx(0.5)}
-    assert row(board, "gd_sine").separability == "inside"
-    assert row(board, "gd").separability == "unclear", "two seeds and a spread of 0.5"
-    assert row(board, "original").separability == "outside"
-    assert row(board, "retrain").separability is None
+    assert floor.method == "retrain" and floor.verdict is None
+    assert list(floor.ag_per_seed.values()) == pytest.approx([0.5] * 5)
+    assert row(board, "gd_sine").verdict.word == "inside"
+    original = row(board, "original").verdict
+    assert (original.word, original.odd, original.n) == ("outside", 5, 5)
+    assert original.q == original.p == pytest.approx(3**-5), "no guess among the methods"
+    gd = row(board, "gd").verdict
+    assert gd.word == "outside" and gd.p == pytest.approx(3**-5) and gd.q == pytest.approx(2 * gd.p)
+    assert row(board, "retrain").verdict is None
+    # AG to the Retrains: 2 and 2 on the first seed, 1.5 and 2 on the second, 0.5 between them; one
+    # of 50 samples moves AG by half a point
+    first, second = np.log(2.5), (np.log(2.0) + np.log(2.5)) / 2
+    assert (gd.ratio.value, gd.ratio.low, gd.ratio.high) == pytest.approx((second, second, first))
+
+
+def test_two_seeds_tell_nothing_of_methods(board_of):
+    board = board_of(TABLE)
+    assert {row(board, label).verdict.word for label in ("gd", "gd_sine", "original")} == {
+        "unclear"
+    }
+    assert row(board, "gd").verdict.told_from is None, "no gap is told by two seeds"
+
+
+def test_a_diverged_seed_leaves_no_verdict_and_no_rank(board_of):
+    table = five(TABLE)
+    table["gd"][1] = None
+    board = board_of(table)
+    assert row(board, "gd").verdict is None and row(board, "gd").rank is None
+    assert row(board, "gd_sine").verdict.q == row(board, "gd_sine").verdict.p, "the only method"
+
+
+def test_ranks_share_ties_and_leave_references_out(board_of):
+    table = five(TABLE)
+    board = board_of({**table, "gd_ball": table["gd"]})
+    assert row(board, "gd_sine").rank == (1, 1, 1)
+    assert row(board, "gd").rank == row(board, "gd_ball").rank == (2, 2, 2)
+    assert row(board, "original").rank is None and row(board, "retrain").rank is None
+
+
+def test_verdicts_are_in_every_format(board_of):
+    board = board_of({**five(TABLE), "gd_ball": {s: None for s in range(1, 6)}})
+    text = markdown.write(sections(board))
+    assert "## Verdicts" in text and "| gd | ≠ outside | 5/5 | 0.00412 | 0.00823 |" in text
+    data = {entry["row"]: entry for entry in to_json(board)["rows"]}
+    assert data["gd"]["verdict"]["word"] == "outside" and data["gd"]["verdict"]["n"] == 5
+    assert data["gd"]["rank"] == {"rank": 2, "low": 2, "high": 2}
+    assert data["gd_ball"]["verdict"] is None and data["gd_ball"]["rank"] is None
+    assert "Carries nothing" not in text
+
+
+def test_a_report_says_what_its_seeds_cannot_tell(board_of):
+    few = markdown.write(sections(board_of(TABLE)))
+    assert "With 2 seeds p is 0.111 or more: no row can be told from a Retrain." in few
+
+
+def test_a_saturated_metric_is_named(board_of):
+    dead = {
+        label: {
+            seed: (*values[:2], values[2] * (label == "original"), values[3])
+            for seed, values in of.items()
+        }
+        for label, of in TABLE.items()
+    }
+    written = markdown.write(sections(board_of(dead)))
+    assert "Carries nothing, being the same for Retrain and every row: TA (0)." in written
 
 
 def test_rank_is_retrain_floor_then_average_gap(board_of):
@@ -90,7 +154,7 @@ def test_without_a_second_retrain_nothing_is_marked(board_of):
     board = board_of(table)
     assert board.floor.summary is None and board.floor.per_seed == (None, None)
     assert FLOOR not in [found.label for found in board.rows]
-    assert {found.separability for found in board.rows} == {None}
+    assert {found.verdict for found in board.rows} == {None}
     assert board.missing == 2
 
 

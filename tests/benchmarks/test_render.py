@@ -97,10 +97,12 @@ def markdown_tables(text):
 
 def test_markdown_tables_are_rectangular(board):
     text = markdown.write(sections(board))
-    main, gaps, bound, attacks = markdown_tables(text)
-    for lines in (main, gaps, bound, attacks):
+    main, verdicts, gaps, bound, attacks = markdown_tables(text)
+    for lines in (main, verdicts, gaps, bound, attacks):
         assert len({len(cells) for cells in lines}) == 1
         assert set(re.sub(r"[:-]", "", "".join(lines[1]))) == set()
+    assert [cells[0].strip() for cells in verdicts[2:]] == ["gd", "original"]
+    for lines in (main, gaps, bound, attacks):
         assert [cells[0].strip() for cells in lines[2:]] == [row.label for row in board.rows]
     assert "measured" in text.splitlines()[0] and text.endswith("\n")
     assert "Noise floor (AG4 of a second Retrain" in text
@@ -158,8 +160,8 @@ def test_compact_table_fits_80_columns(board):
 def test_compact_cells(board):
     cells = {row[0]: row for row in main_table(board).narrow.rows}
     assert cells["gd"][1:] == ("81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   ")
-    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1"]
-    assert cells["gd_sine"][-1] == "0.10 ≈ ✗1" and cells["gd_ball"][-1] == "–   ✗2"
+    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1", "?"]
+    assert cells["gd_sine"][-1] == "0.10   ✗1" and cells["gd_ball"][-1] == "–   ✗2"
 
 
 def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made, tmp_path):
@@ -226,7 +228,7 @@ def test_html_is_balanced_and_escaped(board):
     tags.feed(written)
     tags.close()
     assert tags.open == []
-    assert len(tags.tables) == 4 and all(len(set(table)) == 1 for table in tags.tables)
+    assert len(tags.tables) == 5 and all(len(set(table)) == 1 for table in tags.tables)
     assert "<b>" not in written and "with <b> &" in "".join(tags.text)
     assert not re.search(r"(src|href)=.https?:", written), "self-contained"
 
@@ -259,12 +261,13 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
     text = markdown.write(sections(board))
     assert re.findall(r"^#+ .*", text, re.M) == [
         "# tiny-class (v1, measured)",
+        "## Verdicts",
         "## Signed gaps to Retrain, with 95 % t-intervals",
         "## Did the bound act?",
         "## What did it cost?",
         "## Further measurements",
     ]
-    main, _, bound, cost, _ = markdown_tables(text)
+    main, _, _, bound, cost, _ = markdown_tables(text)
     assert [cell.strip() for cell in bound[0]] == [
         "method", "‖dW‖/‖W0‖", r"max \|arg\|", "bound active", "logit spread",
     ]  # fmt: skip

@@ -563,6 +563,32 @@ def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
     assert 0 < dampened < sum(value.numel() for value in trained.values())
 
 
+def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
+    from common.methods.tools.passes import batch_fisher, class_pass
+
+    method, task = make("ssd", {"alpha": 1.2, "order": "class"}, split=two_classes)
+    batches = list(class_pass(task, 8))
+    labels = torch.cat([batch.labels for batch in batches]).tolist()
+    retained = len(task.indices("retain"))
+    assert labels[:retained] == sorted(labels[:retained]) and not {1, 2} & {*labels[:retained]}
+    assert labels[retained:] == sorted(labels[retained:]) and {1, 2} == {*labels[retained:]}
+    read = torch.cat([batch.indices for batch in batches]).tolist()
+    assert sorted(read) == task.indices("forget", "retain").tolist()
+    forget = batch_fisher(task, "forget", batch_size=8)
+    grouped = batch_fisher(task, "forget", "retain", batch_size=8, by_class=True)
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    state = method.unlearn(task).state_dict()
+    for name in forget:
+        chosen = forget[name] > 1.2 * grouped[name]
+        assert torch.equal(state[name][~chosen], before[name][~chosen])
+        factor = (grouped[name] / forget[name]).clamp(max=1)
+        assert torch.allclose(state[name][chosen], (before[name] * factor)[chosen])
+    _, task = make("ssd", {}, split=two_classes)
+    mixed = batch_fisher(task, "forget", "retain", batch_size=8)
+    total = {n: sum(float(v.sum()) for v in f.values()) for n, f in (("m", mixed), ("g", grouped))}
+    assert total["g"] > total["m"], "a batch of one class has the larger mean gradient"
+
+
 # -- UNSIR ----------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from common.measure.gaps import (
     harmonic_mean,
     ks_two_sample,
     max_gap,
-    not_separable,
     paired_difference,
     retrain_floor,
     summarise,
@@ -173,31 +172,6 @@ def test_retrain_floor():
     assert floor.summary.mean == 0.625 and floor.summary.n == 2
     assert retrain_floor(first[:1], second[2:], AG4).summary is None
     assert retrain_floor(first, first, AG4).per_seed == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("ags", "floors", "expected"),
-    [
-        ([5.0, 5.2, 5.1], [1.0, 1.1, 0.9], False),
-        ([1.0, 1.2, 0.8], [0.9, 1.3, 0.7], True),
-        # Three seeds apart in mean, yet too scattered to tell.
-        ([2.0, 9.0, 1.5], [1.0, 1.0, 1.0], True),
-        # Pairing sees a small gap that is the same on every, very different, split.
-        ([2.0, 12.0, 22.1], [1.0, 11.0, 21.0], False),
-        ([0.5], [0.5], True),
-        ([0.6], [0.5], False),
-        ([5.0, None, 5.2], [1.0, 1.0, 1.1], False),
-        ([None], [0.5], True),
-        ([0.2, 0.1, 0.2], [1.0, 1.0, 1.0], True),
-    ],
-)
-def test_not_separable(ags, floors, expected):
-    assert not_separable(ags, floors) is expected
-
-
-def test_not_separable_wants_matching_seeds():
-    with pytest.raises(ValueError, match="shorter"):
-        not_separable([1.0, 2.0], [1.0])
 
 
 @given(st.lists(st.tuples(percent, percent), min_size=2, max_size=8))

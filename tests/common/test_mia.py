@@ -14,7 +14,9 @@ from sklearn.svm import SVC
 
 from common.base.errors import ConfigError, DataError, Diverged
 from common.measure.scores import Scores
+from common.membership import attacks
 from common.membership.attacks import (
+    DRAWS,
     FEATURES,
     logistic_attack,
     loss_threshold_attack,
@@ -250,7 +252,31 @@ def test_members_are_balanced_over_classes_not_the_first_in_order(monkeypatch):
     members, nonmembers = seen[0]
     assert np.bincount(members.labels).tolist() == [25] * 4
     assert len(nonmembers) == 100
-    assert seen[0][0].indices.tolist() != seen[1][0].indices.tolist()
+    assert len(seen) == 2 * DRAWS
+    drawn = {tuple(members.indices.tolist()) for members, _ in seen}
+    assert len(drawn) == 2 * DRAWS, "every draw of every seed is another one"
+
+
+def test_the_attack_is_the_mean_over_draws_of_members():
+    parts = parts_of(np.random.default_rng(2), sizes=(40, 400, 60))
+    alone = []
+    for draw in range(DRAWS):
+        members = attacks._draw(parts["retain"], 60, 1, "members", draw)
+        alone.append(svc_attack(members, parts["test"], parts["forget"], "confidence"))
+    metrics = membership_metrics(*parts.values(), seed=1, features=("confidence",))
+    assert metrics["mia"] == pytest.approx(np.mean([result.efficacy for result in alone]))
+    assert metrics["mia_bacc"] == pytest.approx(
+        np.mean([result.balanced_accuracy for result in alone])
+    )
+    assert len({result.efficacy for result in alone}) > 1, "a single draw is not the answer"
+
+
+def test_where_nothing_is_left_out_nothing_is_drawn_again(monkeypatch):
+    fitted = []
+    monkeypatch.setattr(attacks, "svc_attack", lambda *a: fitted.append(a) or svc_attack(*a))
+    parts = parts_of(np.random.default_rng(2), sizes=(20, 80, 80))
+    membership_metrics(*parts.values(), seed=1, features=("confidence",))
+    assert len(fitted) == 1
 
 
 def test_sides_are_equal_when_retain_is_small(monkeypatch):
@@ -261,7 +287,7 @@ def test_sides_are_equal_when_retain_is_small(monkeypatch):
     )
     parts = parts_of(np.random.default_rng(3), sizes=(20, 50, 200))
     membership_metrics(*parts.values(), seed=1, features=())
-    assert sizes == [(50, 50, 20)]
+    assert sizes == [(50, 50, 20)] * DRAWS
 
 
 def test_vision_metrics_name_a_missing_part():

@@ -30,6 +30,22 @@ def one_pass(task: UnlearnTask, *parts: str, batch_size: int) -> Iterator[Batch]
     return (loader.next() for _ in range(loader.batches_per_epoch))
 
 
+def class_pass(task: UnlearnTask, batch_size: int) -> Iterator[Batch]:
+    """Every training sample once, in order: retain class by class, then forget class by class.
+
+    Raises:
+        DataError: The samples have no class.
+    """
+    import numpy as np
+
+    ordered = []
+    for part in ("retain", "forget"):
+        indices = task.indices(part)
+        labels = class_labels(task.source, indices)
+        ordered.append(indices[np.argsort(labels, kind="stable")])
+    return ordered_batches(task.source, np.concatenate(ordered), batch_size)
+
+
 def summed_gradients(
     task: UnlearnTask, batches: Iterable[Batch], *, power: int = 1
 ) -> dict[str, Tensor]:
@@ -59,17 +75,29 @@ def summed_gradients(
     return dict(zip(names, sums, strict=True))
 
 
-def batch_fisher(task: UnlearnTask, *parts: str, batch_size: int) -> dict[str, Tensor]:
+def batch_fisher(
+    task: UnlearnTask, *parts: str, batch_size: int, by_class: bool = False
+) -> dict[str, Tensor]:
     """Mean over batches of (gradient of the batch's mean cross-entropy)^2, in eval mode.
 
-    Not the Fisher diagonal of single samples: the batch size matters.
+    Not the Fisher diagonal of single samples: it matters which of them share a batch.
+
+    Args:
+        task: Its model's trainable parameters are differentiated.
+        *parts: What is read.
+        batch_size: Samples that are averaged before squaring.
+        by_class: Read all training samples in the order of :func:`class_pass`, not shuffled.
 
     Returns:
         Name of each trainable parameter -> tensor of its shape.
     """
     samples = len(task.indices(*parts))
     batches = math.ceil(samples / min(batch_size, samples))
-    sums = summed_gradients(task, one_pass(task, *parts, batch_size=batch_size), power=2)
+    if by_class:
+        read = class_pass(task, batch_size)
+    else:
+        read = one_pass(task, *parts, batch_size=batch_size)
+    sums = summed_gradients(task, read, power=2)
     return {name: total / batches for name, total in sums.items()}
 
 

@@ -1,0 +1,46 @@
+"""Ranks with their ties, and how sure they are."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+from common.measure.ranking import rank_intervals, ranks, shown
+
+
+def test_ties_share_the_best_rank():
+    values = np.array([2.0, 1.0, 2.0, 3.0])
+    assert ranks(values).tolist() == [2, 1, 2, 4]
+    drawn = np.random.default_rng(0).integers(4, size=(6, 9)).astype(float)
+    assert (ranks(drawn) == stats.rankdata(drawn, method="min", axis=-1)).all()
+    assert ranks(shown(np.array([0.301, 0.304, 0.306]))).tolist() == [1, 1, 3]
+
+
+def test_intervals_are_as_wide_as_the_seeds_disagree():
+    sure = np.array([[1.0, 1.1, 1.2], [5.0, 5.1, 5.2], [9.0, 9.1, 9.0]])
+    low, high = rank_intervals(sure)
+    assert low.tolist() == high.tolist() == [1, 2, 3]
+    crossing = np.array([[1.0, 9.0, 2.0], [2.0, 1.0, 9.0], [50.0, 51.0, 52.0]])
+    low, high = rank_intervals(crossing)
+    assert low.tolist() == [1, 1, 3] and high.tolist() == [2, 2, 3]
+
+
+def test_equal_rows_have_equal_ranks_in_every_draw():
+    row = np.array([1.0, 4.0, 2.5])
+    low, high = rank_intervals(np.stack([row, row, row + 1]))
+    assert low.tolist() == [1, 1, 3] == high.tolist()
+
+
+def test_seeds_are_drawn_for_all_rows_at_once():
+    """Rows that a hard split moves alike keep their order, however far it moves them."""
+    rows = np.array([[1.0, 30.0, 3.0], [1.5, 30.5, 3.5]])
+    assert [ends.tolist() for ends in rank_intervals(rows)] == [[1, 2], [1, 2]]
+
+
+def test_more_seeds_make_ranks_surer():
+    rng, widths = np.random.default_rng(0), []
+    for n in (5, 10, 40):
+        tables = np.arange(8.0)[:, None] + 4 * rng.exponential(size=(10, 8, n))
+        ends = [rank_intervals(table, draws=200) for table in tables]
+        widths.append(np.mean([high - low for low, high in ends]))
+    assert widths == sorted(widths, reverse=True)

@@ -1,0 +1,155 @@
+"""Verdicts: the odd-one-out test, its correction, the log ratio and the equivalence test."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from common.measure import verdict
+from common.measure.verdict import (
+    LEVEL,
+    MARGIN,
+    benjamini_hochberg,
+    judge,
+    median,
+    odd_one_out,
+    odd_seeds,
+    oddness,
+)
+
+
+def triangle(to_first: float, to_second: float, between: float) -> np.ndarray:
+    """(3, 3) distances of a model and two Retrains."""
+    return np.array(
+        [[0, to_first, to_second], [to_first, 0, between], [to_second, between, 0]], float
+    )
+
+
+def seeds(*triangles: tuple[float, float, float], resolution: float = 0.01) -> np.ndarray:
+    return oddness(np.array([triangle(*sides) for sides in triangles]), resolution)
+
+
+FAR, NEAR, SAME = (8.0, 9.0, 1.0), (1.0, 1.1, 1.2), (1.0, 1.0, 1.0)
+
+
+def test_oddness_is_the_log_ratio_of_both_distances_to_the_one_between():
+    scores = seeds((3.0, 5.0, 2.0), resolution=0.5)
+    expected = (math.log(3.5) + math.log(5.5)) / 2 - math.log(2.5)
+    assert scores[0, 0] == pytest.approx(expected)
+    assert scores.sum(1) == pytest.approx(0)
+    assert seeds((0.0, 0.0, 0.0))[0] == pytest.approx(0), "nothing differs, nothing is odd"
+
+
+def test_the_odd_one_is_the_one_with_the_largest_mean_distance():
+    points = np.random.default_rng(0).exponential(size=(500, 3, 2))
+    distances = np.abs(points[:, :, None] - points[:, None]).mean(-1)
+    assert (oddness(distances, 0.01).argmax(1) == distances.sum(-1).argmax(1)).all()
+
+
+@pytest.mark.parametrize(("n", "p"), [(3, 0.037), (5, 0.0041)])
+def test_odd_on_every_seed_is_the_binomial_p(n, p):
+    scores = seeds(*[FAR] * n)
+    assert odd_seeds(scores) == n
+    assert odd_one_out(scores) == pytest.approx(3**-n) == pytest.approx(p, abs=5e-4)
+    assert odd_one_out(scores) == pytest.approx(stats.binomtest(n, n, 1 / 3).pvalue, rel=1e-6)
+
+
+@pytest.mark.parametrize("retrains", [2, 3, 4])
+def test_p_counts_every_way_to_name_the_model(retrains):
+    drawn = np.random.default_rng(retrains).exponential(size=(5, retrains + 1, 3))
+    scores = oddness(np.abs(drawn[:, :, None] - drawn[:, None]).mean(-1), 0.01)
+    ways = [
+        sum(scores[seed, member] for seed, member in enumerate(named))
+        for named in itertools.product(range(retrains + 1), repeat=5)
+    ]
+    assert odd_one_out(scores) == pytest.approx(np.mean([w >= ways[0] - 1e-9 for w in ways]))
+
+
+def test_ties_are_shared():
+    assert odd_seeds(seeds(SAME, SAME, SAME)) == pytest.approx(1)
+    assert odd_one_out(seeds(SAME, SAME, SAME)) == 1
+    tie = seeds((5.0, 1.0, 1.0))
+    assert odd_seeds(tie) == pytest.approx(1 / 2), "model and first Retrain are equally far"
+    assert odd_one_out(tie) == pytest.approx(2 / 3)
+
+
+def test_many_seeds_are_drawn_and_agree_with_the_exact_p(monkeypatch):
+    scores = seeds(*[(1.3, 1.2, 1.0), (1.0, 1.4, 1.1)] * 6)
+    exact = odd_one_out(scores)
+    monkeypatch.setattr(verdict, "_ENUMERATED", 1)
+    assert odd_one_out(scores) == pytest.approx(exact, abs=4 * math.sqrt(exact / 2**16))
+    assert odd_one_out(seeds(*[FAR] * 40)) == 2**-16, "the model's own naming is one of the ways"
+
+
+@given(st.lists(st.floats(1e-9, 1), min_size=1, max_size=20))
+def test_correction_is_that_of_scipy(p):
+    expected = stats.false_discovery_control(p)
+    assert np.minimum(benjamini_hochberg(p), 1) == pytest.approx(expected)
+    assert len(benjamini_hochberg([])) == 0
+
+
+def test_the_correction_counts_the_rows_of_the_table():
+    alone = judge({"far": seeds(*[FAR] * 3)})["far"]
+    assert alone.outside and alone.q == pytest.approx(1 / 27)
+    crowd = judge({"far": seeds(*[FAR] * 3), "near": seeds(NEAR, NEAR, FAR)})["far"]
+    assert not crowd.outside and crowd.q == pytest.approx(2 / 27)
+    assert crowd.word == "unclear" and crowd.told_from is None, "no gap is told by three seeds"
+    five = judge({"far": seeds(*[FAR] * 5), "near": seeds(*[NEAR] * 5)})
+    assert five["far"].outside and five["far"].word == "outside"
+
+
+def test_inside_needs_the_whole_interval_below_the_margin():
+    like = [NEAR, (1.1, 1.0, 1.2), (0.9, 1.0, 1.0), SAME, (1.0, 1.1, 1.0)]
+    row = judge({"row": seeds(*like)})["row"]
+    assert row.inside and row.word == "inside" and row.ratio.high < MARGIN
+    once = judge({"row": seeds(*like[:4], (6.0, 6.0, 1.0))})["row"]
+    assert once.ratio.value < MARGIN < once.ratio.high
+    assert not once.inside and once.word == "unclear"
+    four = judge({"row": seeds(*like[:4])})["row"]
+    assert not four.inside and four.ratio.high is None, "four seeds bound no median"
+
+
+@pytest.mark.parametrize(("n", "outer"), [(4, 0), (5, 1), (8, 2), (10, 2), (20, 6)])
+def test_the_interval_of_a_median_is_the_sign_test(n, outer):
+    values = [float(k) for k in range(n)]
+    found = median(values)
+    assert found.value == (n - 1) / 2
+    assert (found.low, found.high) == ((outer - 1, n - outer) if outer else (None, None))
+    if outer:
+        assert stats.binomtest(n - outer + 1, n, 0.5, "greater").pvalue <= LEVEL
+    assert stats.binomtest(n - outer, n, 0.5, "greater").pvalue > LEVEL
+
+
+def test_told_apart_and_within_the_margin_is_near():
+    row = judge({"row": seeds(*[(1.3, 1.31, 1.0), (1.32, 1.3, 1.01)] * 4)})["row"]
+    assert row.outside and row.inside and row.word == "near"
+
+
+def test_an_unclear_row_says_from_which_gap_it_would_have_been_told():
+    sides = [(1.5, 1.4, 1.0), (2.0, 1.0, 1.4), (3.0, 2.0, 1.0), (1.0, 1.1, 1.2), (0.9, 1.4, 1.0)]
+    others = {"far": seeds(*[FAR] * 5), "near": seeds(*[NEAR] * 5)}
+    row = judge({"row": seeds(*sides, resolution=1e-9), **others})["row"]
+    assert row.word == "unclear" and row.told_from > row.ratio.value
+
+    def scaled(by):
+        further = [(by * first, by * second, between) for first, second, between in sides]
+        return judge({"row": seeds(*further, resolution=1e-9), **others})["row"]
+
+    factor = math.exp(row.told_from - row.ratio.value)
+    assert scaled(1.01 * factor).outside and not scaled(0.99 * factor).outside
+    assert scaled(1.01 * factor).ratio.value == pytest.approx(row.told_from, abs=0.02)
+
+
+def test_a_second_retrain_is_missing():
+    with pytest.raises(AssertionError, match="two or more Retrains"):
+        oddness(np.zeros((3, 2, 2)), 0.01)
+
+
+def test_the_level_is_five_percent_and_the_margin_twice_the_floor():
+    assert LEVEL == 0.05 and math.exp(MARGIN) == pytest.approx(2)

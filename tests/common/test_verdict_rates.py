@@ -1,0 +1,144 @@
+"""Error rates and power of the verdicts, by simulation: nominal or below, better with more seeds.
+
+Models are points with one coordinate per metric; distances are mean absolute differences, as AG's
+are.  A model as good as a Retrain is drawn as the Retrains are; a worse one lies ``shift`` aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from common.measure.verdict import (
+    LEVEL,
+    MARGIN,
+    benjamini_hochberg,
+    judge,
+    median,
+    odd_one_out,
+    oddness,
+)
+
+SEEDS = {3: 400, 5: 400, 10: 400, 20: 40}
+"""Seeds per table -> rows to simulate: the exact p of 20 seeds takes its time."""
+NOISES: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "skewed": lambda rng, shape: rng.exponential(size=shape),
+    "heavy": lambda rng, shape: rng.standard_t(3, size=shape),
+    "ties": lambda rng, shape: np.round(rng.normal(size=shape)),
+    "uneven splits": lambda rng, shape: (
+        rng.normal(size=shape) * rng.lognormal(size=(*shape[:1], 1, 1))
+    ),
+}
+
+
+def drawn(
+    noise: str, rows: int, n: int, shift: float = 0.0, retrains: int = 2, metrics: int = 4
+) -> np.ndarray:
+    """(rows, n, K + 1) oddness; every row has Retrains of its own."""
+    rng = np.random.default_rng(n)
+    points = NOISES[noise](rng, (rows * n, retrains + 1, metrics))
+    points[:, 0] += shift
+    return scored(points).reshape(rows, n, -1)
+
+
+def table(rng: np.random.Generator, n: int, shifts: np.ndarray, *, share: bool) -> np.ndarray:
+    """(rows, n, 3) oddness of one table; the rows share their Retrains or do not."""
+    retrains = rng.exponential(size=(1 if share else len(shifts), n, 2, 4))
+    retrains = np.broadcast_to(retrains, (len(shifts), n, 2, 4))
+    models = rng.exponential(size=(len(shifts), n, 1, 4)) + shifts[:, None, None, None]
+    return scored(np.concatenate([models, retrains], axis=2))
+
+
+def scored(points: np.ndarray) -> np.ndarray:
+    """(..., K + 1) oddness of points (..., K + 1, metrics)."""
+    return oddness(np.abs(points[..., :, None, :] - points[..., None, :, :]).mean(-1), 0.05)
+
+
+def at_most(rate: float, trials: int) -> float:
+    """Four standard errors above a rate: more is not chance."""
+    return rate + 4 * math.sqrt(rate * (1 - rate) / trials)
+
+
+def told(rows: np.ndarray) -> float:
+    """Share of rows whose own p is at most the level."""
+    return float(np.mean([odd_one_out(scores) <= LEVEL for scores in rows]))
+
+
+def shown_inside(ratios: np.ndarray) -> float:
+    """Share of rows (rows, n) whose log ratio is shown to be below the margin."""
+    highs = [median(row.tolist()).high for row in ratios]
+    return float(np.mean([high is not None and high < MARGIN for high in highs]))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_model_as_good_as_a_retrain_is_rarely_outside(noise):
+    for n, rows in SEEDS.items():
+        assert told(drawn(noise, rows, n)) <= at_most(LEVEL, rows), n
+        assert told(drawn(noise, rows, n, metrics=1)) <= at_most(LEVEL, rows), n
+    assert told(drawn(noise, 400, 4, retrains=3)) <= at_most(LEVEL, 400), "a rank among four"
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("shift", [0.0, 1.5])
+@pytest.mark.parametrize("metrics", [1, 4])
+def test_a_model_at_the_margin_is_rarely_inside(noise, shift, metrics):
+    """The worst case of the equivalence test: the median log ratio is the margin itself."""
+    for n in SEEDS:
+        ratios = drawn(noise, 2000, n, shift, metrics=metrics)[:, :, 0]
+        at_margin = ratios - np.median(ratios) + MARGIN
+        assert shown_inside(at_margin) <= at_most(LEVEL, 2000), n
+        assert shown_inside(at_margin + 0.3) <= shown_inside(at_margin), "further is rarer"
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared Retrains", "independent Retrains"])
+def test_few_rows_of_a_table_are_called_outside_by_mistake(share):
+    """The false discovery rate with half of the rows, or all, as good as a Retrain."""
+    powers = []
+    for n, tables in {3: 150, 5: 150, 10: 100, 20: 5}.items():
+        for worse in (0, 8):
+            rng, shifts = np.random.default_rng(n), np.array([2.0] * worse + [0.0] * (16 - worse))
+            false, right = [], []
+            for _ in range(tables):
+                p = [odd_one_out(scores) for scores in table(rng, n, shifts, share=share)]
+                outside = benjamini_hochberg(p) <= LEVEL
+                false.append(outside[worse:].sum() / max(1, outside.sum()))
+                right.append(outside[:worse].mean() if worse else 0.0)
+            assert np.mean(false) <= at_most(LEVEL, tables), (n, worse)
+        powers.append(np.mean(right))
+    assert powers == sorted(powers) and powers[2] > 0.9, powers
+
+
+def test_more_seeds_tell_more_of_the_models_that_are_worse():
+    for noise in NOISES:
+        power = [told(drawn(noise, rows, n, 1.5)) for n, rows in SEEDS.items()]
+        assert power == sorted(power) and power[-1] > 0.6, (noise, power)
+
+
+def test_more_seeds_show_more_of_the_models_that_are_as_good():
+    for noise in NOISES:
+        power = [shown_inside(drawn(noise, 1000, n)[:, :, 0]) for n in SEEDS]
+        assert power == sorted(power) and power[0] == 0, (noise, power)
+        assert power[1] > 0.5 and power[-1] > 0.95, (noise, power)
+
+
+def test_sizes_tell_more_than_how_often_a_model_is_odd():
+    """Why the p-value is not the binomial one of the seeds on which a model is odd."""
+    from scipy.stats import binom
+
+    for n in (5, 10):
+        rows = drawn("skewed", 600, n, 1.0)
+        odd = (rows.argmax(-1) == 0).sum(1)
+        counted = float(np.mean(binom.sf(odd - 1, n, 1 / 3) <= LEVEL))
+        assert told(rows) > counted + 0.05, n
+
+
+def test_more_seeds_would_have_told_smaller_gaps():
+    gaps = []
+    for n in (5, 13):
+        rows = [judge({"row": scores})["row"] for scores in drawn("skewed", 60, n, 0.5, metrics=1)]
+        gaps.append(np.mean([row.told_from for row in rows if row.told_from is not None]))
+    assert 0 < gaps[1] < 0.7 * gaps[0], gaps
