@@ -1,4 +1,4 @@
-"""Every built-in suite runs what it and its source say: length, batch, rate, schedule, precision."""
+"""Every built-in suite runs what it and its source say, row by row."""
 
 from __future__ import annotations
 
