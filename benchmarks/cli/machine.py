@@ -60,19 +60,43 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
         raise typer.Exit(1)
 
 
-@command("unlearn verify tofu-logs --data-root data")
+@command("unlearn verify paper", "unlearn verify tofu-logs --data-root data")
 def verify(
-    what: Annotated[str, typer.Argument(help="tofu-logs: published TOFU evaluation logs.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="paper: the paper's numbers against themselves; tofu-logs: published TOFU logs."
+        ),
+    ],
     data_root: DataRoot = None,
+    form: Annotated[
+        str, typer.Option("--format", help="Of paper: text, csv or json, to the terminal.")
+    ] = "text",
 ) -> None:
-    """Recompute published results with our own metric code, and show every difference."""
+    """Recompute published results, and show every difference."""
+    if what == "paper":
+        _verify_paper(form)
+        return
     from benchmarks.machine.verify import nearest_to_paper, sections, verify_tofu_logs
 
     if what != "tofu-logs":
-        raise ConfigError(f"verify {what}: there is only tofu-logs")
+        raise ConfigError(f"verify {what}: choose paper or tofu-logs")
     if data_root is None:
         raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
     values = verify_tofu_logs(data_root)
     show(console, sections(values, nearest_to_paper(data_root)))
     if not all(value.ok for value in values):
         raise typer.Exit(1)
+
+
+def _verify_paper(form: str) -> None:
+    from benchmarks.machine.paper import paper_findings, sections, written
+    from benchmarks.report.terminal import show
+
+    if form not in ("text", "csv", "json"):
+        raise ConfigError(f"verify paper --format {form}: choose text, csv or json")
+    findings, count = paper_findings()
+    if form == "text":
+        show(console, sections(findings, count))
+    else:
+        typer.echo(written(findings, form))

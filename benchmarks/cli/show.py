@@ -17,6 +17,7 @@ from benchmarks.report.cells import settings
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show as show_sections
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
+from benchmarks.spec.resolved import HEADS, resolved_table
 from benchmarks.spec.suite import find_suite, suite_groups, suite_names
 from common.base.config import canonical, did_you_mean, read_yaml
 from common.base.errors import ConfigError
@@ -69,6 +70,7 @@ def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
 @command(
     "unlearn show gd_sine",
     "unlearn show digits-class",
+    "unlearn show tofu-phi-1.5-forget10 --resolved",
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
@@ -79,6 +81,9 @@ def show(
     rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Of a suite: what each row runs, as a table.")
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
@@ -88,13 +93,16 @@ def show(
     if plan is not None:
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
+    is_suite = name in suite_names() or name.endswith((".yaml", ".yml"))
+    if resolved and not is_suite:
+        raise ConfigError(f"show {name} --resolved: only a suite has rows; name one")
     if name in METHODS:
         show_method(name)
-    elif name in suite_names() or name.endswith((".yaml", ".yml")):
+    elif is_suite:
         path = find_suite(name)
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        show_suite(name)
+        show_resolved(name) if resolved else show_suite(name)
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
@@ -149,6 +157,13 @@ def show_suite(name: str) -> None:
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
     _show_tuning(suite)
     _show_adapters(suite)
+
+
+def show_resolved(name: str) -> None:
+    """Length, batch, rate, schedule, precision, adapter and loss average of each row."""
+    suite = load_suite(name)
+    cells = [[line[head] for head in HEADS] for line in resolved_table(suite)]
+    _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:

@@ -60,12 +60,6 @@ class GridRow:
             for part in reversed(self.row.axis.split(".")):
                 value = {part: value}
             point = merge(point, value)
-        for key in self.defaults:
-            if key not in self.cls.Config.model_fields:
-                raise ConfigError(
-                    f"{self.origin}: '{self.method}' has no {key} to take the map's default; give "
-                    "it in the params of the rows that have it"
-                )
         params = merge(merge(self.defaults, self.row.params), point)
         return resolve_config(self.method, self.row.preset, params, origin=self.origin)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "published"
@@ -24,19 +25,64 @@ class PublishedRow:
     values: dict[str, tuple[float, float | None]]
 
 
-def read_tables() -> dict[str, list[PublishedRow]]:
-    """Table label -> rows, in the order of the files."""
-    tables: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {}
+@dataclass(frozen=True)
+class Printed:
+    """One printed number with where it stands.
+
+    Attributes:
+        text: As printed.
+        std: As printed; empty without.
+    """
+
+    table: str
+    dataset: str
+    model: str
+    split: str
+    method: str
+    metric: str
+    text: str
+    std: str
+
+    @property
+    def number(self) -> float:
+        """Its value."""
+        return float(self.text)
+
+    @property
+    def half_unit(self) -> float:
+        """Half a unit of its last digit."""
+        exponent = Decimal(self.text).as_tuple().exponent
+        assert isinstance(exponent, int)
+        return float(Decimal(1).scaleb(exponent)) / 2
+
+
+def read_printed() -> list[Printed]:
+    """Every printed number of every table."""
+    values = []
     for path in sorted(FOLDER.glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
-                try:
-                    value = float(line["value"])
-                except ValueError:
-                    continue
-                std = float(line["std"]) if line["std"] else None
-                rows = tables.setdefault(line["table"], {})
-                rows.setdefault(line["method"], {})[line["metric"]] = (value, std)
+                line["text"] = line.pop("value")
+                if _is_number(line["text"]):
+                    values.append(Printed(**line))
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_tables() -> dict[str, list[PublishedRow]]:
+    """Table label -> rows, in the order of the files."""
+    tables: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {}
+    for line in read_printed():
+        std = float(line.std) if line.std else None
+        rows = tables.setdefault(line.table, {})
+        rows.setdefault(line.method, {})[line.metric] = (line.number, std)
     return {
         label: [PublishedRow(method, values) for method, values in rows.items()]
         for label, rows in tables.items()

@@ -1,0 +1,103 @@
+"""What each row of a suite runs, after defaults, presets and the row's own params."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.spec.resolve import ResolvedSuite
+from benchmarks.spec.suite import REFERENCES
+
+HEADS = (
+    "row",
+    "length",
+    "batch",
+    "rate",
+    "schedule",
+    "trained in",
+    "adapter",
+    "loss average",
+    "compat",
+)
+
+
+def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
+    """One line per row, by :data:`HEADS`; Original and Retrain run the protocol's recipe."""
+    weights = getattr(getattr(suite.protocol, "model", None), "dtype", "float32")
+    lines = []
+    for row in suite.rows:
+        reference = row.method in REFERENCES
+        config: Any = getattr(suite.protocol, "train", None) if reference else row.config
+        lines.append({"row": row.label, **described(config, weights)})
+    return lines
+
+
+def described(config: Any, weights: str = "float32") -> dict[str, str]:
+    """The cells of one training by :data:`HEADS`, empty where a method has no such setting.
+
+    Args:
+        config: Of a method, or a recipe.
+        weights: Type of the model's weights.
+    """
+    have = type(config).model_fields
+    cells = dict.fromkeys(HEADS[1:], "")
+    cells["length"] = _length(config) if {"steps", "epochs"} & have.keys() else ""
+    if "batch_size" in have:
+        micro = getattr(config, "accumulation", 1)
+        size = config.batch_size
+        cells["batch"] = f"{size} = {micro} x {size // micro}" if micro > 1 else str(size)
+    if "lr" in have:
+        engine = config.engine() if hasattr(config, "engine") else config
+        scaled = "" if engine.lr == config.lr else f" ({engine.lr:.3g} applied)"
+        cells["rate"] = f"{config.optimizer} {config.lr:g}{scaled}, decay {config.weight_decay:g}"
+        cells["schedule"] = _schedule(config)
+        cells["trained in"] = _precision(config, weights)
+        cells["loss average"] = config.average
+    cells["adapter"] = _adapter(getattr(config, "adapter", None), "lr" in have)
+    cells["compat"] = _compat(config)
+    return cells
+
+
+def _length(config: Any) -> str:
+    if config.steps is not None:
+        return f"{config.steps} steps"
+    part = getattr(config, "epochs_of", None)
+    return f"{config.epochs} epochs" + (f" of {part}" if part else "")
+
+
+def _schedule(config: Any) -> str:
+    warmup = f"{config.warmup_steps} steps" if config.warmup_steps else ""
+    if config.warmup_epochs:
+        warmup = f"{config.warmup_epochs:g} epochs"
+    words = [config.schedule, f"warm-up {warmup}" if warmup else ""]
+    words.append("" if config.timing == "own" else f"timing {config.timing}")
+    return ", ".join(word for word in words if word)
+
+
+def _precision(config: Any, weights: str) -> str:
+    """What is trained is float32 always (:mod:`common.train.precision`)."""
+    low = weights != "float32" and getattr(config, "adapter", None) is None
+    autocast = "bf16" if low and config.mixed_precision == "no" else config.mixed_precision
+    words = ["float32", "" if autocast == "no" else f"autocast {autocast}"]
+    words.append("" if weights == "float32" else f"weights {weights}")
+    return ", ".join(word for word in words if word)
+
+
+def _adapter(adapter: Any, trains: bool) -> str:
+    if adapter is None:
+        return "whole model" if trains else ""
+    inner = "" if adapter.omega == 1 else f" omega {adapter.omega:g}"
+    split = "" if adapter.mode == "merged" else f" {adapter.mode}"
+    shape = f"r {adapter.rank} alpha {adapter.alpha:g} on {adapter.placement}"
+    return f"{adapter.phi}{inner} {shape}{split}"
+
+
+def _compat(config: Any) -> str:
+    fila = getattr(config, "fila", None)
+    settings: Mapping[str, Any] = {"": config, "fila ": fila}
+    words = [
+        f"{name}{settings[name].compat}"
+        for name in settings
+        if getattr(settings[name], "compat", "none") != "none"
+    ]
+    return ", ".join(words)

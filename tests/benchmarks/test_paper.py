@@ -1,0 +1,86 @@
+"""``unlearn verify paper``: printed numbers that do not follow from themselves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+
+import pytest
+from scipy.stats import ks_2samp
+
+from benchmarks.machine.grid import exact_p, nearest_on_grid
+from benchmarks.machine.paper import HEADS, OURS, UNCHANGED, paper_findings
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return paper_findings()[0]
+
+
+@pytest.mark.parametrize(("n", "m"), [(12, 12), (9, 14), (8, 20)])
+def test_the_grid_is_scipy_s(n, m):
+    first = [float(k) for k in range(n)]
+    for shift in (0.5, 2.5, 4.5, 20.5):
+        second = [k * n / m + shift for k in range(m)]
+        result = ks_2samp(first, second, method="exact")
+        steps = round(result.statistic * math.lcm(n, m))
+        assert exact_p(steps, n, m) == pytest.approx(result.pvalue, rel=1e-9)
+
+
+def test_tiny_values_keep_their_digits():
+    assert exact_p(106, 300, 300) == pytest.approx(5.10e-17, rel=1e-3), "Phi, full against retain90"
+    assert nearest_on_grid(5.10e-17, (300, 300)) == exact_p(106, 300, 300)
+    first = [float(k) for k in range(40)]
+    apart = ks_2samp(first, [k + 100.0 for k in range(300)], method="exact")
+    assert exact_p(600, 40, 300) == pytest.approx(apart.pvalue, rel=1e-9)
+
+
+def test_every_average_gap_of_the_left_table_differs(findings):
+    left = [f for f in findings if f.metric == "AG" and f.table == "tab:vit_cifar100/left"]
+    assert len(left) == 9
+    sine = next(f for f in left if f.row == OURS)
+    assert (float(sine.recomputed), sine.printed) == (0.21, sine.printed) and sine.printed != "0.21"
+
+
+def test_forget_qualities_off_the_grid(findings):
+    """All 27 baselines of LLaMA-2's tables at ranks 8, 16 and 32, and 18 of Phi's at rank 8."""
+    off = Counter(
+        f.table.partition("/")[0]
+        for f in findings
+        if f.metric == "forget_quality"
+        and "KS p-value" in f.rule
+        and f.row not in (*UNCHANGED, OURS)
+    )
+    assert sum(off[f"tab:tofu_llama2_rank{rank}"] for rank in (8, 16, 32)) == 81
+    assert off["tab:tofu_phi_rank4"] <= 2 and off["tab:tofu_phi_rank8"] == 18
+
+
+def test_shares_are_counted(findings):
+    shares = {(f.table, f.row): f for f in findings if f.metric == "params_percent"}
+    assert shares["tab:tofu_results", OURS].recomputed == "0.138 on mlp"
+    assert ("tab:tdec_evaluation/GPT-Neo-125M", "LoKU (LoRA)") not in shares, "1.6 follows"
+    assert ("tab:tdec_evaluation/GPT-Neo-125M", OURS) in shares, "on MLPs alone it is 1.16"
+    assert not any(table.startswith("tab:vit") for table, _ in shares)
+
+
+def test_claims_and_repetitions(findings):
+    best = {(f.table, f.metric): f.recomputed for f in findings if f.rule.startswith("the text")}
+    assert best["tab:tdec_evaluation/GPT-Neo-2.7B", "EL10"] == "0.0 (IHL (LoRA))"
+    assert any(f.metric == "all" and "8, 16, 32" in f.printed for f in findings)
+    own = [f for f in findings if f.rule == "the retrained model is compared with itself"]
+    assert {f.table.partition("/")[0] for f in own} == {
+        "tab:llama31_scalability_formatted",
+        "tab:llama70b_scalability_formatted",
+    }
+
+
+def test_the_command_writes_text_csv_and_json(cli, monkeypatch, findings):
+    monkeypatch.setattr("benchmarks.machine.paper.paper_findings", lambda: (findings, 3000))
+    lines = list(csv.DictReader(cli("verify", "paper", "--format", "csv").out.splitlines()))
+    assert tuple(lines[0]) == HEADS and len(lines) == len(findings)
+    assert json.loads(cli("verify", "paper", "--format", "json").out)[0] == lines[0]
+    shown = cli("verify", "paper")
+    assert shown.code == 0 and f"{len(findings)} findings in 3,000 numbers" in shown.out
+    assert cli("verify", "paper", "--format", "xml").code == 2

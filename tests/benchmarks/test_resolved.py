@@ -1,0 +1,151 @@
+"""Every built-in suite runs what it and its source say, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from benchmarks.spec.defaults import kinds
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.resolved import HEADS, resolved_table
+from benchmarks.spec.suite import REFERENCES, Row, suite_names
+from common.base.registry import METHODS
+from common.train.rates import total_steps, warmup_steps
+
+TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
+"""Rows of TOFU's forget sets."""
+FULL = [name for name in suite_names() if "-7b-" in name or "-8b-" in name or "phi-1.5" in name]
+VISION = [
+    "cifar100-class10",
+    "cifar100-class10-deit-s",
+    "cifar100-class10-vit-l",
+    "coun-cifar100-in21k",
+    "coun-cifar100-scratch",
+    "lethevit-cifar10",
+]
+SHARED = {
+    "length": "5 epochs of forget",
+    "batch": "32 = 4 x 8",
+    "schedule": "linear, warm-up 1 epochs, timing transformers",
+    "loss average": "tokens",
+}
+"""TOFU's code, and those built on it: 5 passes over the forget set, batches of 32, warm-up of one
+pass, linear decay, weight decay 0.01, means over tokens."""
+
+
+def covers(config, settings):
+    """Whether a config has all of the settings, nested ones too."""
+    for key, value in settings.items():
+        mine = getattr(config, key)
+        if isinstance(value, Mapping):
+            if not covers(mine, value):
+                return False
+        elif mine != value:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_default_reaches_every_row_that_does_not_replace_it(name):
+    suite = load_suite(name)
+    for row in suite.rows:
+        if row.method in REFERENCES:
+            continue
+        spec = suite.spec.methods[row.label] or Row()
+        preset = METHODS[row.method].presets.get(spec.preset or "", {})
+        own = {**preset, **spec.params}
+        if {"steps", "epochs"} & own.keys():
+            own |= {"steps": None, "epochs": None}
+        defaults = dict(suite.spec.defaults)
+        for kind in kinds(METHODS[row.method].Config, row.config):
+            defaults |= suite.spec.defaults_of.get(kind, {})
+        for key, value in defaults.items():
+            if key in spec.without:
+                continue
+            if isinstance(value, Mapping):
+                left = {k: v for k, v in value.items() if k not in own.get(key, {})}
+                assert covers(row.config, {key: left}), (row.label, key)
+            elif key not in own:
+                assert getattr(row.config, key) == value, (row.label, key)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_the_table_has_a_line_per_row_and_the_gate_is_on(name):
+    suite = load_suite(name)
+    lines = resolved_table(suite)
+    assert [line["row"] for line in lines] == [row.label for row in suite.rows]
+    assert all(set(line) == set(HEADS) for line in lines)
+    assert suite.protocol.minimum_train_accuracy >= 90
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_tofu_suites_run_tofu_s_protocol(name):
+    """Literal lines, from the paper (5e-5, alpha 16 on MLPs) and LoKU's run_forget.sh."""
+    suite = load_suite(name)
+    table = {line.pop("row"): line for line in resolved_table(suite)}
+    phi = "phi" in name
+    type_ = "" if phi else ", weights bfloat16"
+    shared = SHARED | {"trained in": f"float32, autocast bf16{type_}"}
+    shared["batch"] = "32 = 8 x 4" if "8b" in name else shared["batch"]
+    split = "" if phi else " split"
+    recipe = "2e-05" if phi else "1e-05"
+    for label, length in (("original", "5 epochs"), ("retrain", "5 epochs")):
+        cells = {**shared, "length": length, "rate": f"adamw {recipe}, decay 0.01"}
+        assert table[label] == {**cells, "adapter": "whole model", "compat": ""}
+    loku = {**shared, "rate": f"adamw {'0.0002' if phi else '0.0001'}, decay 0.01"}
+    loku["adapter"] = f"identity r 4 alpha 8 on all{split}"
+    for label, compat in (("loku", "fila loku"), ("gd_fila", "fila loku"), ("ihl_lora", "")):
+        assert table[label] == {**loku, "compat": compat}, label
+    paper = {**shared, "rate": "adamw 5e-05, decay 0.01", "compat": ""}
+    assert table["gd_lora"] == {**paper, "adapter": f"identity r 4 alpha 16 on mlp{split}"}
+    assert table["gd_sine"] == {**paper, "adapter": f"sine omega 100 r 4 alpha 16 on mlp{split}"}
+    whole = {**shared, "rate": "adamw 1e-05, decay 0.01", "adapter": "whole model", "compat": ""}
+    for label in ("ascent", "gd", "npo_gdr", "idk"):
+        assert table[label] == whole, label
+    assert table["finetune"] == {**whole, "length": "5 epochs"}
+    # the rest differs from these in its rate, its adapter and what `compat` says
+    for label, line in table.items():
+        for head in ("batch", "schedule", "trained in", "loss average"):
+            expected = "samples" if (label, head) == ("rmu", "loss average") else shared[head]
+            assert line[head] == expected, (label, head)
+
+
+@pytest.mark.parametrize(("split", "steps"), [("forget01", 6), ("forget05", 31), ("forget10", 62)])
+def test_every_row_with_a_forget_term_takes_loku_s_steps(split, steps):
+    class Part:
+        def __init__(self, samples):
+            self.samples, self.batches_per_epoch = samples, -(-samples // 8)
+
+    suite = load_suite(f"tofu-phi-1.5-{split}")
+    parts = {"retain": Part(4000 - TOFU[split]), "forget": Part(TOFU[split])}
+    for row in suite.rows:
+        if row.method in REFERENCES or row.method == "finetune":
+            continue
+        config = row.config.engine()
+        lengths = (total_steps(config, parts), warmup_steps(config, parts))
+        assert lengths == (steps, max(1, steps // 5)), row.label
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_full_vision_suites_run_the_paper_s_protocol(name):
+    table = {line.pop("row"): line for line in resolved_table(load_suite(name))}
+    steps = {"length": "500 steps", "batch": "128", "schedule": "constant"}
+    for label in ("gd_lora", "gd_sine", "gd_tanh", "gd_lora_literal", "gd_sine_literal"):
+        line = table[label]
+        assert {head: line[head] for head in steps} == steps, label
+        assert "r 8 alpha 16 on mlp" in line["adapter"]
+        assert line["trained in"] == "float32, autocast bf16"
+    assert table["gd_sine_literal"]["rate"].startswith("adamw 1e-05, decay 0")
+    assert table["gd_sine_two_rates"]["rate"].endswith("(1 applied), decay 0")
+    epochs = 200 if name == "coun-cifar100-scratch" else 100  # the reading without pretraining
+    assert table["original"]["length"] == f"{epochs} epochs"
+    assert table["original"]["batch"] == "128"
+
+
+def test_show_prints_the_table(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    shown = cli("show", "tofu-llama2-7b-forget10", "--resolved")
+    assert shown.code == 0 and "5 epochs of forget" in shown.out and "fila loku" in shown.out
+    refused = cli("show", "gd_sine", "--resolved")
+    assert refused.code == 2 and "only a suite has rows" in refused.err
