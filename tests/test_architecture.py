@@ -85,7 +85,8 @@ MAY_IMPORT = {
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base language.models report",
-    "benchmarks.machine": "common.base common.measure language.measure language.metrics costs report spec",
+    "benchmarks.machine": "common.base common.measure language.measure language.metrics costs "
+    "report spec",
     "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
