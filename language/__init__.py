@@ -1,4 +1,4 @@
-"""The language arm: text, causal models, TOFU.
+"""The language arm: text, causal models, TOFU, TDEC.
 
 The registrations below are lazy: nothing is imported until it is used.
 """
@@ -10,6 +10,11 @@ BENCHMARKS.register(
     "language",
     "language.benchmarks.tofu:TofuBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
+)
+BENCHMARKS.register(
+    "tdec",
+    "language.benchmarks.tdec:TdecBenchmark",
+    summary="texts that a model recites, to be forgotten down to what it says of unseen text",
 )
 SUBJECTS.register(
     "text",

@@ -21,7 +21,7 @@ def main_table(board: Leaderboard) -> Table:
     heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
-    heads += ["reached"] if rule.goals else []
+    heads += ["reached", "steps"] if rule.goals else []
     heads += [*board.suite.spec.rules, *[column.title for column in rule.also]]
     rows = []
     for row in board.rows:
@@ -29,7 +29,7 @@ def main_table(board: Leaderboard) -> Table:
         cells += [value_cell(row, name, board.specs[name].digits) for name in names]
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
-        cells += [_reached_cell(row)] if rule.goals else []
+        cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
         cells += [_criteria_cell(row, name) for name in board.suite.spec.rules]
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
@@ -54,6 +54,11 @@ def _rank_cell(row: BoardRow) -> str:
         return MISSING
     ends = f" [{row.rank.low}, {row.rank.high}]" if len(row.ag_per_seed) > 1 else ""
     return f"{row.rank.rank}{ends}"
+
+
+def _steps_cell(row: BoardRow) -> str:
+    """Mean optimizer steps of unlearning, which may have ended at the goals."""
+    return MISSING if row.method in REFERENCES else number(row.cost.get("steps"), 1)
 
 
 def _criteria_cell(row: BoardRow, name: str) -> str:

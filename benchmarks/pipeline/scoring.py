@@ -41,6 +41,8 @@ class Score(StageKind[ScoreSpec]):
         with site.writing() as folder:
             if status == "ok":
                 parts = benchmark.parts(split, trial=spec.trial, seed=spec.seed)
+                if site.stage.parents["model"].kind != "original":
+                    parts = {p: ids for p, ids in parts.items() if not benchmark.of_goal(p)}
                 try:
                     loaded = site.model("model", exact=True).eval()
                     scores = benchmark.score(loaded, parts, trial=spec.trial)

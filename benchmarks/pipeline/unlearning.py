@@ -131,11 +131,12 @@ class Unlearn(StageKind[ModelSpec]):
                 site.about |= {"status": "diverged", "status_detail": detail}
             return
         config = validate(cls.Config, spec.params, site.stage.name)
-        method: UnlearningMethod = cls(_with_limits(site, config))
+        config = _with_limits(site, config)
+        method: UnlearningMethod = cls(config)
         with site.writing() as folder:
             start = site.model("start")
             task = site.task(split, cls.info.access, model=start, method=spec.method)
-            with site.recording(task, folder, _trajectory(site, split)):
+            with site.recording(task, folder, _trajectory(site, split, config)):
                 outcome = unlearned(method, task)
             site.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
@@ -146,16 +147,17 @@ class Unlearn(StageKind[ModelSpec]):
                 save_weights(outcome.model, folder)
 
 
-def _trajectory(site: Worksite, split: ForgetSplit) -> EvaluateDuring:
+def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
     from common.measure.scores import save_scores
 
     benchmark, seed = site.benchmark, site.stage.spec.seed
+    limits = getattr(config, "stop_below", None) or {}
 
     def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
         every = benchmark.parts(split, trial=False, seed=seed)
         parts = {part: every[part] for part in benchmark.monitor or every}
-        scores = benchmark.score(model, parts)
+        scores = benchmark.watch(model, parts, limits)
         if processes.is_main():
             folder = site.scratch / TRAJECTORY
             folder.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,12 @@ class Part:
     Attributes:
         role: What it may be used for.
         utility: Whether it holds out what the request wants kept: accuracy there is utility.
+        original: Whether it is scored on Original alone, since it gives a goal its value.
     """
 
     role: Role
     utility: bool = False
+    original: bool = False
 
 
 PARTS: Mapping[str, Part] = {

@@ -7,6 +7,7 @@ nothing heavy: planning and reporting read it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -105,11 +106,15 @@ class MeasuredGoal(Goal):
 
     Attributes:
         on: The metric of Original that is the value.
+        share: The value is this share of it.
+        least: The smallest value that is a goal.
     """
 
     metric: str
     on: str
     reach: Reach = "below"
+    share: float = 1.0
+    least: float = -math.inf
 
     @property
     def needs(self) -> frozenset[Role]:
@@ -118,12 +123,15 @@ class MeasuredGoal(Goal):
 
     def value(self, references: References) -> float | None:
         """Original's value of :attr:`on`."""
-        return None if references.original is None else references.original.get(self.on)
+        measured = None if references.original is None else references.original.get(self.on)
+        return None if measured is None else max(self.least, self.share * measured)
 
     @property
     def words(self) -> str:
         """The goal in words."""
-        return f"{self.metric} {self.reach} {self.on} of Original"
+        share = "" if self.share == 1 else f"{self.share:g} x "
+        least = "" if math.isinf(self.least) else f" (at least {self.least:g})"
+        return f"{self.metric} {self.reach} {share}{self.on} of Original{least}"
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,11 @@ class Benchmark(ModelFamily):
         return part_of(part, cls.part_table).role
 
     @classmethod
+    def of_goal(cls, part: str) -> bool:
+        """Whether a part is scored on Original alone, since it gives a goal its value."""
+        return part_of(part, cls.part_table).original
+
+    @classmethod
     def scenario_of(cls, config: Any) -> str:
         """Name of the scenario as far as the config alone tells it, else empty.
 
@@ -253,6 +258,20 @@ class Benchmark(ModelFamily):
     def monitored(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """Measurements during a training, from the scores of the :attr:`monitor` parts alone."""
         return self.evaluate(scores, trial=False, seed=seed)
+
+    def watch(
+        self, model: nn.Module, parts: Mapping[str, np.ndarray], limits: Mapping[str, float]
+    ) -> dict[str, Scores]:
+        """Scores of the :attr:`monitor` parts of a model in training.
+
+        Override it where a dear measurement may wait until the others are below their limits.
+
+        Args:
+            model: In training.
+            parts: Part -> indices.
+            limits: Metric -> value; the training stops once every metric is below its own.
+        """
+        return self.score(model, parts)
 
     def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """The metrics of :attr:`map_axes`.  Override it where they are cheaper alone.

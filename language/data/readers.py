@@ -90,6 +90,11 @@ for _name, _target, _summary in (
     ("tofu", "tofu:TofuReader", "locuslab/TOFU, from files or the hub"),
     ("jsonl", "files:FilesReader", "files of questions and answers, or of plain texts"),
     (
+        "tdec",
+        "tdec:TdecReader",
+        "sets of texts to forget word for word: the extraction challenge, or embedded notes",
+    ),
+    (
         "chunks",
         "chunks:ChunkReader",
         "files of plain texts, long ones in chunks of a fixed number of tokens",

@@ -6,7 +6,7 @@ Parts may overlap, metrics may ask the same and answers may coincide: the model 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,6 +173,12 @@ def score_rows(
             requests += metric.requests(source, rows)
     wanted = [request for rows in answers.values() for request in rows]
     replies = ask(model, source, requests, config, detailed=wanted, masked_id=masked_id)
+    further: dict[Continue, None] = {}
+    for part, rows in items.items():
+        for metric in metrics[part]:
+            further.update(dict.fromkeys(metric.follow_up(source, rows, replies)))
+    written = _written(model, source, list(further), config)
+    replies = replace(replies, written={**replies.written, **written})
     scores = {}
     for part, indices in parts.items():
         means = replies.scores(answers[part]).means.astype(np.float32)

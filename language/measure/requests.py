@@ -158,8 +158,14 @@ class TextMetric(ABC):
     def requests(self, source: TextSource, items: Sequence[Item]) -> Iterable[Request]:
         """What the model is asked about the rows; the same request may come many times."""
 
+    def follow_up(
+        self, source: TextSource, items: Sequence[Item], replies: Replies
+    ) -> Iterable[Continue]:
+        """What is asked once the replies to :meth:`requests` are there; nothing by default."""
+        return ()
+
     @abstractmethod
     def columns(
         self, source: TextSource, items: Sequence[Item], replies: Replies
     ) -> Mapping[str, np.ndarray]:
-        """Column -> (N,) or (N, K), from the replies to this metric's requests."""
+        """Column -> (N,) or (N, K), from the replies to all of this metric's requests."""

@@ -1,0 +1,238 @@
+"""TDEC: texts that a model recites, to be forgotten down to what it says of text it never saw.
+
+The protocol of Jang et al., 2023 (arXiv 2210.01504): a set of 32 texts is forgotten once both its
+extraction likelihood and its memorisation accuracy are below those of unseen text.  Seed i forgets
+set i.  A step on all 32 texts is an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, SerializeAsAny
+
+from common.base.config import Strict
+from common.base.errors import DataError
+from common.base.numbers import Count
+from common.data.parts import PARTS, Part, Role
+from common.measure.goal import ConstantGoal, MeasuredGoal
+from common.measure.metric import MetricSpec
+from common.measure.rules import Criterion, GoalRule, RuleSet
+from language.benchmark import CausalBenchmark, CausalConfig
+from language.data.readers import TextDataConfig
+from language.measure.evaluation import RequestConfig
+from language.measure.extraction import Extraction, Memorisation, PadPolicy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.data.splits import ForgetSplit
+    from common.measure.scores import Scores
+    from language.measure.requests import TextMetric
+
+OVER = 0.75
+"""MA below this share of unseen text's is over-forgetting: less than chance would leave."""
+LEAST_EL = 1.0
+"""Percent: a lower EL of unseen text, such as the 0 of a small model, is no threshold."""
+PUBLISHED: Mapping[str, tuple[float, float, str]] = {
+    "jang-125m": (4.99, 29.94, "Jang et al., configs/example.json"),
+    "jang-1.3b": (5.68, 33.27, "Jang et al., from memory, not checked"),
+    "jang-2.7b": (5.53, 34.02, "Jang et al., from memory, not checked"),
+}
+"""Rule set -> published thresholds of EL10 and MA in percent, and where they stand."""
+
+
+class TdecEvaluation(RequestConfig):
+    """How models are measured.
+
+    Attributes:
+        n: Tokens of an n-gram of extraction likelihood.
+        pad_policy: ``trim`` scores a text's own tokens; ``source`` fills short texts with end
+            tokens and scores those too, as the published code does.
+        utility: The metric that orders rows which reach both thresholds; of a probe, where the
+            suite has one, such as ``reasoning.accuracy``.
+    """
+
+    n: Count = 10
+    pad_policy: PadPolicy = "trim"
+    utility: str = "test_accuracy"
+
+
+class TdecConfig(CausalConfig):
+    """One protocol on texts that are recited."""
+
+    data: SerializeAsAny[TextDataConfig] = Field(
+        default_factory=lambda: TextDataConfig.of(name="tdec")
+    )
+    evaluation: TdecEvaluation = TdecEvaluation()
+
+
+def _specs() -> tuple[MetricSpec, ...]:
+    el = "extraction likelihood: share of n-grams of the greedy continuation of every prefix"
+    ma = "memorisation accuracy: share of next tokens that are the argmax, teacher forced"
+    own = [
+        MetricSpec("forget_el", "lower", "EL", doc=f"{el} that the text has too, on forget"),
+        MetricSpec("forget_ma", "lower", "MA", doc=f"{ma}, on forget", digits=1),
+        MetricSpec("unseen_el", "lower", "unseen EL", doc=f"{el}, on unseen text, of Original"),
+        MetricSpec("unseen_ma", "lower", "unseen MA", doc=f"{ma}, on unseen text, of Original"),
+        MetricSpec(
+            "forget_decoded",
+            "lower",
+            "decoded",
+            doc="tokens decoded for EL, of what its definition decodes (forget set)",
+        ),
+    ]
+    return *own, *(
+        MetricSpec(
+            f"{part}_accuracy", "higher", f"{part} acc", doc=f"next-token accuracy on {part}"
+        )
+        for part in ("retain", "validation", "test")
+    )
+
+
+BELOW = (
+    MeasuredGoal("forget_el", on="unseen_el", least=LEAST_EL),
+    MeasuredGoal("forget_ma", on="unseen_ma"),
+)
+
+
+class TdecBenchmark(CausalBenchmark):
+    """Recited texts, in sets (see the module docstring)."""
+
+    Config: ClassVar[type[Strict]] = TdecConfig
+    config: TdecConfig
+    metrics: ClassVar[tuple[MetricSpec, ...]] = _specs()
+    gap: ClassVar[GoalRule] = GoalRule(
+        BELOW,
+        utility="test_accuracy",
+        trial_utility="validation_accuracy",
+        title="to threshold",
+        compact=("forget_el", "forget_ma", "test_accuracy"),
+    )
+    rule_sets: ClassVar[tuple[RuleSet, ...]] = (
+        RuleSet(
+            "level",
+            "ours",
+            (
+                Criterion(
+                    "over-forgotten",
+                    MeasuredGoal("forget_ma", on="unseen_ma", reach="above", share=OVER),
+                ),
+            ),
+        ),
+        *(
+            RuleSet(
+                name,
+                source,
+                (
+                    Criterion("EL", ConstantGoal("forget_el", el, source)),
+                    Criterion("MA", ConstantGoal("forget_ma", ma, source)),
+                ),
+            )
+            for name, (el, ma, source) in PUBLISHED.items()
+        ),
+    )
+    monitor: ClassVar[tuple[str, ...]] = ("forget",)
+    part_table: ClassVar[Mapping[str, Part]] = {
+        **PARTS,
+        "unseen": Part(Role.SELECT, original=True),
+    }
+
+    @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """As for any text; which metric orders the table changes nothing that is stored."""
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"utility"})}
+        return super().identity(config, kind)
+
+    @classmethod
+    def gap_of(cls, config: Any) -> GoalRule:
+        """Both thresholds, and the utility that the config names."""
+        return replace(cls.gap, utility=config.evaluation.utility)
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """``texts``."""
+        return "texts"
+
+    def split(self, seed: int) -> ForgetSplit:
+        """Set ``seed`` is forgotten; the other sets are in no part.
+
+        Raises:
+            DataError: There is no such set, or a text of it is too short for an n-gram.
+        """
+        import numpy as np
+
+        from common.data.splits import ForgetSplit
+
+        corpus = self.source.corpus
+        every = corpus.where("forget")
+        groups = np.array([corpus.items[index].group for index in every])
+        if seed not in groups:
+            raise DataError(
+                f"{corpus.provenance}: no set {seed}, only 0 to {groups.max()}; a seed is the"
+                " number of its set"
+            )
+        parts = {"forget": every[groups == seed]}
+        parts |= {part: corpus.where(part) for part in ("retain", "validation", "test", "unseen")}
+        self._check_lengths(parts)
+        notes = {"forgotten": f"set {seed}", "data": corpus.provenance}
+        return ForgetSplit(f"tdec/set-{seed}", parts, self.source.digest, notes)
+
+    def _check_lengths(self, parts: Mapping[str, np.ndarray]) -> None:
+        n = self.config.evaluation.n
+        for part in ("forget", "unseen"):
+            for number, index in enumerate(parts[part].tolist(), 1):
+                tokens = len(self.source.encode_index(index).ids)
+                if tokens <= n:
+                    raise DataError(
+                        f"{self.source.provenance}: text {number} of {part} has {tokens} tokens;"
+                        f" evaluation.n {n} needs more; lengthen it or lower n"
+                    )
+
+    def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
+        """Extraction and memorisation where they are compared; a trial needs them too."""
+        evaluation = self.config.evaluation
+        if part in ("forget", "unseen"):
+            return [Extraction(evaluation.n, evaluation.pad_policy)]
+        return []
+
+    def watch(
+        self, model: Any, parts: Mapping[str, np.ndarray], limits: Mapping[str, float]
+    ) -> dict[str, Scores]:
+        """Without extraction while memorisation alone keeps a training from its end."""
+        from language.measure.ask import score_rows
+
+        if "forget_ma" in limits:
+            pad = self.config.evaluation.pad_policy
+            metrics = {part: [Memorisation(pad)] for part in parts}
+            cheap = score_rows(model, self.source, parts, metrics, self.config.evaluation)
+            if self._percent(cheap["forget"].extra["ma"]) >= limits["forget_ma"]:
+                return cheap
+        return self.score(model, parts)
+
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """Percent; EL is None where it was not asked for."""
+        for part in scores.values():
+            part.check_finite()
+        metrics: dict[str, float | None] = {}
+        for part, rows in scores.items():
+            if part in ("forget", "unseen"):
+                metrics[f"{part}_ma"] = self._percent(rows.extra["ma"])
+                el = rows.extra.get("el")
+                metrics[f"{part}_el"] = None if el is None else self._percent(el)
+            else:
+                metrics[f"{part}_accuracy"] = rows.accuracy
+        forget = scores["forget"].extra
+        if "el" in forget:
+            naive = float(forget["el_naive_steps"].sum())
+            metrics["forget_decoded"] = 100.0 * float(forget["el_steps"].sum()) / naive
+        return metrics
+
+    @staticmethod
+    def _percent(column: np.ndarray) -> float:
+        return 100.0 * float(column.mean())
