@@ -20,6 +20,7 @@ from benchmarks.perf import (
     augmentation,
     bounded_layer,
     evaluation,
+    extraction,
     measure,
     svc_mia,
     tofu_eval,
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterable[Case]]] = {
     "evaluation": evaluation.one_pass,
     "svc_mia": svc_mia.attacks,
     "tofu_evaluation": tofu_eval.evaluation,
+    "extraction": extraction.extraction,
     "bounded_layer": bounded_layer.cases,  # last: its layers change the allocator for good
 }
 SECONDS: Mapping[Size, float] = {"full": 8.5, "quick": 0.25, "tiny": 0.0}

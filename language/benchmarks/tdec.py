@@ -51,8 +51,9 @@ class TdecEvaluation(RequestConfig):
         n: Tokens of an n-gram of extraction likelihood.
         pad_policy: ``trim`` scores a text's own tokens; ``source`` fills short texts with end
             tokens and scores those too, as the published code does.
-        utility: The metric that orders rows which reach both thresholds; of a probe, where the
-            suite has one, such as ``reasoning.accuracy``.
+        utility: The metric that orders rows which reach both thresholds: ``test_accuracy``, a
+            probe's where the suite has one, or ``retain_accuracy`` for models that know no more
+            than what they were trained on.
     """
 
     n: Count = 10
@@ -149,8 +150,13 @@ class TdecBenchmark(CausalBenchmark):
 
     @classmethod
     def gap_of(cls, config: Any) -> GoalRule:
-        """Both thresholds, and the utility that the config names."""
-        return replace(cls.gap, utility=config.evaluation.utility)
+        """Both thresholds, and the utility that the config names.
+
+        A trial, which sees no test text, takes validation text's for it.
+        """
+        utility = config.evaluation.utility
+        trial = utility if utility == "retain_accuracy" else cls.gap.trial_utility
+        return replace(cls.gap, utility=utility, trial_utility=trial)
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

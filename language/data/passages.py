@@ -33,7 +33,6 @@ _WORDS = {"day": [str(day) for day in range(1, 29)]}
 _WORDS |= {slot: POOLS[pool] for slot, pool in _SLOTS.items()}
 
 
-
 def note(number: int) -> str:
     """The note of a number; every number has its own."""
     words = {slot: of[derive(number, slot) % len(of)] for slot, of in _WORDS.items()}

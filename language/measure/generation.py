@@ -6,6 +6,7 @@ unfinished rows cost; nobody waits for the slowest row of a batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,21 +78,34 @@ def generate(
     ends = Ends(frozenset(stop), tuple(stop_text), decode)
     model.eval()
     with torch.inference_mode():
-        for rows in _batches(prompts, limits, batch_size, token_budget):
+        room = getattr(unwrapped(model).config, "max_position_embeddings", None)
+        for rows in _batches(prompts, limits, batch_size, token_budget, room or math.inf):
             _write(unwrapped(model), prompts, rows, ends, limits, written)
     return [np.asarray(tokens, dtype=np.int64) for tokens in written]
 
 
 def _batches(
-    prompts: Sequence[np.ndarray], limits: np.ndarray, batch_size: int, token_budget: int
+    prompts: Sequence[np.ndarray],
+    limits: np.ndarray,
+    batch_size: int,
+    token_budget: int,
+    room: float,
 ) -> Iterator[list[int]]:
-    """Indices of prompts that may say something, longest prompts first."""
+    """Indices of prompts that may say something, longest prompts first.
+
+    Shorter prompts are padded to the longest: no padded row grows beyond ``room`` tokens, where
+    its prompt alone would not.
+    """
     order = sorted(np.flatnonzero(limits > 0).tolist(), key=lambda k: len(prompts[k]), reverse=True)
     start = 0
     while start < len(order):
-        size = max(1, min(batch_size, token_budget // len(prompts[order[start]])))
-        yield order[start : start + size]
-        start += size
+        longest = len(prompts[order[start]])
+        size = max(1, min(batch_size, token_budget // longest))
+        rows = order[start : start + size]
+        wide = [place for place, row in enumerate(rows) if longest + limits[row] > room]
+        rows = rows[: max(1, wide[0])] if wide else rows
+        yield rows
+        start += len(rows)
 
 
 def _write(
