@@ -61,8 +61,9 @@ def _fetch(name: str, revision: str | None) -> Any:
         )
     except Exception as error:  # hub clients raise many unrelated types without a network
         raise DataError(
-            f"tokenizer {name}: cannot be read ({one_line(error)}); give model.tokenizer: FOLDER,"
-            " a number to train one, or run once on a machine with a network"
+            f"tokenizer {name}: cannot be read ({one_line(error)}); download it and give"
+            " model.name: FOLDER (for the tokenizer alone model.tokenizer: FOLDER, or a number to"
+            " train one), or run once on a machine with a network"
         ) from None
 
 
