@@ -102,7 +102,7 @@ def _memorised(source: TextSource, job: Job) -> Any:
     while (logits.argmax(1) == labels).float().mean() < MEMORISED:
         loss = cross_entropy(logits, labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         logits = causal_forward(model, batch)[scored]
     return model.eval()

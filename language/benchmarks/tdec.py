@@ -223,10 +223,9 @@ class TdecBenchmark(CausalBenchmark):
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
     ) -> dict[str, float | None]:
         """Percent; EL is None where it was not asked for."""
-        for part in scores.values():
-            part.check_finite()
         metrics: dict[str, float | None] = {}
         for part, rows in scores.items():
+            rows.check_finite()
             if part in ("forget", "unseen"):
                 metrics[f"{part}_ma"] = self._percent(rows.extra["ma"])
                 el = rows.extra.get("el")
