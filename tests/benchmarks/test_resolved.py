@@ -76,7 +76,9 @@ def test_the_table_has_a_line_per_row_and_the_gate_is_on(name):
     lines = resolved_table(suite)
     assert [line["row"] for line in lines] == [row.label for row in suite.rows]
     assert all(set(line) == set(HEADS) for line in lines)
-    assert suite.protocol.minimum_train_accuracy >= 90
+    # a published Original that nobody fine-tuned recites its set, not what is retained
+    pretrained = suite.spec.benchmark == "tdec" and suite.protocol.model.original is not None
+    assert suite.protocol.minimum_train_accuracy >= (0 if pretrained else 90)
 
 
 @pytest.mark.parametrize("name", FULL)
