@@ -46,6 +46,7 @@ def plan_rows(lineage: Lineage) -> Plan:
         reason = METHODS[row.method].info.inapplicable(
             scenario=lineage.benchmark.scenario_of(suite.protocol),
             modality=lineage.benchmark.modality,
+            in_turn=suite.after is not None,
         )
         if reason is not None:
             plan.inapplicable[row.label] = reason
