@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
+from benchmarks.leaderboard.folds import forgotten
 from benchmarks.leaderboard.judge import Judge, label_of
 from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
 from benchmarks.pipeline.measuring import read_record, read_scores
@@ -82,6 +83,7 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     add_verdicts(rows, suite, rule, finals, _sizes(stages, store))
     if not rule.goals:
         add_ranks(rows)
+    folds = [make_leaderboard(fold, store) for fold in suite.folds]
     trials = _trials(plan, store)
     for board_row in rows:
         own = [trial for trial in trials if trial.label == board_row.label]
@@ -97,10 +99,12 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         floor,
         _compare(suite, rows),
         trials,
-        missing,
+        missing + sum(fold.missing for fold in folds),
         records,
         stages,
         audit_tables(suite, store),
+        folds,
+        forgotten(suite, store),
     )
 
 

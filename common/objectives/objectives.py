@@ -89,8 +89,8 @@ class PooledCrossEntropy:
         read = [batches[part] for part in self.parts]
         logits = joint_logits(forward, read)
         pairs = list(zip(logits, read, strict=True))
-        total = sum(cross_entropy(z, batch.labels).sum() for z, batch in pairs)
-        count = sum((batch.labels != IGNORE).sum() for batch in read)
+        total = torch.stack([cross_entropy(z, batch.labels).sum() for z, batch in pairs]).sum()
+        count = sum(int((batch.labels != IGNORE).sum()) for batch in read)
         with torch.no_grad():
             logged = {
                 f"{part}_loss": sample_cross_entropy(z, batch.labels).mean()

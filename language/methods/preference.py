@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from common.objectives.terms import LogLikelihoods, Term
 from common.objectives.variational import FDivergence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RefusalPairs:
     """A term on refusals and true answers, matched by index, and a term on retain data.
 
@@ -36,6 +36,7 @@ class RefusalPairs:
     """
 
     refusals: Source
+    _: KW_ONLY
     forget_weight: float = 1.0
     retain: Term | None = None
     retain_weight: float = 0.0
