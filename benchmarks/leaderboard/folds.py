@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.splitting import SPLIT_FILE
+from benchmarks.pipeline.splitting import read_split
 from benchmarks.report.cells import MISSING, spread
 from benchmarks.report.curves import Panel, draw
 from benchmarks.report.section import Picture, Section, Table, table
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.errors import DataError
-from common.data.splits import ForgetSplit
 from common.measure.gaps import Summary
 from common.store.stages import StageStore
 
@@ -49,10 +48,8 @@ def forgotten(suite: ResolvedSuite, store: StageStore) -> tuple[int | None, ...]
 
 
 def _forget(fold: ResolvedSuite, store: StageStore, seed: int) -> np.ndarray | None:
-    stage = Lineage(fold, store).split(seed)
-    if store.done(stage.kind, stage.key) is None:
-        return None
-    return ForgetSplit.load(store.folder(stage.kind, stage.key) / SPLIT_FILE).parts["forget"]
+    split = read_split(store, Lineage(fold, store).split(seed))
+    return None if split is None else split.parts["forget"]
 
 
 def _check(suite: ResolvedSuite, sets: Sequence[np.ndarray | None]) -> None:

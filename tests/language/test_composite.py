@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from language.models.forward import causal_forward
 
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
@@ -15,7 +16,6 @@ from language.measure.generation import generate
 from language.measure.likelihood import teacher_forced
 from language.models.build import build_model
 from language.models.composite import LogitDifference
-from language.models.forward import causal_forward
 
 VOCABULARY = 60
 
