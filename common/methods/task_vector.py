@@ -36,7 +36,8 @@ def reinforce(task: UnlearnTask, config: FitConfig) -> None:
     """
     from common.objectives.objectives import CrossEntropy
 
-    task.fit(task.model, CrossEntropy("forget"), task.loaders(["forget"], config), config)
+    objective = CrossEntropy("forget", config.average)
+    task.fit(task.model, objective, task.loaders(["forget"], config), config)
 
 
 class TaskVector(UnlearningMethod):
