@@ -16,6 +16,7 @@ from common.base.config import (
     apply_overrides,
     did_you_mean,
     digest,
+    merge,
     read_yaml,
     validate,
 )

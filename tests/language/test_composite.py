@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from language.models.forward import causal_forward
 
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
@@ -14,6 +13,7 @@ from language.config import CausalModelConfig
 from language.data.corpus import Encoded
 from language.measure.generation import generate
 from language.measure.likelihood import teacher_forced
+from language.models.backbone import causal_forward
 from language.models.build import build_model
 from language.models.composite import LogitDifference
 
