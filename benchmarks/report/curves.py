@@ -47,7 +47,7 @@ def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
     ]
     for index, name in enumerate(names):
         y = bottom + 18 * index
-        body.append(svg.polyline([(LEFT, y - 4), (LEFT + 24, y - 4)], **styles[name]))
+        body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
         body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
     width, height = LEFT + len(panels) * (PANEL[0] + GAP), bottom + 18 * len(names)
     return svg.picture(width, height, body, title=title)
