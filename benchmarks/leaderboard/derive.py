@@ -45,7 +45,15 @@ if TYPE_CHECKING:
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
-    """Reads the records that are there and derives the table."""
+    """Reads the records that are there and derives the table, and those of earlier folds."""
+    board = _board(suite, store)
+    board.folds = [_board(fold, store) for fold in suite.folds]
+    board.missing += sum(fold.missing for fold in board.folds)
+    board.forgotten = forgotten(suite, store)
+    return board
+
+
+def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     plan = make_plan(suite, store)
     finals: FinalRecords = {}
     records: list[tuple[str, RunRecord]] = []
@@ -83,7 +91,6 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     add_verdicts(rows, suite, rule, finals, _sizes(stages, store))
     if not rule.goals:
         add_ranks(rows)
-    folds = [make_leaderboard(fold, store) for fold in suite.folds]
     trials = _trials(plan, store)
     for board_row in rows:
         own = [trial for trial in trials if trial.label == board_row.label]
@@ -99,12 +106,10 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         floor,
         _compare(suite, rows),
         trials,
-        missing + sum(fold.missing for fold in folds),
+        missing,
         records,
         stages,
         audit_tables(suite, store),
-        folds,
-        forgotten(suite, store),
     )
 
 
