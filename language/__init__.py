@@ -29,6 +29,9 @@ PROBES.register(
 )
 for _name, _target, _summary in (
     ("idk", "refusals:IDK", "fine-tunes on refusals for forget and on retain"),
+    ("mismatch", "refusals:Mismatch", "fine-tunes on answers to other questions, and on retain"),
+    ("flat", "refusals:FLAT", "prefers a template answer by an f-divergence, no retain data"),
+    ("whp", "whp:WHP", "two models at inference: what fine-tuning on forget raised is taken off"),
     ("dpo", "refusals:DPO", "prefers a refusal to the true answer, no retain data"),
     ("dpo_gdr", "refusals:DPOGdr", "DPO and cross-entropy on retain"),
     ("rmu", "rmu:RMU", "steers hidden states of forget to a random direction"),

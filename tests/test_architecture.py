@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "language.measure": "common.base common.measure config data models metrics",
     "language.scenarios": "common.base common.data config data",
     "language.methods": "common.base common.data common.objectives common.train common.methods "
-    "common.methods.tools",
+    "common.methods.tools models",
     "language.apply": "common.base common.data common.measure common.store common.protocol config "
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "

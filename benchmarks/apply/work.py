@@ -105,6 +105,11 @@ def _check_access(application: Application) -> None:
     name, info = application.method, METHODS[application.method].info
     if not info.changes_model:
         raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
+    if info.models > 1:
+        raise ConfigError(
+            f"method '{name}' answers with {info.models} models at inference, so there is no one "
+            "checkpoint to write; choose a method that changes one, such as task_vector"
+        )
     if "initial" in info.access:
         raise ConfigError(
             f"method '{name}' trains from the start, which needs the original recipe; choose one "

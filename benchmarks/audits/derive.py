@@ -184,6 +184,9 @@ class AuditReport:
             table.rows[FLOOR] = dict.fromkeys(targets, NO_SECOND)
 
     def _probe(self, result: Result, name: str, audit: ModelAudit) -> Cell:
+        reason = self.planner.composite(result.label)
+        if reason is not None:
+            return reason
         stage = self.planner.probe(result, name, audit)
 
         def parse(text: str) -> Cell:
@@ -271,7 +274,8 @@ class AuditReport:
         for row, label, replicate in rows:
             for seed in suite.spec.seeds:
                 stages = stream(self.planner, row, seed, audit.config.requests, replicate) or []
-                table.rows.setdefault(label, {})[seed] = self._stream(audit, stages)
+                cell = self.planner.composite(row.label) or self._stream(audit, stages)
+                table.rows.setdefault(label, {})[seed] = cell
 
     def _stream(self, audit: Sequential, stages: Sequence[Stage]) -> Cell:
         measures: Measures = {}

@@ -84,13 +84,18 @@ class AuditPlanner:
         """Why an audit has no meaning for this suite, as far as the config alone says."""
         return audit.info.inapplicable(self.lineage.benchmark.scenario_of(self.suite.protocol))
 
+    def composite(self, label: str) -> str | None:
+        """Why a row has no weights or layers of its own to look at, and nothing starts from it."""
+        models = METHODS[self.suite.row(label).method].info.models
+        return f"{models} models at inference" if models > 1 else None
+
     def probes(self, audits: Mapping[str, ModelAudit]) -> list[Result]:
         """Every probe of every stored model, as results of the audit's name."""
         return [
             Result(name, result.seed, result.replicate, None, self.probe(result, name, audit))
             for result in self.finals()
             for name, audit in audits.items()
-            if self.inapplicable(audit) is None
+            if self.inapplicable(audit) is None and self.composite(result.label) is None
         ]
 
     def complete(self, plan: Plan) -> bool:
@@ -186,7 +191,10 @@ def stream(
 
     The forget set is divided into ``count`` requests.  Retrain is trained anew for every request
     but the last, whose retain set is the suite's; a ``replicate`` of it gives the noise floor.
+    A row of several models at inference has no stages: no later request can start from it.
     """
+    if planner.composite(row.label) is not None:
+        return []
     config, lineage = planner.config_of(row), planner.lineage
     if config is None:
         return None

@@ -127,6 +127,8 @@ def show_method(name: str) -> None:
     console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
     console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
     console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
+    if info.models > 1:
+        console.print(f"[bold]needs[/bold]   {info.models} models at inference")
     if info.modality:
         console.print(f"[bold]only[/bold]    {info.modality} benchmarks")
     if info.scenarios:

@@ -103,6 +103,8 @@ class Leaderboard:
         missing: Records that are planned and not there.
         records: (row label, record) of every final model.
         stages: Row label, replicate and seed -> the stage that wrote the record.
+        folds: Boards of the folds before the last.
+        forgotten: Forget samples of every fold; None where its split is not made.
     """
 
     suite: ResolvedSuite
@@ -116,6 +118,8 @@ class Leaderboard:
     records: list[tuple[str, RunRecord]]
     stages: Mapping[tuple[str, int, int], Stage]
     audits: list[AuditTable] = field(default_factory=list)
+    folds: list[Leaderboard] = field(default_factory=list)
+    forgotten: tuple[int | None, ...] = ()
 
     def stage(self, label: str, record: RunRecord) -> Stage:
         """The stage that wrote a record."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.audits.report import to_json as audits_json
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
+from benchmarks.leaderboard.folds import to_json as folds_json
 from benchmarks.leaderboard.sweep import sources
 from common.measure.gaps import Summary
 
@@ -41,6 +42,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "rows": [_row(row) for row in board.rows],
         "tuning": _tuning(board),
         "audits": audits_json(board.audits),
+        **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
     }
 
 

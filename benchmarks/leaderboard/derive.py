@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
+from benchmarks.leaderboard.folds import forgotten
 from benchmarks.leaderboard.judge import Judge, label_of
 from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
 from benchmarks.pipeline.measuring import read_record, read_scores
@@ -44,7 +45,15 @@ if TYPE_CHECKING:
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
-    """Reads the records that are there and derives the table."""
+    """Reads the records that are there and derives the table, and those of earlier folds."""
+    board = _board(suite, store)
+    board.folds = [_board(fold, store) for fold in suite.folds]
+    board.missing += sum(fold.missing for fold in board.folds)
+    board.forgotten = forgotten(suite, store)
+    return board
+
+
+def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     plan = make_plan(suite, store)
     finals: FinalRecords = {}
     records: list[tuple[str, RunRecord]] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.audits.report import sections as audit_sections
 from benchmarks.leaderboard.board import Comparison, Leaderboard
+from benchmarks.leaderboard.folds import fold_sections
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.sweep import tuning_sections
 from benchmarks.leaderboard.tables import (
@@ -23,6 +24,7 @@ from benchmarks.spec.goals import rule_sets
 from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
+from common.base.registry import METHODS
 
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""
@@ -41,9 +43,10 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
         Section(text=(floor_line(board), *calibration_lines(board), saturation_line(board))),
+        *fold_sections(board),
         _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
         _list("Diverged:", divergence_lines(board)),
-        Section(lines=tuple(inapplicable_lines(board))),
+        Section(lines=(*inapplicable_lines(board), *composite_lines(board))),
         *verdict_sections(board),
         *_tables(
             ("Signed gaps to Retrain, with 95 % t-intervals", gap_table(board)),
@@ -148,6 +151,16 @@ def inapplicable_lines(board: Leaderboard) -> list[str]:
         f"{row.label}: not applicable ({row.inapplicable})"
         for row in board.rows
         if row.inapplicable
+    ]
+
+
+def composite_lines(board: Leaderboard) -> list[str]:
+    """Which rows are generation-time methods."""
+    models = {row.label: METHODS[row.method].info.models for row in board.rows if row.seeds}
+    return [
+        f"{label}: a generation-time method, {count} models at inference; no checkpoint of its own"
+        for label, count in models.items()
+        if count > 1
     ]
 
 

@@ -16,7 +16,7 @@ from benchmarks.pipeline.measuring import read_scores
 from benchmarks.pipeline.stage import Stage
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from benchmarks.pipeline.worksite import SCALARS
-from benchmarks.report import svg
+from benchmarks.report.curves import Panel, draw
 from common.base.registry import BENCHMARKS
 from common.protocol.benchmark import Benchmark
 from common.store.stages import StageStore
@@ -27,8 +27,6 @@ Trajectory = Mapping[int, Mapping[str, float]]
 """Steps done -> metric -> value."""
 Trajectories = Mapping[str, Mapping[int, Trajectory]]
 """Row label -> seed -> trajectory."""
-COLOURS = ("#1f4e9c", "#c0392b", "#1e8449", "#b7950b", "#7d3c98", "#117a65", "#a04000", "#515a5a")
-PANEL, GAP, LEFT, TOP = (250, 160), 60, 50, 50
 
 
 def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[int, Trajectory]]:
@@ -96,26 +94,9 @@ def to_json(trajectories: Trajectories) -> dict[str, Any]:
 
 def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
     """One panel per main column: the mean over seeds by step; Retrain's mean dashed."""
-    lines = {
-        name: {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
-        for name in board.suite.spec.columns
-    }
-    panels = {name: by_label for name, by_label in lines.items() if any(by_label.values())}
-    bottom = TOP + PANEL[1] + 50
-    body = [
-        _panel(board, name, by_label, LEFT + index * (PANEL[0] + GAP))
-        for index, (name, by_label) in enumerate(panels.items())
-    ]
-    body += [
-        svg.text(LEFT, bottom + 18 * index, label, fill=COLOURS[index % len(COLOURS)])
-        for index, label in enumerate(trajectories)
-    ]
-    return svg.picture(
-        LEFT + len(panels) * (PANEL[0] + GAP),
-        bottom + 18 * len(trajectories),
-        body,
-        title=f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)",
-    )
+    title = f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)"
+    panels = [_panel(board, name, trajectories) for name in board.suite.spec.columns]
+    return draw([panel for panel in panels if panel is not None], list(trajectories), title)
 
 
 def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
@@ -130,33 +111,14 @@ def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
     return line
 
 
-def _panel(
-    board: Leaderboard, name: str, lines: Mapping[str, Mapping[int, float]], left: int
-) -> str:
+def _panel(board: Leaderboard, name: str, trajectories: Trajectories) -> Panel | None:
+    """The curves of one metric; None where no row has one."""
+    lines = {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
+    steps = [step for line in lines.values() for step in line]
+    if not steps:
+        return None
+    last = max(steps)
     retrain = next((row.metrics.get(name) for row in board.rows if row.label == "retrain"), None)
-    values = [value for line in lines.values() for value in line.values()]
-    values += [retrain.mean] if retrain else []
-    low, high = min(values), max(values)
-    last = max(step for line in lines.values() for step in line)
-    right, bottom = left + PANEL[0], TOP + PANEL[1]
-
-    def at(step: float, value: float) -> tuple[float, float]:
-        share = (value - low) / ((high - low) or 1.0)
-        return left + PANEL[0] * step / last, bottom - PANEL[1] * share
-
-    side = {"text_anchor": "end", "fill": svg.GREY}
-    frame = {"x": left, "y": TOP, "width": PANEL[0], "height": PANEL[1]}
-    parts = [
-        svg.element("rect", **frame, fill="none", stroke="#ccc"),
-        svg.text(left, TOP - 8, board.specs[name].title),
-        svg.text(left - 4, TOP + 10, f"{high:.3g}", **side),
-        svg.text(left - 4, bottom, f"{low:.3g}", **side),
-        svg.text(right, bottom + 16, f"step {last}", **side),
-    ]
-    if retrain:
-        ends = [at(step, retrain.mean) for step in (0, last)]
-        parts.append(svg.polyline(ends, stroke="#888", stroke_dasharray="4"))
-    for index, line in enumerate(lines.values()):
-        points = [at(step, value) for step, value in line.items()]
-        parts.append(svg.polyline(points, stroke=COLOURS[index % len(COLOURS)]))
-    return "".join(parts)
+    flat = {"4": dict.fromkeys((0, last), retrain.mean)} if retrain else {}
+    drawn = {label: line for label, line in lines.items() if line}
+    return Panel(board.specs[name].title, drawn, (0, last), f"step {last}", flat)

@@ -14,6 +14,7 @@ from benchmarks.leaderboard.report import sections
 from benchmarks.pipeline.worksite import SCALARS
 from benchmarks.report import html, markdown
 from benchmarks.report.files import json_text, write_files
+from benchmarks.report.section import Picture
 from common.store.stages import StageStore
 
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
@@ -29,6 +30,9 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     """A file per format, records.jsonl, trajectories if there are some, TensorBoard ``events``."""
     files = {file: text(board) for file, text in FORMATS.values()}
+    pictures = (section.content for section in sections(board))
+    files |= {shown.file: shown.svg for shown in pictures if isinstance(shown, Picture)}
+    files.pop("", None)  # a picture that is only embedded
     files["records.jsonl"] = "".join(
         json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})
         + "\n"

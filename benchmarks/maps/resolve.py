@@ -234,7 +234,7 @@ def _references(spec: MapFile, path: Path) -> ResolvedSuite:
     if name.endswith((".yaml", ".yml")):
         name = str(path.parent / name)
     suite = load_suite(name)
-    if suite.spec.after:
+    if suite.after:
         raise ConfigError(f"{path}: suite '{spec.suite}' follows another request; map a first one")
     benchmark = BENCHMARKS[suite.spec.benchmark]
     protocol = merge(suite.spec.protocol, spec.protocol)

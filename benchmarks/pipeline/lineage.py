@@ -51,6 +51,8 @@ class Lineage:
             benchmark=benchmark, protocol=canonical(self.suite.protocol), **spec
         )
         hashed = _hashed({"benchmark": benchmark, **identity})
+        if self.suite.fold and kind != "original" and self.suite.fold not in name.split("/"):
+            name = f"{self.suite.fold}/{name}"
         stage = Stage(kind, typed, hashed, parents, name)
         return self._stages.setdefault(stage.key, stage)
 

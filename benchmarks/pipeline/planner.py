@@ -26,7 +26,9 @@ from common.store.stages import StageStore
 
 def make_plan(suite: ResolvedSuite, store: StageStore) -> Plan:
     """The plan as far as the store allows."""
-    return plan_rows(Lineage(suite, store))
+    plan = plan_rows(Lineage(suite, store))
+    plan.folds = [make_plan(fold, store) for fold in suite.folds]
+    return plan
 
 
 def plan_rows(lineage: Lineage) -> Plan:
@@ -46,6 +48,7 @@ def plan_rows(lineage: Lineage) -> Plan:
         reason = METHODS[row.method].info.inapplicable(
             scenario=lineage.benchmark.scenario_of(suite.protocol),
             modality=lineage.benchmark.modality,
+            in_turn=suite.after is not None,
         )
         if reason is not None:
             plan.inapplicable[row.label] = reason

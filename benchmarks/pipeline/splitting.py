@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import StageSpec
+from benchmarks.pipeline.stage import Stage, StageSpec
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite
@@ -56,3 +57,12 @@ class Split(StageKind[SplitSpec]):
             labels = functools.partial(class_labels, site.benchmark.source)
             return request_split(split, labels, spec.seed, spec.request, spec.requests)
         return split
+
+
+def read_split(store: StageStore, stage: Stage) -> ForgetSplit | None:
+    """The index sets of a split stage; None while it is not done."""
+    from common.data.splits import ForgetSplit
+
+    if store.done(stage.kind, stage.key) is None:
+        return None
+    return ForgetSplit.load(store.folder(stage.kind, stage.key) / SPLIT_FILE)

@@ -112,6 +112,7 @@ class Plan:
         chosen: Row -> the trial that was chosen (index).
         waiting: Rows whose final stages wait for their trials.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
+        folds: Plans of the folds before the last.
     """
 
     suite: ResolvedSuite
@@ -121,6 +122,7 @@ class Plan:
     chosen: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     inapplicable: dict[str, str] = field(default_factory=dict)
+    folds: list[Plan] = field(default_factory=list)
 
     @property
     def undrawn(self) -> int:
@@ -143,6 +145,9 @@ class Plan:
                 seen.add(stage.key)
                 yield stage
 
+        for fold in self.folds:
+            for stage in fold.stages():
+                yield from walk(stage)
         for result in self.results:
             yield from walk(result.stage)
         for entry in self.probes:

@@ -140,9 +140,17 @@ class Worksite:
             model = self._model(stage.start)
             load_adapter(model, folder)
             return model if exact and not merges_exactly(model) else detach(model)
-        model = self.benchmark.blank()
+        model = self._vessel(stage)
         load_weights(model, folder / WEIGHTS)
         return model
+
+    def _vessel(self, stage: Stage) -> nn.Module:
+        """What a stage's stored weights are loaded into."""
+        spec, blank = stage.spec, self.benchmark.blank
+        if not isinstance(spec, ModelSpec) or stage.start is None:
+            return blank()
+        cls = METHODS[spec.method]
+        return cls.vessel(validate(cls.Config, spec.params, stage.name), blank)
 
     # What is checked -----------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from common.base.config import (
     apply_overrides,
     did_you_mean,
     digest,
+    merge,
     read_yaml,
     validate,
 )
@@ -51,7 +52,18 @@ class ResolvedRow:
 
 @dataclass(frozen=True)
 class ResolvedSuite:
-    """A validated suite: typed protocol, typed rows."""
+    """A validated suite: typed protocol, typed rows.
+
+    Attributes:
+        spec: As it was written.
+        protocol: Of the last fold, where there are folds.
+        rows: In the order of the file.
+        after: The suite, or the fold, of the request before.
+        audits: Of the report.
+        probes: By name.
+        fold: Its name among the folds; empty without any.
+        folds: The folds before the last, each a suite.
+    """
 
     spec: Suite
     protocol: Strict
@@ -59,6 +71,8 @@ class ResolvedSuite:
     after: ResolvedSuite | None = None
     audits: Mapping[str, Audit] = field(default_factory=dict)
     probes: Mapping[str, SuiteProbe] = field(default_factory=dict)
+    fold: str = ""
+    folds: tuple[ResolvedSuite, ...] = ()
 
     @property
     def name(self) -> str:
@@ -106,7 +120,26 @@ def load_suite(
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
-    return resolved
+    return _folded(resolved, str(path)) if spec.folds else resolved
+
+
+def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
+    """The suite of the last fold, with those before it."""
+    assert suite.spec.folds is not None
+    folds: list[ResolvedSuite] = []
+    for number, over in enumerate(suite.spec.folds.protocols, 1):
+        where = f"{origin}: folds.protocols.{number - 1}"
+        given = merge(suite.spec.protocol, over)
+        protocol = validate(type(suite.protocol), given, where)
+        spec = suite.spec.model_copy(update={"protocol": given})
+        fold = replace(suite, spec=spec, protocol=protocol, fold=f"fold-{number}")
+        if number < len(suite.spec.folds.protocols):
+            plain: dict[str, Any] = {"folds": None, "audits": {}, "compare": (), "retrains": 1}
+            fold = replace(fold, spec=spec.model_copy(update=plain), audits={})
+        if folds and suite.spec.folds.kind == "sustainability":
+            fold = replace(fold, after=folds[-1])
+        folds.append(fold)
+    return replace(folds[-1], folds=tuple(folds[:-1]))
 
 
 def _renamed(

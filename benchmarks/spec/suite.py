@@ -47,6 +47,19 @@ class Row(Strict):
     without: tuple[str, ...] = ()
 
 
+class Folds(Strict):
+    """Several forget sets, each unlearned with the suite's rows; the last one makes the main table.
+
+    Attributes:
+        kind: ``scalability``: nested sets, each unlearned from Original.  ``sustainability``:
+            disjoint sets in turn, each unlearned from what the same row left at the one before.
+        protocols: What each fold has in the place of the suite's protocol, key by key.
+    """
+
+    kind: Literal["scalability", "sustainability"]
+    protocols: Annotated[tuple[dict[str, Any], ...], Field(min_length=2)]
+
+
 class Suite(Strict):
     """One leaderboard.
 
@@ -67,6 +80,7 @@ class Suite(Strict):
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
             model that the same row left there, instead of from Original (sequential requests).
+        folds: Several forget sets, whose metrics are drawn as curves.
         published: Labels of published tables to print beside (never in) the measured one.
         audits: Audit -> its settings: run after the rows, and shown in the report.
         probes: Name -> settings of a probe, each final model's table on the probe's own data;
@@ -89,6 +103,7 @@ class Suite(Strict):
     tune: Tune | None = None
     compare: tuple[tuple[str, str], ...] = ()
     after: str | None = None
+    folds: Folds | None = None
     published: tuple[str, ...] = ()
     audits: dict[str, dict[str, Any] | None] = {}
     probes: dict[Name, dict[str, Any] | None] = {}
@@ -105,6 +120,8 @@ class Suite(Strict):
                 raise ValueError("seeds holds a seed twice")
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
+        if self.tune and self.folds:
+            raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self
 
 

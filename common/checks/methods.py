@@ -98,7 +98,9 @@ class _MethodRuns:
         self.problem = problem_of(self.info.modality)
         self.original = self.problem.original
         self.recipe, self.targets = self.problem.recipe, dict(self.problem.targets)
-        self.before = {k: v.clone() for k, v in self.original.state_dict().items()}
+        self.pristine = {k: v.clone() for k, v in self.original.state_dict().items()}
+        joined = cls.vessel(config, lambda: copy.deepcopy(self.original))
+        self.before = {k: v.clone() for k, v in joined.state_dict().items()}
 
     def check(self) -> list[CheckResult]:
         first = self._run()
@@ -182,7 +184,7 @@ class _MethodRuns:
         elif bad := [k for k, v in wanted.items() if _kind(tensors[k]) != _kind(v)]:
             problem = f"'{bad[0]}' is {_kind(tensors[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
-            fresh = self.problem.net()
+            fresh = self.cls.vessel(self.config, self.problem.net)
             fresh.load_state_dict(tensors)
             if not torch.allclose(
                 self.problem.outputs(fresh),
@@ -236,7 +238,7 @@ class _MethodRuns:
             problem = "the data source was changed"
         elif not all(np.array_equal(ids, layout.parts[p]) for p, ids in task.split.parts.items()):
             problem = "the index sets were changed"
-        elif not all(_same(v, self.before[k]) for k, v in self.original.state_dict().items()):
+        elif not all(_same(v, self.pristine[k]) for k, v in self.original.state_dict().items()):
             problem = "Original's own weights were changed"
         elif task.recipe != self.recipe or dict(self.problem.targets) != self.targets:
             problem = "the recipe or the targets were changed"

@@ -116,6 +116,11 @@ class VectorSource:
         """Classes that may stand in for an answer that refuses."""
         return (0, 2)
 
+    def answers_of(self, indices: np.ndarray) -> list[int]:
+        """Labels."""
+        labels: list[int] = self._labels[torch.as_tensor(indices)].tolist()
+        return labels
+
     def with_answers(self, answers: Mapping[int, int]) -> VectorSource:
         """The same vectors with other labels at some indices."""
         other = copy.copy(self)

@@ -142,6 +142,17 @@ class GuardedSource:
         """Answers that refuse; none where the source has none."""
         return self._source.refusals if isinstance(self._source, AnsweringSource) else ()
 
+    def answers_of(self, indices: np.ndarray) -> Sequence[Any]:
+        """The answers at (N,) int64 indices; none where the source has none.
+
+        Raises:
+            AccessError: One belongs to a part that the method does not declare.
+        """
+        self._access.check(torch.as_tensor(indices))
+        if not isinstance(self._source, AnsweringSource):
+            return ()
+        return self._source.answers_of(indices)
+
     def with_answers(self, answers: Mapping[int, Any]) -> GuardedSource:
         """The same samples, with other answers at some indices; guarded likewise."""
         assert isinstance(self._source, AnsweringSource), "ask for refusals first"

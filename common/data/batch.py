@@ -80,11 +80,14 @@ Bounds = Mapping[str, tuple[Tensor, Tensor]]
 
 @runtime_checkable
 class AnsweringSource(Protocol):
-    """Its answers can be replaced; methods that train on refusals need one."""
+    """Its answers can be read and replaced; methods that train on other answers need one."""
 
     @property
     def refusals(self) -> Sequence[Any]:
         """Answers that refuse; possibly none."""
+
+    def answers_of(self, indices: np.ndarray) -> Sequence[Any]:
+        """The answers at (N,) int64 indices, as :meth:`with_answers` takes them."""
 
     def with_answers(self, answers: Mapping[int, Any]) -> Source:
         """The same samples, with other answers at some indices."""

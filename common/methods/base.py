@@ -7,7 +7,7 @@ configs, and must answer at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,8 @@ class MethodInfo:
         scenarios: Scenarios it applies to; empty means all.
         changes_model: False for Original.
         modality: The benchmarks that it understands, such as ``vision``; empty means all.
+        models: How many models answer at inference.  More than one is a generation-time method: no
+            single checkpoint holds its result, and no later request can start from it.
     """
 
     version: int
@@ -41,16 +43,22 @@ class MethodInfo:
     scenarios: frozenset[str] = frozenset()
     changes_model: bool = True
     modality: str = ""
+    models: int = 1
 
-    def inapplicable(self, *, scenario: str, modality: str) -> str | None:
+    def inapplicable(self, *, scenario: str, modality: str, in_turn: bool = False) -> str | None:
         """Why the method says nothing about a benchmark, in words; None where it applies.
 
-        A scenario or a modality that is not known (empty) rules nothing out.
+        Args:
+            scenario: Of the benchmark; one that is not known (empty) rules nothing out.
+            modality: Of the benchmark; likewise.
+            in_turn: Whether it starts from what it left at an earlier request.
         """
         if self.modality and modality and self.modality != modality:
             return f"for {self.modality} benchmarks only"
         if self.scenarios and scenario and scenario not in self.scenarios:
             return f"for {', '.join(sorted(self.scenarios))} forgetting only"
+        if in_turn and self.models > 1:
+            return f"{self.models} models at inference, of which no later request can start"
         return None
 
 
@@ -68,6 +76,16 @@ class UnlearningMethod(ABC):
 
     def __init__(self, config: Strict):
         self.config: Any = config
+
+    @classmethod
+    def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
+        """What the weights of a result are loaded into: one model, unless a subclass joins several.
+
+        Args:
+            config: Of the method.
+            build: Makes one model of the start's architecture.
+        """
+        return build()
 
     @abstractmethod
     def unlearn(self, task: UnlearnTask) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
 
+def _every_position(task: UnlearnTask, *parts: str) -> Mapping[str, Callable[[Batch], Batch]]:
+    """Views of parts whose padding counts too, where published code does not mask."""
+    from common.data.batch import every_position
+
+    return dict.fromkeys(parts, every_position(task.source))
+
+
 def _negative_preference(task: UnlearnTask, config: Any) -> Term:
     """On label log-probabilities, or muse_bench's on logits."""
     from common.methods.tools.passes import reference_likelihoods
     from common.objectives.terms import LogitPreference, NegativePreference
 
-    if config.compat == "muse":
+    if config.compat == "muse_bench":
         return LogitPreference(task.reference(), config.beta)
     indices = task.indices("forget")
     table = reference_likelihoods(
@@ -37,8 +44,8 @@ class NPO(ForgetRetainMethod):
 
     Formula: minimise -(2/beta) mean log sigmoid(-beta log(p_theta(y|x) / p_ref(y|x))), log p
     summed over the answer; tends to ascent as beta -> 0.
-    ``compat: muse`` is muse_bench's: the same function of every logit's difference, averaged over
-    positions and vocabulary.  Never reads retain data.
+    ``compat: muse_bench``: the same function of every logit's difference, averaged over all
+    positions (padding too) and the vocabulary.  Never reads retain data.
     Source: arXiv 2404.05868; open-unlearning (its default adds CE on retain: see ``npo_gdr``).
     """
 
@@ -47,18 +54,22 @@ class NPO(ForgetRetainMethod):
     class Config(ForgetConfig):
         lr: Positive = 3e-5
         beta: Positive = 0.1
-        compat: Literal["none", "muse"] = "none"
+        compat: Literal["none", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The preference loss."""
         return _negative_preference(task, self.config)
 
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of forget texts, with ``compat: muse_bench``."""
+        return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
+
 
 class NPOGdr(ForgetRetainMethod):
     """NPO + GDR: the preference loss on forget and cross-entropy on retain.
 
-    Formula: minimise w_f NPO(B_f) + w_r CE(B_r); open-unlearning's "NPO".  ``compat: muse``: the
-    forget term on logits, as muse_bench.
+    Formula: minimise w_f NPO(B_f) + w_r CE(B_r); open-unlearning's "NPO".  ``compat: muse_bench``:
+    the forget term on logits; that code averages cross-entropy over tokens (``average: tokens``).
     Source: arXiv 2404.05868 (NPO+RT); arXiv 2407.06460 (NPO_GDR).
     """
 
@@ -66,20 +77,24 @@ class NPOGdr(ForgetRetainMethod):
 
     class Config(RetainConfig):
         beta: Positive = 0.1
-        compat: Literal["none", "muse"] = "none"
+        compat: Literal["none", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The preference loss."""
         return _negative_preference(task, self.config)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of forget texts, with ``compat: muse_bench``."""
+        return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
 
 
 class NPOKlr(ForgetRetainMethod):
     """NPO + KLR: the preference loss on forget and Original's distribution on retain.
 
     Formula: minimise w_f NPO(B_f) + w_r KL(p_ref || p_theta)(B_r).  ``compat: openunlearning``
-    averages the divergence over all positions, padding too; ``compat: muse`` takes both terms on
-    raw logits (its second term is no divergence, is unbounded below, and may end a run as
-    diverged where logits are large).
+    averages the divergence over all positions, padding too; ``compat: muse_bench`` takes both
+    terms on raw logits of all positions (its second term is no divergence, is unbounded below, and
+    may end a run as diverged where logits are large).
     Source: arXiv 2404.05868 (NPO+KL); arXiv 2407.06460 (NPO_KLR); swj0419/muse_bench.
     """
 
@@ -87,7 +102,7 @@ class NPOKlr(ForgetRetainMethod):
 
     class Config(RetainConfig):
         beta: Positive = 0.1
-        compat: Literal["none", "openunlearning", "muse"] = "none"
+        compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The preference loss."""
@@ -97,37 +112,46 @@ class NPOKlr(ForgetRetainMethod):
         """KL to Original, or what muse_bench calls so."""
         from common.objectives.terms import Divergence
 
-        if self.config.compat == "muse":
+        if self.config.compat == "muse_bench":
             return Divergence(task.reference(), kind="muse")
         if self.config.compat == "openunlearning":
             return Divergence(task.reference(), "tokens")
         return Divergence(task.reference(), self.config.average)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
-        """Every position of retain texts where the published code does not mask."""
-        from common.data.batch import every_position
-
-        wanted = self.config.compat == "openunlearning"
-        return {"retain": every_position(task.source)} if wanted else {}
+        """Every position where the published code does not mask."""
+        unmasked = {"openunlearning": ("retain",), "muse_bench": ("forget", "retain")}
+        return _every_position(task, *unmasked.get(self.config.compat, ()))
 
 
 class SimNPO(ForgetRetainMethod):
     """SimNPO: the preference loss without a reference, on length-normalised log-probabilities.
 
     Formula: minimise w_f * -(2/beta) mean log sigmoid(beta (NLL(y|x) / |y| - delta)) + w_r CE(B_r);
-    the paper's margin gamma is beta delta.
-    Source: arXiv 2410.07163; open-unlearning's defaults (beta 4.5, delta 0, w_f 0.125).
+    the paper's margin gamma is beta delta.  ``compat: unlearn_simple`` is what that repository runs
+    on MUSE: -(2/beta) mean log sigmoid(-beta (z + delta)) of every logit z at all positions.
+    Source: arXiv 2410.07163; open-unlearning's defaults (beta 4.5, delta 0, w_f 0.125);
+    OPTML-Group/Unlearn-Simple.
     """
 
     info = MethodInfo(1, "SimNPO, Fan et al. 2024 (arXiv 2410.07163)", BOTH)
 
     class Config(RetainConfig):
         forget_weight: float = 0.125
+        later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "compat": None}
         beta: Positive = 4.5
         delta: float = 0.0
+        compat: Literal["unlearn_simple"] | None = None
 
     def forget_term(self, task: UnlearnTask) -> Term:
-        """The preference loss on means."""
-        from common.objectives.terms import SimplePreference
+        """The preference loss on means, or on single logits."""
+        from common.objectives.terms import LogitPreference, SimplePreference
 
-        return SimplePreference(self.config.beta, self.config.delta)
+        config = self.config
+        if config.compat is not None:
+            return LogitPreference(None, config.beta, config.delta)
+        return SimplePreference(config.beta, config.delta)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of forget texts, with ``compat: unlearn_simple``."""
+        return _every_position(task, "forget") if self.config.compat is not None else {}

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.data.batch import Batch, Forward, concatenate
+from common.data.batch import IGNORE, Batch, Forward, concatenate
 from common.objectives.positions import Average, average, cross_entropy, sample_cross_entropy
 from common.objectives.terms import ForgetLoss, Mean, Term, pushed_away
 
@@ -73,6 +73,30 @@ class CrossEntropy:
         else:
             loss = sample_cross_entropy(logits, labels).mean()
         return ObjectiveValue(loss, {f"{self.part}_loss": loss})
+
+
+@dataclass(frozen=True)
+class PooledCrossEntropy:
+    """Cross-entropy averaged over the positions of several parts together: long answers weigh more.
+
+    Formula: (sum over all parts and positions of -log p_y) / (number of positions).
+    """
+
+    parts: tuple[str, ...] = ("forget", "retain")
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """Logs each part's cross-entropy."""
+        read = [batches[part] for part in self.parts]
+        logits = joint_logits(forward, read)
+        pairs = list(zip(logits, read, strict=True))
+        total = torch.stack([cross_entropy(z, batch.labels).sum() for z, batch in pairs]).sum()
+        count = sum(int((batch.labels != IGNORE).sum()) for batch in read)
+        with torch.no_grad():
+            logged = {
+                f"{part}_loss": sample_cross_entropy(z, batch.labels).mean()
+                for part, (z, batch) in zip(self.parts, pairs, strict=True)
+            }
+        return ObjectiveValue(total / count, logged)
 
 
 @dataclass(frozen=True)

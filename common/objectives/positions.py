@@ -120,6 +120,12 @@ def negative_preference(log_ratio: Tensor, beta: float) -> Tensor:
     return -(2 / beta) * F.logsigmoid(-beta * log_ratio)
 
 
+def mean_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) mean over a sample's positions of p_y: the probability, not its logarithm."""
+    probability = (-cross_entropy(logits, labels)).exp()
+    return _per_sample(_counted(probability, labels), labels)
+
+
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
     """z_y - logsumexp_{c != y} z_c = log p_y - log(1 - p_y), per position, in float32 or wider.
 

@@ -131,18 +131,22 @@ class NegativePreference:
 
 @dataclass(frozen=True)
 class LogitPreference:
-    """muse_bench's NPO: the preference loss of every single logit's difference, averaged.
+    """Published code's NPO and SimNPO: the preference loss of every single logit, averaged.
 
-    Formula: -(2/beta) mean_{n,t,v} log sigmoid(beta (z_ref - z)) over scored positions.
+    Formula: -(2/beta) mean_{n,t,v} log sigmoid(beta (z_ref - z - gamma)) over scored positions.
+    NPO (swj0419/muse_bench) has gamma 0, SimNPO (OPTML-Group/Unlearn-Simple) has z_ref 0.
     """
 
-    reference: Forward
+    reference: Forward | None
     beta: float = 0.1
+    gamma: float = 0.0
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over scored positions and all logits."""
         scored = batch.labels != IGNORE
-        difference = wide(logits)[scored] - wide(self.reference(batch))[scored]
+        difference = wide(logits)[scored] + self.gamma
+        if self.reference is not None:
+            difference = difference - wide(self.reference(batch))[scored]
         return losses.negative_preference(difference, self.beta).mean()
 
 

@@ -210,6 +210,10 @@ class TextSource:
         """
         return self.encoder.end if self.template.style == "openunlearning" else None
 
+    def answers_of(self, indices: np.ndarray) -> list[str]:
+        """The answers at (N,) indices; of plain texts, the texts."""
+        return [self._replaced.get(i, self.corpus.items[i].answer) for i in indices.tolist()]
+
     def with_answers(self, answers: Mapping[int, str]) -> TextSource:
         """The same questions with other answers at some indices; shares the memory of texts."""
         other = TextSource.__new__(TextSource)

@@ -1,9 +1,11 @@
-"""Methods that train on refusals: IDK, and DPO with the refusal as the preferred answer."""
+"""Methods that train on other answers: IDK, mismatch; DPO and FLAT on pairs of answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
 
 from common.base.errors import ConfigError
 from common.base.numbers import Positive
@@ -20,23 +22,33 @@ if TYPE_CHECKING:
     from common.objectives.terms import Term
 
 
-def refusing(task: UnlearnTask) -> GuardedSource:
+def refusing(task: UnlearnTask, templates: Sequence[str] = ()) -> GuardedSource:
     """The task's data with a refusal, drawn once per forget sample, as each one's answer.
 
-    Raises:
-        ConfigError: The data come without refusals.
-    """
-    import torch
+    Args:
+        task: Whose forget samples.
+        templates: The refusals; those of the data when empty.
 
-    refusals = task.source.refusals
+    Raises:
+        ConfigError: The data come without refusals, and none are given.
+    """
+    refusals = templates or task.source.refusals
     if not refusals:
         raise ConfigError(
-            "the data bring no refusals (plain texts have none); choose data that do, such as TOFU"
+            "the data bring no refusals (plain texts have none); choose data that do, such as TOFU,"
+            " or a method with templates, such as flat"
         )
+    return _answering(task, refusals, "refusals")
+
+
+def _answering(task: UnlearnTask, answers: Sequence[Any], stream: str) -> GuardedSource:
+    """The task's data with one of the answers, drawn once per forget sample, as each one's own."""
+    import torch
+
     indices = task.indices("forget")
-    drawn = torch.randint(len(refusals), (len(indices),), generator=task.generator("refusals"))
+    drawn = torch.randint(len(answers), (len(indices),), generator=task.generator(stream))
     return task.source.with_answers(
-        {int(i): refusals[int(d)] for i, d in zip(indices, drawn, strict=True)}
+        {int(i): answers[int(d)] for i, d in zip(indices, drawn, strict=True)}
     )
 
 
@@ -59,10 +71,53 @@ class IDK(ForgetRetainMethod):
         return Mean(cross_entropy, self.config.average)
 
     def loaders(self, task: UnlearnTask, parts: Sequence[str], config: FitConfig) -> Any:
-        """Forget questions come with refusals."""
+        """Forget questions come with other answers."""
         streams = task.loaders(parts, config)
-        streams["forget"].source = refusing(task)
+        streams["forget"].source = self.answers(task)
         return streams
+
+    def answers(self, task: UnlearnTask) -> GuardedSource:
+        """Forget questions with refusals."""
+        return refusing(task)
+
+
+class Mismatch(IDK):
+    """Mismatch: fine-tune on forget questions with answers to other questions, and on retain.
+
+    Formula: minimise w_f CE(y' | B_f) + w_r CE(B_r), y' the answer of a random retain sample, drawn
+    once per run.  A plain text has no question: it is replaced whole by another one.
+    ``compat: flat`` averages over the tokens of both batches together and takes no weights, as that
+    code does; its y' are texts from C4, which no data here bring.
+    Source: LLMU, arXiv 2310.10683; FLAT, arXiv 2410.11143, and its repository (dataloader.py).
+    """
+
+    info = MethodInfo(1, "LLMU, Yao et al. 2023 (arXiv 2310.10683)", BOTH, modality="language")
+
+    class Config(RetainConfig):
+        compat: Literal["none", "flat"] = "none"
+
+        @model_validator(mode="after")
+        def _flat_has_no_weights(self) -> Mismatch.Config:
+            if self.compat == "flat" and (self.forget_weight, self.retain_weight) != (1.0, 1.0):
+                raise ValueError("compat: flat pools both batches; leave the weights at 1")
+            return self
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Two terms, or one mean over both batches."""
+        from common.objectives.objectives import PooledCrossEntropy
+
+        return PooledCrossEntropy() if self.config.compat == "flat" else super().prepare(task)
+
+    def answers(self, task: UnlearnTask) -> GuardedSource:
+        """Forget questions with answers of retain samples.
+
+        Raises:
+            ConfigError: The data have no answers.
+        """
+        others = task.source.answers_of(task.indices("retain"))
+        if not others:
+            raise ConfigError("mismatch swaps answers, and these samples have none; leave it out")
+        return _answering(task, others, "mismatch")
 
 
 class DPO(ForgetRetainMethod):
@@ -108,9 +163,9 @@ class DPO(ForgetRetainMethod):
             )
 
         return RefusalPreference(
-            other,
-            table(task.source),
-            table(other),
+            refusals=other,
+            answer_reference=table(task.source),
+            refusal_reference=table(other),
             beta=config.beta,
             factor=1.0 if config.compat == "tofu" else 2.0 / config.beta,
             imitate=config.compat == "loku",
@@ -137,3 +192,52 @@ class DPOGdr(DPO):
     class Config(RetainConfig):
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
+
+
+class FLAT(ForgetRetainMethod):
+    """FLAT: prefer a template answer to the true one by an f-divergence; forget data alone.
+
+    Formula: minimise mean f*(g(P_f)) - g(P_e), P_e and P_f the mean probability of the tokens of
+    the template answer and of the true one, per sample:
+
+    - tv: tanh(P_f) / 2 - tanh(P_e) / 2
+    - kl: exp(P_f - 1) - P_e
+    - js: log(1 + e^P_f) + log(1 + e^-P_e) - 2 log 2
+    - pearson: P_f^2 / 4 + P_f - P_e
+
+    A plain text has no question: the template stands for the whole text.  ``compat: flat`` takes
+    one mean over the batch before g and f*, over every position of texts padded to
+    ``padded_length``, masked ones as 0; so batch size and padding scale the loss, as they do there.
+    What that code feeds is not repeated: its released task pairs the template's labels with the
+    true answer's ids.
+    Source: FLAT, arXiv 2410.11143; UCSC-REAL/FLAT (dataloader.py).
+
+    Attributes of the config beside a forget term's: ``divergence``; ``templates``, the answers to
+    prefer (those that the data bring, when empty); ``padded_length`` in tokens.
+    """
+
+    info = MethodInfo(
+        1,
+        "FLAT, Wang et al. 2024 (arXiv 2410.11143)",
+        frozenset({"forget"}),
+        modality="language",
+    )
+
+    class Config(ForgetConfig):
+        divergence: Literal["tv", "kl", "js", "pearson"] = "kl"
+        templates: tuple[str, ...] = ()
+        compat: Literal["none", "flat"] = "none"
+        padded_length: Annotated[int, Field(ge=2)] = 512
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """The divergence over pairs."""
+        from common.objectives.variational import DIVERGENCES
+        from language.methods.preference import RefusalDivergence
+
+        config: Any = self.config
+        return RefusalDivergence(
+            refusals=refusing(task, config.templates),
+            divergence=DIVERGENCES[config.divergence],
+            diluted=config.padded_length - 1 if config.compat == "flat" else None,
+            forget_weight=config.forget_weight,
+        )

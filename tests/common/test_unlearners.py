@@ -16,14 +16,19 @@ SINE = {"phi": "sine", "omega": 100.0, "rank": 4}
 LITERATURE = [
     *("ihl", "ihl_lora", "ihl_lora_omega", "ihl_tanh", "ihl_sine", "loku", "ga_fila", "gd_fila"),
     *("kl", "npo", "npo_gdr", "npo_klr", "simnpo", "me_gd", "undial", "wga", "satimp", "ceu"),
-    *("idk", "dpo", "dpo_gdr", "rmu"),
+    *("idk", "dpo", "dpo_gdr", "rmu", "mismatch", "flat"),
 ]
 VARIANTS = [
     ("kl", {"compat": "tofu"}),
-    ("npo", {"compat": "muse"}),
-    ("npo_gdr", {"compat": "muse"}),
+    ("npo", {"compat": "muse_bench"}),
+    ("npo_gdr", {"compat": "muse_bench"}),
     ("npo_klr", {"compat": "openunlearning"}),
-    ("npo_klr", {"compat": "muse", "lr": 1e-6}),
+    ("npo_klr", {"compat": "muse_bench", "lr": 1e-6}),
+    ("simnpo", {"compat": "unlearn_simple"}),
+    ("mismatch", {"compat": "flat"}),
+    *(("flat", {"divergence": division}) for division in ("tv", "js", "pearson")),
+    ("flat", {"compat": "flat", "padded_length": 9}),
+    ("task_vector", {"a": 1.0}),
     ("me_gd", {"compat": "published"}),
     ("dpo", {"compat": "tofu"}),
     ("dpo", {"compat": "flat"}),

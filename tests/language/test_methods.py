@@ -47,7 +47,7 @@ from language.models.build import build_model
 from language.models.families import family_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
-PLAIN = ["ascent", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
+PLAIN = ["ascent", "task_vector", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
 LITERATURE = ("divergence", "entropy", "fila", "hinge", "preference", "reweighted")
 OWN = [
     entry.name
@@ -55,17 +55,25 @@ OWN = [
     if METHODS[entry.name].__module__.startswith(
         ("language.", *(f"common.methods.{module}" for module in LITERATURE))
     )
+    and METHODS[entry.name].info.models == 1
 ]
 SINE = {"adapter": {"phi": "sine", "omega": 100.0, "rank": 4}, "lr": 3e-3}
 VARIANTS = {
     **{name: (name, {}) for name in [*PLAIN, *OWN]},
     "kl-tofu": ("kl", {"compat": "tofu"}),
-    "npo-muse": ("npo", {"compat": "muse"}),
+    "npo-muse_bench": ("npo", {"compat": "muse_bench"}),
     "npo_klr-openunlearning": ("npo_klr", {"compat": "openunlearning"}),
     "me_gd-published": ("me_gd", {"compat": "published"}),
     "dpo-tofu": ("dpo", {"compat": "tofu"}),
     "dpo-flat": ("dpo", {"compat": "flat"}),
     "dpo-loku": ("dpo", {"compat": "loku"}),
+    "flat-tv": ("flat", {"divergence": "tv"}),
+    "flat-js": ("flat", {"divergence": "js"}),
+    "flat-pearson": ("flat", {"divergence": "pearson"}),
+    "flat-flat": ("flat", {"compat": "flat", "padded_length": 40}),
+    "flat-templates": ("flat", {"templates": ["Ask someone else."]}),
+    "mismatch-flat": ("mismatch", {"compat": "flat"}),
+    "simnpo-unlearn_simple": ("simnpo", {"compat": "unlearn_simple"}),
     "idk-tokens": ("idk", {"average": "tokens"}),
     "ceu-published": ("ceu", {"skip_first": 1}),
     "loku-published": ("loku", {"fila": {"compat": "loku"}, "adapter": {"rank": 4}}),
@@ -75,6 +83,8 @@ VARIANTS = {
     "simnpo-sine": ("simnpo", SINE),
     "rmu-sine": ("rmu", SINE),
 }
+EVERY = {**VARIANTS, "whp": ("whp", {"a": 3.0})}
+"""With what several models answer together, which has no single state."""
 BATCH = 3
 GOLDEN_TRAINING, GOLDEN_STEPS = 40, 3
 
@@ -85,6 +95,10 @@ class Noting:
     def __init__(self, inner):
         self.inner, self.fetched = inner, set()
         self.refusals, self.everywhere, self.digest = inner.refusals, inner.everywhere, inner.digest
+
+    def answers_of(self, indices):
+        self.fetched |= set(indices.tolist())
+        return self.inner.answers_of(indices)
 
     def with_answers(self, answers):
         other = Noting(self.inner.with_answers(answers))
@@ -154,10 +168,10 @@ def trained(text, make_task):
 
 def unlearn(make_task, variant, model, steps, **fields):
     """(unlearned model, task) of one variant; ``model`` is left as it is."""
-    name, params = VARIANTS[variant]
+    name, params = EVERY[variant]
     cls = METHODS[name]
     given = {"batch_size": BATCH, "log_every": 5, "steps": steps, **params}
-    if "lr" not in given and cls.Config().adapter is None:
+    if "lr" not in given and getattr(cls.Config(), "adapter", None) is None:
         given["lr"] = 2e-3  # enough for five steps to show
     config = resolve_config(name, None, given, origin="test")
     task = make_task(copy.deepcopy(model), cls.info.access, **fields)
@@ -265,9 +279,7 @@ def golden_models(golden, golden_text, split):
         model = golden.set_(Causal(golden_text.vocab_size))
         task = make_task(model, frozenset({"forget", "retain", "initial"}))
         trained = train_reference(task, ["forget", "retain"])
-        return {
-            variant: unlearn(make_task, variant, trained, GOLDEN_STEPS)[0] for variant in VARIANTS
-        }
+        return {variant: unlearn(make_task, variant, trained, GOLDEN_STEPS)[0] for variant in EVERY}
 
 
 def losses(text, split, model):
@@ -351,7 +363,7 @@ def test_golden_losses(golden_text, golden_models, split, check_golden):
 def test_golden_losses_can_tell_methods_apart(golden_twins):
     """Sine, tanh and their control nearly coincide while no bound binds."""
     bounded = {"gd_lora_omega", "gd_tanh", "gd_sine"}
-    pairs = itertools.combinations(VARIANTS, 2)
+    pairs = itertools.combinations(EVERY, 2)
     assert golden_twins(GOLDEN) <= {pair for pair in pairs if bounded.issuperset(pair)}
 
 
@@ -359,7 +371,7 @@ def test_published_klr_of_muse_starts_at_zero_and_is_no_divergence(trained, make
     """exp(logit) is unbounded: the published term goes below zero, and training on it diverges."""
     cls = METHODS["npo_klr"]
     task = make_task(copy.deepcopy(trained), cls.info.access)
-    objective = cls(cls.Config(compat="muse")).prepare(task)
+    objective = cls(cls.Config(compat="muse_bench")).prepare(task)
     batches = {p: task.source.fetch(torch.as_tensor(task.indices(p))) for p in objective.parts}
     start = objective(lambda batch: causal_forward(trained, batch), batches)
     assert start.parts["retain_term"].item() == pytest.approx(0, abs=1e-3)
@@ -489,7 +501,7 @@ def test_rmu_names_the_mend(trained, make_task, params, words):
 
 def test_rmu_can_be_limited_to_some_parameters(trained, run, monkeypatch):
     limited = {"parameters": ["*.h.1.mlp.c_proj.weight"], "layer": "*.h.1"}
-    monkeypatch.setitem(VARIANTS, "rmu-limited", ("rmu", limited))
+    monkeypatch.setitem(EVERY, "rmu-limited", ("rmu", limited))
     model, _ = run("rmu-limited", steps=2)
     before, after = trained.state_dict(), model.state_dict()
     moved = {key for key, value in before.items() if not torch.equal(after[key], value)}

@@ -1,0 +1,88 @@
+"""Pictures of several curves: one panel per quantity, one colour per name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.report import svg
+
+COLOURS = ("#1f4e9c", "#c0392b", "#1e8449", "#b7950b", "#7d3c98", "#117a65", "#a04000", "#515a5a")
+PANEL, GAP, LEFT, TOP = (250, 160), 60, 50, 50
+Line = Mapping[int, float]
+"""Place on the horizontal axis -> value."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves of one quantity.
+
+    Attributes:
+        title: The quantity.
+        lines: Name -> its curve; a name has one colour in every panel.
+        ends: The first and the last place of the axis.
+        axis: What stands under the last place.
+        references: Dash pattern -> a grey curve.
+    """
+
+    title: str
+    lines: Mapping[str, Line]
+    ends: tuple[int, int]
+    axis: str
+    references: Mapping[str, Line] = field(default_factory=dict)
+
+
+def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
+    """The panels side by side, with the names below them.
+
+    Args:
+        panels: Each with a line at least.
+        names: In the order of their colours.
+        title: Of the picture.
+    """
+    bottom = TOP + PANEL[1] + 50
+    styles = {name: _style(index) for index, name in enumerate(names)}
+    body = [
+        _panel(panel, styles, LEFT + index * (PANEL[0] + GAP)) for index, panel in enumerate(panels)
+    ]
+    for index, name in enumerate(names):
+        y = bottom + 18 * index
+        body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
+        body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
+    width, height = LEFT + len(panels) * (PANEL[0] + GAP), bottom + 18 * len(names)
+    return svg.picture(width, height, body, title=title)
+
+
+def _style(index: int) -> dict[str, str]:
+    """A colour, and dashes where the colours are used up."""
+    dashes = {"stroke_dasharray": "7 2"} if index >= len(COLOURS) else {}
+    return {"stroke": COLOURS[index % len(COLOURS)], **dashes}
+
+
+def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int) -> str:
+    every = [*panel.lines.values(), *panel.references.values()]
+    values = [value for line in every for value in line.values()]
+    low, high = min(values), max(values)
+    first, last = panel.ends
+    right, bottom = left + PANEL[0], TOP + PANEL[1]
+
+    def at(place: int, value: float) -> tuple[float, float]:
+        share = (value - low) / ((high - low) or 1.0)
+        along = (place - first) / ((last - first) or 1)
+        return left + PANEL[0] * along, bottom - PANEL[1] * share
+
+    side = {"text_anchor": "end", "fill": svg.GREY}
+    frame = {"x": left, "y": TOP, "width": PANEL[0], "height": PANEL[1]}
+    parts = [
+        svg.element("rect", **frame, fill="none", stroke="#ccc"),
+        svg.text(left, TOP - 8, panel.title),
+        svg.text(left - 4, TOP + 10, f"{high:.3g}", **side),
+        svg.text(left - 4, bottom, f"{low:.3g}", **side),
+        svg.text(right, bottom + 16, panel.axis, **side),
+    ]
+    for dashes, line in panel.references.items():
+        points = [at(*point) for point in line.items()]
+        parts.append(svg.polyline(points, stroke="#888", stroke_dasharray=dashes))
+    for name, line in panel.lines.items():
+        parts.append(svg.polyline([at(*point) for point in line.items()], **styles[name]))
+    return "".join(parts)

@@ -1,0 +1,53 @@
+"""Who's Harry Potter as a generation-time method: two models answer as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.base.config import Strict
+from common.base.numbers import NonNegative
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.task import UnlearnTask
+from common.methods.task_vector import PUBLISHED, ReinforcedConfig, reinforce
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class WHP(UnlearningMethod):
+    """WHP: take off the logits what fine-tuning on forget raised, each time the model is asked.
+
+    Formula: v = v_b - a ReLU(v_r - v_b), v_b Original's logits, v_r those of Original fine-tuned on
+    forget.  A generation-time method: both models answer, both are stored, and there is no single
+    checkpoint to write.  Never reads retain data.
+    Source: Eldan and Russinovich 2023, arXiv 2310.02238, which then relabels texts and fine-tunes
+    on them; swj0419/muse_bench (whos_harry_potter.py), which does this alone.
+    """
+
+    info = MethodInfo(
+        1,
+        "Eldan and Russinovich 2023 (arXiv 2310.02238), as in MUSE (arXiv 2407.06460)",
+        frozenset({"forget"}),
+        modality="language",
+        models=2,
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+
+    class Config(ReinforcedConfig):
+        a: NonNegative = 1.0
+
+    @classmethod
+    def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
+        """Both models, joined."""
+        from language.models.composite import LogitDifference
+
+        return LogitDifference(build(), build(), config.a)  # type: ignore[attr-defined]
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes on forget, and joins the result with what it came from."""
+        baseline = task.frozen_copy()
+        reinforce(task, FitConfig.of(self.config))
+        models = iter([baseline, task.model])
+        return self.vessel(self.config, lambda: next(models))

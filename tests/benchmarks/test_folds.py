@@ -1,0 +1,206 @@
+"""Scalability and sustainability: several forget sets of one suite, as tables and curves."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from benchmarks.pipeline.measuring import read_record
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.pipeline.splitting import SPLIT_FILE
+from benchmarks.spec.resolve import load_suite
+from common.data.splits import ForgetSplit
+from common.protocol.benchmark import Runtime
+from common.store.stages import StageStore
+from common.store.weights import WEIGHTS, load_weights
+from language.benchmarks.tofu import TofuBenchmark
+from language.models.composite import LogitDifference
+
+ROWS = {
+    "original": None,
+    "retrain": None,
+    "gd": None,
+    "whp": {"params": {"epochs": 1, "lr": 1e-2}},
+}
+NESTED = [{"scenario": {"kind": "authors", "forget_authors": count}} for count in (1, 2)]
+IN_TURN = [
+    {"scenario": {"kind": "requests", "requests": [1, 1], "request": request}} for request in (1, 2)
+]
+FOLDS = {
+    "scalability": {"kind": "scalability", "protocols": NESTED},
+    "sustainability": {"kind": "sustainability", "protocols": IN_TURN},
+}
+COLUMNS = ["forget_prob", "retain_prob"]
+
+
+def write(tiny_text_suite, folder, kind, **over):
+    return tiny_text_suite(
+        folder, **{"suite": kind, "methods": ROWS, "columns": COLUMNS, "folds": FOLDS[kind], **over}
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, tiny_text_suite, cli):
+    """kind -> (suite file, store), each run once; both share a store."""
+    folder = tmp_path_factory.mktemp("folds")
+    store = folder / "store"
+    paths = {kind: write(tiny_text_suite, folder, kind) for kind in FOLDS}
+    for path in paths.values():
+        done = cli("run", path, "--store", store, "--workers", 1)
+        assert done.code == 0, done.err
+    return paths, StageStore(store)
+
+
+def models(path, store):
+    """(label, fold) -> stage of the model."""
+    plan = make_plan(load_suite(str(path)), store)
+    return {
+        (result.label, number): result.stage.parents["model"]
+        for number, part in enumerate([*plan.folds, plan], 1)
+        for result in part.results
+    }
+
+
+def test_scalability_starts_every_fold_from_one_original(ran):
+    paths, store = ran
+    made = models(paths["scalability"], store)
+    original = made["original", 1]
+    assert made["original", 2].key == original.key
+    assert made["gd", 1].start.key == made["gd", 2].start.key == original.key
+    assert made["gd", 1].key != made["gd", 2].key
+
+
+def test_sustainability_goes_on_from_the_fold_before(ran):
+    paths, store = ran
+    made = models(paths["sustainability"], store)
+    assert made["gd", 2].start.key == made["gd", 1].key
+    assert made["gd", 1].start.key == made["original", 1].key
+    folder = store.folder("split", made["gd", 2].parents["split"].key)
+    parts = ForgetSplit.load(folder / SPLIT_FILE).parts
+    first = store.folder("split", made["gd", 1].parents["split"].key)
+    assert np.array_equal(parts["earlier"], ForgetSplit.load(first / SPLIT_FILE).parts["forget"])
+
+
+def test_names_tell_the_fold(ran):
+    paths, store = ran
+    plan = make_plan(load_suite(str(paths["scalability"])), store)
+    names = {stage.name for stage in plan.stages() if stage.kind == "unlearn"}
+    assert names == {f"fold-{k}/{label}/seed-1" for k in (1, 2) for label in ("gd", "whp")}
+
+
+@pytest.mark.parametrize("kind", FOLDS)
+def test_the_report_has_curves_and_a_table_per_metric(ran, cli, kind):
+    paths, store = ran
+    folder = store.root / "suites" / kind
+    data = json.loads((folder / "leaderboard.json").read_text())["folds"]
+    assert data["kind"] == kind
+    assert data["forgotten"] == ([4, 8] if kind == "scalability" else [4, 4])
+    plan = make_plan(load_suite(str(paths[kind])), store)
+    for number, part in enumerate([*plan.folds, plan]):
+        for result in part.results:
+            record = read_record(store, result.stage)
+            for name in COLUMNS:
+                line = data["rows"][result.label][name]
+                assert line[number] == pytest.approx(record.metrics[name]), (result.label, name)
+    text = (folder / "LEADERBOARD.md").read_text()
+    assert f"## {kind.capitalize()}" in text and "(folds.svg)" in text
+    picture = ElementTree.fromstring((folder / "folds.svg").read_text())
+    panels = [element for element in picture.iter() if element.get("stroke") == "#ccc"]
+    lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
+    assert len(panels) == len(COLUMNS) + 1, "and the distance"
+    curves = [
+        any(v is not None for v in line) for r in data["rows"].values() for line in r.values()
+    ]
+    assert len(lines) == len(curves)
+    page = (folder / "leaderboard.html").read_text()
+    assert "by fold" in page and page.count("<svg") == 2
+    shown = cli("report", paths[kind], "--store", store.root)
+    assert shown.code == 0 and "by fold" in shown.out
+
+
+def test_two_models_answer_in_scalability_and_are_out_in_sustainability(ran):
+    paths, store = ran
+    made = models(paths["scalability"], store)
+    folder = store.root / "suites"
+    text = (folder / "scalability" / "LEADERBOARD.md").read_text()
+    assert "whp: a generation-time method, 2 models at inference" in text
+    for number in (1, 2):
+        assert made["whp", number].start.key == made["original", 1].key
+    later = models(paths["sustainability"], store)
+    assert ("whp", 1) in later and ("whp", 2) not in later
+    text = (folder / "sustainability" / "LEADERBOARD.md").read_text()
+    assert (
+        "whp: not applicable (2 models at inference, of which no later request can start)" in text
+    )
+
+
+def test_both_models_are_stored_and_answer_as_one(ran):
+    paths, store = ran
+    resolved = load_suite(str(paths["scalability"]))
+    stage = make_plan(resolved, store).results[-1].stage
+    model = stage.parents["model"]
+    assert model.spec.method == "whp"
+    benchmark = TofuBenchmark(resolved.protocol, Runtime(store=store.root))
+    joined = LogitDifference(benchmark.blank(), benchmark.blank(), 1.0)
+    load_weights(joined, store.folder("unlearn", model.key) / WEIGHTS)
+    baseline = benchmark.blank()
+    load_weights(baseline, store.folder("original", model.start.key) / WEIGHTS)
+    kept = joined.baseline.state_dict()
+    assert all((kept[name] == value).all() for name, value in baseline.state_dict().items())
+    split = ForgetSplit.load(store.folder("split", model.parents["split"].key) / SPLIT_FILE)
+    parts = benchmark.parts(split, trial=False, seed=1)
+    metrics = benchmark.evaluate(benchmark.score(joined.eval(), parts), trial=False, seed=1)
+    assert metrics["forget_prob"] == read_record(store, stage).metrics["forget_prob"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocols", "words"),
+    [
+        ("scalability", IN_TURN, "fold 2 must hold fold 1"),
+        ("sustainability", NESTED, "fold 2 must share nothing with folds up to 1"),
+    ],
+)
+def test_sets_must_be_what_the_suite_says(tmp_path, tiny_text_suite, cli, kind, protocols, words):
+    folds = {"kind": kind, "protocols": protocols}
+    rows = {"original": None, "retrain": None, "gd": None}
+    path = write(tiny_text_suite, tmp_path, kind, folds=folds, methods=rows)
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 2 and words in done.err and len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({"folds": {"kind": "nested", "protocols": NESTED}}, "folds.kind"),
+        ({"folds": {"kind": "scalability", "protocols": NESTED[:1]}}, "folds.protocols"),
+        (
+            {"folds": {"kind": "scalability", "protocols": [{"scenery": {}}, {}]}},
+            "folds.protocols.0: scenery: unknown key; did you mean 'scenario'?",
+        ),
+        (
+            {"tune": {"seeds": [0], "trials": 1, "grids": {"default": {"lr": [0.1]}}}},
+            "folds take fixed configs",
+        ),
+    ],
+)
+def test_what_is_wrong_with_folds_is_said_in_one_line(tmp_path, tiny_text_suite, cli, over, words):
+    path = write(tiny_text_suite, tmp_path, "scalability", **over)
+    done = cli("plan", path)
+    assert done.code == 2 and words in done.err and len(done.err.splitlines()) == 1
+
+
+def test_folds_of_images_are_planned_the_same_way(tmp_path, tiny_suite, cli):
+    classes = [{"scenario": {"kind": "class", "num_classes": None, "classes": [3]}}]
+    second = {**classes[0]["scenario"], "classes": [5], "earlier_classes": [3]}
+    folds = {"kind": "sustainability", "protocols": [*classes, {"scenario": second}]}
+    path = tiny_suite(
+        tmp_path, suite="images", folds=folds, methods={**ROWS, "whp": {"method": "ascent"}}
+    )
+    store = StageStore(tmp_path / "store")
+    made = models(path, store)
+    assert made["gd", 2].start.key == made["gd", 1].key
+    done = cli("plan", path, "--store", store.root)
+    assert done.code == 0, done.err

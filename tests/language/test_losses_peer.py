@@ -1,0 +1,190 @@
+"""Published losses, by value and by gradient; see tests/golden/losses_peer.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import language  # noqa: F401 - registers the methods
+from common.base.registry import METHODS
+from common.data.batch import Batch
+from language.models.composite import LogitDifference
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PEER = json.loads((GOLDEN / "losses_peer.json").read_text())
+_spec = importlib.util.spec_from_file_location("cases", GOLDEN / "make_losses_peer.py")
+MADE = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(MADE)
+
+
+class Texts:
+    """Batches that carry logits; whole ones and the refusals behind an index."""
+
+    refusals = ("no",)
+
+    def __init__(self, given, refused=False):
+        self.given, self.refused = given, refused
+
+    def batch(self, text):
+        """Logits and labels where the next token is predicted."""
+        labels = MADE.labels(text, self.given[text].shape[1])
+        inputs = {"z": self.given[text][:, :-1], "text": torch.tensor([MADE_TEXTS.index(text)] * 3)}
+        return Batch(inputs, labels[:, 1:], torch.arange(MADE.ROWS))
+
+    def everywhere(self, batch):
+        text = MADE_TEXTS[batch.inputs["text"][0]]
+        inputs = {**batch.inputs, "z": self.given[text]}
+        return Batch(inputs, torch.zeros(self.given[text].shape[:2], dtype=int), batch.indices)
+
+    def fetch(self, indices):
+        return self.batch("refusal")
+
+    def answers_of(self, indices):
+        return ["another"] * len(indices)
+
+    def with_answers(self, answers):
+        return Texts(self.given, refused=True)
+
+
+MADE_TEXTS = list(MADE.PHASES)
+
+
+def reference(batch):
+    """The frozen model's logits, at the positions of the batch."""
+    text = MADE_TEXTS[batch.inputs["text"][0]]
+    return MADE.logits(MADE.REFERENCE[text])[:, : batch.inputs["z"].shape[1]]
+
+
+def check(case, name, params, *, length=MADE.LENGTH, shown=None):
+    """The objective of a method against a peer's value and gradient."""
+    given = {
+        text: MADE.logits(phase, length).requires_grad_() for text, phase in MADE.PHASES.items()
+    }
+    source = Texts(given)
+    task = SimpleNamespace(
+        source=source,
+        reference=lambda: reference,
+        indices=lambda *parts: np.arange(MADE.ROWS),
+        generator=lambda *names: torch.Generator().manual_seed(0),
+    )
+    cls = METHODS[name]
+    objective = cls(cls.Config(**params)).prepare(task)
+    shown = {"forget": "forget", **(shown or {})}
+    batches = {part: source.batch(shown.get(part, part)) for part in objective.parts}
+    total = objective(lambda batch: batch.inputs["z"], batches).total
+    assert total.item() == pytest.approx(PEER[case]["value"], rel=1e-12, abs=1e-12)
+    expected = PEER[case]["gradient"]
+    grads = torch.autograd.grad(total, [given[text] for text in expected], allow_unused=True)
+    for (text, values), grad in zip(expected.items(), grads, strict=True):
+        wanted = torch.tensor(values, dtype=torch.float64).view_as(given[text])
+        if not wanted.any():
+            assert grad is None or not grad.any(), text
+            continue
+        torch.testing.assert_close(grad, wanted, rtol=1e-9, atol=1e-12, msg=text)
+
+
+TOKENS = {"average": "tokens"}
+SIMPLE = {"compat": "unlearn_simple", "beta": 0.7, "delta": 0.4, "forget_weight": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "params"),
+    [
+        ("muse_bench npo", "npo", {"compat": "muse_bench"}),
+        ("muse_bench npo_gdr", "npo_gdr", {"compat": "muse_bench", **TOKENS}),
+        ("muse_bench npo_klr", "npo_klr", {"compat": "muse_bench"}),
+        ("unlearn_simple simnpo_gdr", "simnpo", {**SIMPLE, **TOKENS}),
+        (
+            "unlearn_simple simnpo",
+            "simnpo",
+            {**SIMPLE, "forget_weight": 1.0, "retain_weight": 0.0},
+        ),
+        ("openunlearning simnpo", "simnpo", {"delta": 0.2, **TOKENS}),
+    ],
+)
+def test_preferences_are_the_published_ones(case, method, params):
+    check(case, method, params)
+
+
+def test_the_faithful_forms_are_others():
+    """What a compat variant repeats is not what the method means."""
+    for case, method, params in (
+        ("muse_bench npo_klr", "npo_klr", {"compat": "muse_bench", "beta": 0.2}),
+        ("flat kl padded", "flat", {}),
+        ("flat mismatch", "mismatch", TOKENS),
+        ("unlearn_simple simnpo_gdr", "simnpo", {**SIMPLE, "compat": None, **TOKENS}),
+    ):
+        length = 10 if "padded" in case else MADE.LENGTH
+        with pytest.raises(AssertionError):
+            check(case, method, params, length=length)
+
+
+@pytest.mark.parametrize("division", MADE.FLAT)
+def test_flat_with_its_dilution(division):
+    params = {"divergence": division, "compat": "flat"}
+    check(f"flat {division}", "flat", {**params, "padded_length": MADE.LENGTH})
+    check(f"flat {division} padded", "flat", {**params, "padded_length": 10}, length=10)
+
+
+@pytest.mark.parametrize("division", MADE.FLAT)
+def test_flat_per_token_is_free_of_padding_and_batch(division):
+    """Of one sample without padding or question, dilution and its absence are one formula."""
+    from common.objectives.variational import DIVERGENCES
+    from language.methods.preference import RefusalDivergence
+
+    source = Texts({text: MADE.logits(phase) for text, phase in MADE.PHASES.items()})
+    forms = [
+        RefusalDivergence(refusals=source, divergence=DIVERGENCES[division], diluted=diluted)
+        for diluted in (None, 5)
+    ]
+    pairs = [source.batch(text) for text in ("forget", "refusal")]
+    one = [Batch({}, torch.arange(5)[None], torch.arange(1)), pairs[0].inputs["z"][:1, :5]]
+    two = [Batch({}, torch.arange(5)[None], torch.arange(1)), pairs[1].inputs["z"][:1, :5]]
+    values = [form.term(*one, *two) for form in forms]
+    torch.testing.assert_close(*values)
+    whole = [forms[0].term(pairs[0], pairs[0].inputs["z"], pairs[1], pairs[1].inputs["z"])]
+    single = []
+    for row in range(MADE.ROWS):
+        cut = [Batch({}, batch.labels[row : row + 1, :6], torch.arange(1)) for batch in pairs]
+        z = [batch.inputs["z"][row : row + 1] for batch in pairs]
+        single.append(forms[0].term(cut[0], z[0], cut[1], z[1]))
+    torch.testing.assert_close(whole[0], torch.stack(single).mean())
+
+
+def test_mismatch_pools_the_tokens_of_both_batches():
+    check("flat mismatch", "mismatch", {"compat": "flat"}, shown={"forget": "refusal"})
+
+
+def test_two_models_answer_as_published():
+    class Given(nn.Module):
+        def __init__(self, phase):
+            super().__init__()
+            self.phase = phase
+
+        def forward(self, **_):
+            return SimpleNamespace(logits=MADE.logits(self.phase))
+
+    joined = LogitDifference(Given(0.3), Given(0.9), 1.3)(input_ids=None).logits
+    wanted = torch.tensor(PEER["muse_bench whp"]["logits"], dtype=torch.float64)
+    torch.testing.assert_close(joined.flatten(), wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_a_task_vector_goes_as_far_as_published():
+    model = nn.Module()
+    model.w = nn.Parameter(MADE.logits(0.3))
+
+    def tuned(*_, **__):
+        model.w.data.copy_(MADE.logits(0.9))
+
+    cls = METHODS["task_vector"]
+    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {})
+    moved = cls(cls.Config()).unlearn(task).w.detach().flatten()
+    wanted = torch.tensor(PEER["muse_bench task_vector"]["weights"], dtype=torch.float64)
+    torch.testing.assert_close(moved, wanted, rtol=1e-9, atol=1e-10)
