@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
@@ -21,24 +24,47 @@ Row = Mapping[str, Any]
 RowKind = Literal["text", "answers", "comparisons"]
 
 
-def lines_of(path: Path) -> list[tuple[int, str]]:
-    """(number from 1, text) of every line that is not blank."""
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, plain or gzipped.
+
+    Raises:
+        DataError: It is missing, damaged, or not UTF-8.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)}); fetch it again") from None
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """(number from 1, text) of every line that is not blank."""
     # not splitlines: a line separator such as U+2028 may stand inside a text
-    lines = enumerate(text.split("\n"), 1)
+    lines = enumerate(read_text(path).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
+def _csv_rows(path: Path) -> list[Row]:
+    """Column -> text of every row."""
+    csv.field_size_limit(sys.maxsize)
+    try:
+        rows: list[Row] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as error:
+        raise DataError(f"{path}: is not CSV ({error}); mend it, or fetch it again") from None
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise DataError(f"{path}: row {number} has not one value per column; mend it")
+    return rows
+
+
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file, or of one JSON list; plain or gzipped.
+    """Rows of a JSON-lines file, of one JSON list, or of a CSV file; plain or gzipped.
 
     Raises:
-        DataError: With the first line that is not a JSON object.
+        DataError: With the first line that is not a JSON object, or row without all columns.
     """
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        return _csv_rows(path)
     lines = lines_of(path)
     if lines and lines[0][1].startswith("["):
         lines = [(1, "\n".join(line for _, line in lines))]
