@@ -36,8 +36,8 @@ PUBMED = {"question": "Is it so?", "context": {"contexts": ["We saw.", "It was."
 ROWS = {
     "reasoning/lambada_openai.jsonl": {"text": "the red rose is a rose"},
     "reasoning/hellaswag.jsonl": {
-        "activity_label": "Tea", "ctx": "A man sits. he", "endings": ["sings.", "is red.", "x", "y"],
-        "label": "1",
+        "activity_label": "Tea", "ctx": "A man sits. he", "label": "1",
+        "endings": ["sings.", "is red.", "x", "y"],
     },
     "reasoning/winogrande.jsonl": {
         "sentence": "Ada saw Bob as _ was red.", "option1": "Ada", "option2": "Bob", "answer": "2",
@@ -48,7 +48,7 @@ ROWS = {
     },
     "reasoning/arc_easy.jsonl": ARC,
     "reasoning/arc_challenge.jsonl": ARC,
-    "reasoning/piqa.jsonl": {"goal": "Make tea", "sol1": "Use water.", "sol2": "Use sea.", "label": 0},
+    "reasoning/piqa.jsonl": {"goal": "Tea", "sol1": "Use water.", "sol2": "Use sea.", "label": 0},
     "reasoning/math_qa.jsonl": {
         "Problem": "1 + 1 ?", "options": "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) none", "correct": "b",
     },
