@@ -61,6 +61,7 @@ class Wanted:
             ConfigError: A probe, a setting or a task is not known.
         """
         from common.protocol.probe import PROBES, make_probe
+        from language.probes.base import TextProbe
         from language.probes.reasoning import TASKS
 
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
@@ -75,13 +76,14 @@ class Wanted:
         for name in names:
             fields = PROBES[name].Config.model_fields
             shared = {"tasks": tasks, "limit": self.limit}
-            given = {k: v for k, v in shared.items() if v is not None and k in fields}
+            given: dict[str, Any] = {
+                k: v for k, v in shared.items() if v is not None and k in fields
+            }
             if name == "reasoning" and data_root is None:
                 given["data"] = "hub"
             probe = make_probe(name, {**given, **(settings.get(name) or {})}, f"--probe {name}")
-            reason = probe.inapplicable("language")
-            if reason is not None:
-                raise ConfigError(f"--probe {name}: {reason}; leave it out")
+            if not isinstance(probe, TextProbe):
+                raise ConfigError(f"--probe {name}: needs a suite (probes:); leave it out")
             probes.append(probe)
         return probes
 

@@ -79,7 +79,7 @@ class OriginalReasoning(TextProbe):
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per task: ``acc`` as a share, ``acc_stderr``, ``n``."""
         questions = {task: self._questions(asked, task) for task in self.config.tasks}
-        rows = {
+        rows: dict[str, dict[str, float | None]] = {
             task: share((_completed if task == LAMBADA else _chosen)(asked, each))
             for task, each in questions.items()
         }
