@@ -22,11 +22,30 @@ SUBJECTS.register(
     summary="a causal language model and rows of a .jsonl file",
 )
 PROBLEMS.register("language", "common.checks.tiny_task:TinyVectors")
-PROBES.register(
-    "lm_eval",
-    "language.probes.lm_eval:LMEvalProbe",
-    summary="tasks of lm-eval: accuracy, perplexity and what else each task measures",
-)
+for _name, _target, _summary in (
+    (
+        "lm_eval",
+        "lm_eval:LMEvalProbe",
+        "tasks of lm-eval: accuracy, perplexity and what else each task measures",
+    ),
+    (
+        "reasoning",
+        "reasoning:ReasoningProbe",
+        "accuracy on nine reasoning tasks, as lm-eval asks them",
+    ),
+    (
+        "reasoning_original",
+        "original:OriginalReasoning",
+        "accuracy on the same tasks, scored as in the paper on knowledge unlearning",
+    ),
+    (
+        "dialogue",
+        "dialogue:DialogueProbe",
+        "words that greedy answers share with the last turns of dialogues (token F1)",
+    ),
+    ("perplexity", "perplexity:PerplexityProbe", "perplexity of texts, weighted by tokens"),
+):
+    PROBES.register(_name, f"language.probes.{_target}", summary=_summary)
 for _name, _target, _summary in (
     ("idk", "refusals:IDK", "fine-tunes on refusals for forget and on retain"),
     ("mismatch", "refusals:Mismatch", "fine-tunes on answers to other questions, and on retain"),

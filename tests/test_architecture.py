@@ -67,7 +67,8 @@ MAY_IMPORT = {
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models measure",
-    "language.probes": "common.base common.measure common.protocol measure benchmark",
+    "language.probes": "common.base common.measure common.protocol config data metrics measure "
+    "benchmark apply",
     "language.benchmarks": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models metrics measure scenarios benchmark",
     "benchmarks": "vision language",
@@ -92,8 +93,8 @@ MAY_IMPORT = {
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models report",
     "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
-    "common.audits common.checks report spec pipeline audits leaderboard maps apply costs "
-    "machine",
+    "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
+    "apply costs machine",
 }
 """Room -> what it may import, at module level, in functions and for types.
 
@@ -127,6 +128,10 @@ LIGHT = (
     "language.data.chunks",
     "language.models.families",
     "language.probes.lm_eval",
+    "language.probes.reasoning",
+    "language.probes.original",
+    "language.probes.dialogue",
+    "language.probes.perplexity",
     "language.config",
     "language.data.tofu",
     "common.methods.fila",

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.cli import apply, audit, machine, map, run, show  # noqa: F401
+from benchmarks.cli import apply, audit, machine, map, probe, run, show  # noqa: F401
 from benchmarks.cli.command import app
 from benchmarks.cli.options import print_error
 from common.base import processes

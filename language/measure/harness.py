@@ -7,10 +7,11 @@ that the numbers are the same, and the ids become requests that are asked togeth
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from lm_eval.models.utils import (
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_window
 
+from common.base.config import did_you_mean
 from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from language.measure.ask import ask, model_ends
@@ -169,13 +171,15 @@ class Tasks(TaskManager):
         Raises:
             DataError: A task has no such name, no data, or a metric whose code is on the hub.
         """
-        tasks: list[Any] = []
         for name in task_list:
             if name not in self.task_index:
+                hint = did_you_mean(name, [*self.task_index])
                 raise DataError(
-                    f"lm-eval {lm_eval.__version__} has no task '{name}'; give a folder with its"
-                    " YAML as include, or a name of `lm-eval ls tasks`"
+                    f"lm-eval {lm_eval.__version__} has no task '{name}'{hint}; give a folder with"
+                    " its YAML as include, or a name of `lm-eval ls tasks`"
                 )
+        tasks: list[Any] = []
+        for name in task_list:
             loaded = self._load_one(name)
             groups = loaded["groups"]
             tasks += [groups[name]] if name in groups else loaded["tasks"].values()
@@ -207,6 +211,7 @@ def run_tasks(
     include: Path | None = None,
     shots: int | None = None,
     limit: int | None = None,
+    defaults: bool = True,
 ) -> dict[str, Any]:
     """lm-eval's results of a model, with its default seeds.
 
@@ -216,6 +221,7 @@ def run_tasks(
         include: A folder with YAMLs of further tasks.
         shots: Examples in each prompt; what each task says when None.
         limit: Rows per task, from the start; all when None.
+        defaults: Look for tasks among lm-eval's own, too; takes seconds.
 
     Returns:
         See ``lm_eval.simple_evaluate``; with the samples.
@@ -225,7 +231,8 @@ def run_tasks(
         Diverged: A scored logit is NaN or infinite.
     """
     prepare_client()
-    manager = Tasks(include_path=None if include is None else str(include))
+    folder = None if include is None else str(include)
+    manager = Tasks(include_path=folder, include_defaults=defaults)
     with _undisturbed(), _no_code_from_the_hub():
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=model,
@@ -262,12 +269,16 @@ def _no_code_from_the_hub() -> Iterator[list[str]]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restores the global random states that lm-eval seeds; its bootstrap forks no processes."""
+    """Restores the global random states that lm-eval seeds, and keeps it from printing progress.
+
+    Its bootstrap forks no processes.
+    """
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (lm-eval's choice)
     serial = os.environ.get(SERIAL)
     os.environ[SERIAL] = "1"
     try:
-        with torch.random.fork_rng():
+        silent = io.StringIO()
+        with torch.random.fork_rng(), redirect_stdout(silent), redirect_stderr(silent):
             yield
     finally:
         random.setstate(python)

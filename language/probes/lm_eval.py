@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -12,12 +13,8 @@ from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.numbers import Count
 from common.measure.metric import MetricSpec
-from common.protocol.probe import Probe, ProbeTable
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from common.protocol.benchmark import Benchmark
+from common.protocol.probe import ProbeTable
+from language.probes.base import ProbedModel, TextProbe
 
 ACCURACIES = ("acc", "exact_match", "acc_norm")
 """Columns that are a share of right answers; the first one that a task has is its accuracy."""
@@ -39,15 +36,14 @@ class LMEvalConfig(Strict):
     limit: Count | None = None
 
 
-class LMEvalProbe(Probe):
+class LMEvalProbe(TextProbe):
     """Accuracy on tasks of lm-eval, each in its own words, metrics and version."""
 
     version = 1
     Config: ClassVar[type[Strict]] = LMEvalConfig
     config: LMEvalConfig
-    modality = "language"
 
-    def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
+    def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per task.
 
         Columns are lm-eval's: ``acc``, ``acc_norm``, ``exact_match``, ``perplexity``, ..., each
@@ -59,17 +55,15 @@ class LMEvalProbe(Probe):
             DataError: A task cannot be loaded, or asks for what this model cannot answer.
             Diverged: A scored logit is NaN or infinite.
         """
-        from language.benchmark import CausalBenchmark
         from language.measure.harness import TextLM, run_tasks
 
-        assert isinstance(benchmark, CausalBenchmark), "the modality is checked before"
-        results = run_tasks(
-            TextLM(model, benchmark.source, benchmark.config.evaluation),
-            self.config.tasks,
-            include=self._folder(benchmark.runtime.data_root),
-            shots=self.config.shots,
-            limit=self.config.limit,
-        )
+        with self.including(asked) as further:
+            results = run_tasks(
+                TextLM(asked.model, asked.source, asked.sizes),
+                self.config.tasks,
+                limit=self.config.limit,
+                **further,
+            )
         rows = {task: _columns(results, task) for task in results["results"]}
         for task in self.config.tasks:
             if task not in rows:
@@ -77,39 +71,47 @@ class LMEvalProbe(Probe):
                     f"{self.name}: tasks: '{task}' stands for several tasks and has no value of"
                     f" its own; name them: {', '.join(rows)}"
                 )
-        return ProbeTable(rows, _notes(results))
+        return ProbeTable(rows, self.notes(results))
 
-    def _folder(self, data_root: Path | None) -> Path | None:
-        """``include`` as a path."""
-        if self.config.include is None:
-            return None
-        folder = (data_root or Path()) / self.config.include
-        if not folder.is_dir():
-            raise ConfigError(f"{self.name}: include: there is no folder {folder}")
-        return folder
-
-    def summary(self, table: ProbeTable) -> dict[str, float | None]:
-        """Percent of right answers per task, None where a task has none, and their mean."""
-        values = {task: _accuracy(table.rows.get(task, {})) for task in self.config.tasks}
-        defined = [value for value in values.values() if value is not None]
-        metrics = {f"{self.name}.{task}": value for task, value in values.items()}
-        mean = sum(defined) / len(defined) if defined else None
-        return {**metrics, f"{self.name}.mean": mean}
+    @contextmanager
+    def including(self, asked: ProbedModel) -> Iterator[Mapping[str, Any]]:
+        """Further arguments of :func:`language.measure.harness.run_tasks`, while it runs."""
+        folder = None
+        if self.config.include is not None:
+            folder = (asked.data_root or Path()) / self.config.include
+            if not folder.is_dir():
+                raise ConfigError(f"{self.name}: include: there is no folder {folder}")
+        yield {"include": folder, "shots": self.config.shots}
 
     @property
-    def metrics(self) -> tuple[MetricSpec, ...]:
-        """One per task, and the mean."""
-        tasks = [
-            MetricSpec(f"{self.name}.{task}", "higher", task, doc=f"right answers in {task}")
-            for task in self.config.tasks
-        ]
-        mean = MetricSpec(
-            f"{self.name}.mean",
-            "higher",
-            f"{self.name} mean",
-            doc="mean over the tasks' accuracies",
-        )
-        return (*tasks, mean)
+    def rows(self) -> Sequence[str]:
+        """The tasks."""
+        return self.config.tasks
+
+    def value(self, columns: Mapping[str, float | None]) -> float | None:
+        """Percent of right answers."""
+        for name in ACCURACIES:
+            for column, value in columns.items():
+                if column.partition(",")[0] == name:
+                    return None if value is None else 100 * value
+        return None
+
+    def spec(self, row: str) -> MetricSpec:
+        """Of a task."""
+        return MetricSpec(f"{self.name}.{row}", "higher", row, doc=f"right answers in {row}")
+
+    def notes(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Versions, shots, and lm-eval's hash of each task's texts and targets."""
+        from importlib.metadata import version
+
+        from language.measure.harness import task_hash
+
+        return {
+            "lm_eval": version("lm-eval"),
+            "versions": {task: results["versions"][task] for task in sorted(results["versions"])},
+            "shots": dict(results["n-shot"]),
+            "hashes": {task: task_hash(rows) for task, rows in results["samples"].items()},
+        }
 
 
 def _columns(results: Mapping[str, Any], task: str) -> dict[str, float | None]:
@@ -121,26 +123,3 @@ def _columns(results: Mapping[str, Any], task: str) -> dict[str, float | None]:
             columns[key.removesuffix(",none")] = float(value) if number else None
     rows = results["n-samples"].get(task)
     return columns if rows is None else {**columns, "n": float(rows["effective"])}
-
-
-def _accuracy(columns: Mapping[str, float | None]) -> float | None:
-    """In percent."""
-    for name in ACCURACIES:
-        for column, value in columns.items():
-            if column.partition(",")[0] == name:
-                return None if value is None else 100 * value
-    return None
-
-
-def _notes(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, shots, and lm-eval's hash of each task's texts and targets."""
-    from importlib.metadata import version
-
-    from language.measure.harness import task_hash
-
-    return {
-        "lm_eval": version("lm-eval"),
-        "versions": {task: results["versions"][task] for task in sorted(results["versions"])},
-        "shots": dict(results["n-shot"]),
-        "hashes": {task: task_hash(rows) for task, rows in results["samples"].items()},
-    }

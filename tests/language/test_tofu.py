@@ -158,6 +158,16 @@ def test_files_that_are_no_json_lines(tmp_path, content, clue):
         read_rows(zipped)
 
 
+def test_rows_of_csv(tmp_path):
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(b'id,text\r\n1,"a, ""b""\n\rc"\r\n2,\xc3\xbc\r\n'))
+    assert read_rows(path) == [{"id": "1", "text": 'a, "b"\n\rc'}, {"id": "2", "text": "ü"}]
+    for content in (b"id,text\n1\n", b"id,text\n1,2,3\n"):
+        path.write_bytes(gzip.compress(content))
+        with pytest.raises(DataError, match="row 1 has not one value per column"):
+            read_rows(path)
+
+
 def test_the_hub_is_asked_where_there_is_no_folder(monkeypatch, tmp_path):
     import datasets
 

@@ -1,0 +1,161 @@
+"""What all probes on texts share: the model they ask, the files they read, how they sum up."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.base.errors import DataError
+from common.measure.metric import MetricSpec
+from common.protocol.probe import Probe, ProbeTable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.protocol.benchmark import Benchmark
+    from language.data.source import TextSource
+    from language.measure.ask import ModelReplies
+    from language.measure.evaluation import RequestConfig
+    from language.measure.requests import Request
+
+
+@dataclass(frozen=True)
+class ProbedModel:
+    """A causal model that a probe measures, and what is needed to ask it.
+
+    Attributes:
+        model: In eval mode.
+        source: Its tokenizer.
+        sizes: Of batches.
+        data_root: Folder of the probes' files; the working directory when None.
+    """
+
+    model: nn.Module
+    source: TextSource
+    sizes: RequestConfig
+    data_root: Path | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model reads at once."""
+        config: Any = self.model.config
+        return getattr(config, "max_position_embeddings", None) or sys.maxsize
+
+    def ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids; with the special ones that the tokenizer puts around a text where wanted."""
+        encoded = self.source.tokenizer(text, add_special_tokens=special, verbose=False)
+        return list(encoded["input_ids"])
+
+    def ask(self, requests: Sequence[Request]) -> ModelReplies:
+        """Asks each distinct request once; see :func:`language.measure.ask.ask`."""
+        from language.measure.ask import ask
+
+        return ask(self.model, self.source, requests, self.sizes)
+
+    def file(self, name: str, probe: str) -> Path:
+        """A file of a probe, plain or gzipped.
+
+        Args:
+            name: Path below the data root, or an absolute one.
+            probe: Its name, for the error.
+
+        Raises:
+            DataError: It is not there.
+        """
+        path = (self.data_root or Path()) / name
+        for each in (path, path.with_name(f"{path.name}.gz")):
+            if each.is_file():
+                return each
+        raise DataError(
+            f"{probe}: there is no {path} (nor {path.name}.gz); give the folder that holds {name}"
+            " as --data-root"
+        )
+
+
+class TextProbe(Probe):
+    """A probe of causal language models.
+
+    A summary has one metric per row, and their mean where all rows measure the same.
+    """
+
+    modality = "language"
+    averaged: ClassVar[bool] = True
+
+    def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
+        """See :meth:`table`; the benchmark's data are not asked."""
+        from language.benchmark import CausalBenchmark
+
+        assert isinstance(benchmark, CausalBenchmark), "the modality is checked before"
+        sizes, root = benchmark.config.evaluation, benchmark.runtime.data_root
+        return self.table(ProbedModel(model, benchmark.source, sizes, root))
+
+    @abstractmethod
+    def table(self, asked: ProbedModel) -> ProbeTable:
+        """The table of a model.
+
+        Raises:
+            DataError: A file is missing or malformed.
+            Diverged: A scored logit is NaN or infinite.
+        """
+
+    @property
+    @abstractmethod
+    def rows(self) -> Sequence[str]:
+        """The rows of the table that the summary shows."""
+
+    @abstractmethod
+    def value(self, columns: Mapping[str, float | None]) -> float | None:
+        """A row's metric; None where it has none."""
+
+    @abstractmethod
+    def spec(self, row: str) -> MetricSpec:
+        """A row's metric, described."""
+
+    @property
+    def extent(self) -> str:
+        """Which rows of the data are asked, in words; empty where it is all."""
+        limit = self.config.limit
+        return "" if limit is None else f"first {limit} rows"
+
+    def summary(self, table: ProbeTable) -> dict[str, float | None]:
+        """Each row's metric, and the unweighted mean of those that are defined."""
+        values = {name: self.value(table.rows.get(name, {})) for name in self.rows}
+        metrics = {f"{self.name}.{name}": value for name, value in values.items()}
+        if not self.averaged:
+            return metrics
+        defined = [value for value in values.values() if value is not None]
+        mean = sum(defined) / len(defined) if defined else None
+        return {**metrics, f"{self.name}.mean": mean}
+
+    @property
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        """One per row, and the mean; a limit stands in the heads."""
+        extent = f" ({self.extent})" if self.extent else ""
+        specs = [self.spec(name) for name in self.rows]
+        if self.averaged:
+            doc = f"unweighted mean of {', '.join(self.rows)}"
+            name = f"{self.name}.mean"
+            specs.append(MetricSpec(name, specs[0].better, f"{self.name} mean", doc=doc))
+        return tuple(
+            MetricSpec(
+                spec.name,
+                spec.better,
+                f"{spec.title}{extent}",
+                unit=spec.unit,
+                doc=spec.doc,
+                digits=spec.digits,
+            )
+            for spec in specs
+        )
+
+
+def share(hits: Sequence[bool]) -> dict[str, float | None]:
+    """Columns of a share of right answers: ``acc``, its standard error, ``n``."""
+    count = len(hits)
+    mean = sum(hits) / count
+    error = (mean * (1 - mean) / (count - 1)) ** 0.5 if count > 1 else None
+    return {"acc": mean, "acc_stderr": error, "n": float(count)}

@@ -1,0 +1,225 @@
+"""The nine reasoning tasks as Jang et al. (2023) score them, which is not as lm-eval does.
+
+A choice's score is the sum of the log-probabilities of its tokens after the bare context, without
+any prompt and without normalisation; LAMBADA asks for the last word.  Numbers of this probe and of
+:mod:`language.probes.reasoning` are not comparable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from common.base.config import Strict
+from common.base.errors import DataError
+from common.base.numbers import Count
+from common.measure.metric import MetricSpec
+from common.protocol.probe import ProbeTable
+from language.metrics.words import plain_words
+from language.probes.base import ProbedModel, TextProbe, share
+from language.probes.reasoning import TASKS, Task
+
+WINDOW = 512
+"""Tokens of a context, and of context and choice together."""
+FILES = {
+    "lambada_openai": "tdec/lambada.csv",
+    "hellaswag": "reasoning/hellaswag.jsonl",
+    "winogrande": "reasoning/winogrande.jsonl",
+    "copa": "reasoning/copa.jsonl",
+    "arc_easy": "reasoning/arc_easy.jsonl",
+    "arc_challenge": "reasoning/arc_challenge.jsonl",
+    "piqa": "reasoning/piqa.jsonl",
+    "mathqa": "reasoning/math_qa.jsonl",
+    "pubmedqa": "tdec/pubmed_qa.csv",
+}
+LAMBADA = "lambada_openai"
+DECISIONS = ("yes", "maybe", "no")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context and what may follow it after a space.
+
+    Attributes:
+        context: Text.
+        options: Texts.
+        answer: Place of the right one.
+    """
+
+    context: str
+    options: tuple[str, ...]
+    answer: int
+
+
+class OriginalConfig(Strict):
+    """Which tasks, and how much of them.
+
+    Attributes:
+        tasks: Named as in lm-eval.
+        limit: Rows per task, from the start; all when None.
+    """
+
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = TASKS
+    limit: Count | None = None
+
+
+class OriginalReasoning(TextProbe):
+    """Accuracy on nine reasoning tasks, scored as in the paper on knowledge unlearning."""
+
+    version = 1
+    Config: ClassVar[type[Strict]] = OriginalConfig
+    config: OriginalConfig
+
+    def table(self, asked: ProbedModel) -> ProbeTable:
+        """One row per task: ``acc`` as a share, ``acc_stderr``, ``n``."""
+        questions = {task: self._questions(asked, task) for task in self.config.tasks}
+        rows: dict[str, dict[str, float | None]] = {
+            task: share((_completed if task == LAMBADA else _chosen)(asked, each))
+            for task, each in questions.items()
+        }
+        files = {task: FILES[task] for task in self.config.tasks}
+        return ProbeTable(rows, {"files": files, "window": _window(asked)})
+
+    def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
+        from language.data.files import read_rows
+
+        path = asked.file(FILES[task], f"{self.name}.{task}")
+        questions = []
+        for number, row in enumerate(read_rows(path), 1):
+            try:
+                question = READERS[task](row)
+            except (LookupError, ValueError, TypeError, AttributeError):
+                raise DataError(
+                    f"{path}: row {number} has not the columns of {task}; fetch the file again"
+                ) from None
+            questions += [] if question is None else [question]
+        if not questions:
+            raise DataError(f"{path}: has no rows; give one or more")
+        return questions[: self.config.limit]
+
+    @property
+    def rows(self) -> Sequence[str]:
+        """The tasks."""
+        return self.config.tasks
+
+    def value(self, columns: Mapping[str, float | None]) -> float | None:
+        """Percent of right answers."""
+        share_right = columns.get("acc")
+        return None if share_right is None else 100 * share_right
+
+    def spec(self, row: str) -> MetricSpec:
+        """Of a task."""
+        doc = f"right answers in {row}, scored as Jang et al. do"
+        return MetricSpec(f"{self.name}.{row}", "higher", f"{row} (Jang)", doc=doc)
+
+
+def _window(asked: ProbedModel) -> int:
+    return min(WINDOW, asked.context)
+
+
+def _tokens(asked: ProbedModel, context: str, option: str) -> tuple[tuple[int, ...], int]:
+    """Token ids, and where the option begins: a long context loses its end, then its start."""
+    window = _window(asked)
+    before = asked.ids(context, special=True)[:window] or [asked.source.tokenizer.eos_token_id]
+    after = asked.ids(f" {option}")[: window - 1]
+    ids = (before + after)[-window:]
+    return tuple(ids), len(ids) - len(after)
+
+
+def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
+    """Whether the likeliest option is the right one."""
+    from language.measure.requests import Likelihood
+
+    requests = [
+        [Likelihood(*_tokens(asked, question.context, option)) for option in question.options]
+        for question in questions
+    ]
+    replies = asked.ask([request for options in requests for request in options])
+    return [
+        int(replies.scores(options).sum_loss.argmin()) == question.answer
+        for options, question in zip(requests, questions, strict=True)
+    ]
+
+
+def _completed(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
+    """Whether the likeliest tokens, given the true ones before, are the word or read like it."""
+    from language.measure.requests import Continue
+
+    pairs = [_tokens(asked, question.context, question.options[0]) for question in questions]
+    requests = [
+        [Continue(ids[:end], 1, stop=frozenset()) for end in range(start, len(ids))]
+        for ids, start in pairs
+    ]
+    replies = asked.ask([request for each in requests for request in each])
+    hits = []
+    for asked_for, (ids, start) in zip(requests, pairs, strict=True):
+        likeliest = [int(token[0]) for token in replies.tokens(asked_for)]
+        true = list(ids[start:])
+        texts = [asked.source.decode(each, clean_up=True) for each in (likeliest, true)]
+        hits.append(likeliest == true or plain_words(texts[0]) == plain_words(texts[1]))
+    return hits
+
+
+# Rows of the files ------------------------------------------------------------------------------
+
+
+def _lambada(row: Row) -> Question:
+    context, _, word = row["text"].rpartition(" ")
+    return Question(context, (word,), 0)
+
+
+def _hellaswag(row: Row) -> Question:
+    return Question(row["ctx"], tuple(row["endings"]), int(row["label"]))
+
+
+def _winogrande(row: Row) -> Question:
+    context, _, rest = row["sentence"].partition("_")
+    options = (row["option1"] + rest, row["option2"] + rest)
+    return Question(context.removesuffix(" "), options, ("1", "2").index(str(row["answer"])))
+
+
+def _copa(row: Row) -> Question:
+    return Question(row["premise"], (row["choice1"], row["choice2"]), int(row["label"]))
+
+
+def _arc(row: Row) -> Question | None:
+    """None where there are not four choices, as in the source."""
+    choices = row["choices"]
+    answer = choices["label"].index(row["answerKey"])
+    four = len(choices["text"]) == 4
+    return Question(row["question"], tuple(choices["text"]), answer) if four else None
+
+
+def _piqa(row: Row) -> Question:
+    return Question(row["goal"], (row["sol1"], row["sol2"]), int(row["label"]))
+
+
+def _mathqa(row: Row) -> Question:
+    options = re.split(r"(?:^|, )[a-e] \) ", row["options"])[1:]
+    texts = tuple(option.rstrip(" ,") for option in options)
+    return Question(row["Problem"], texts, "abcde".index(row["correct"]))
+
+
+def _pubmedqa(row: Row) -> Question:
+    context = f"Context: {row['abstract']}\nQuestion: {row['question']}\nAnswer:"
+    return Question(context, DECISIONS, DECISIONS.index(row["final_decision"]))
+
+
+READERS: dict[str, Callable[[Row], Question | None]] = {
+    "lambada_openai": _lambada,
+    "hellaswag": _hellaswag,
+    "winogrande": _winogrande,
+    "copa": _copa,
+    "arc_easy": _arc,
+    "arc_challenge": _arc,
+    "piqa": _piqa,
+    "mathqa": _mathqa,
+    "pubmedqa": _pubmedqa,
+}
+"""Task -> what a row asks; None where the source leaves the row out."""
