@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from common.base.config import did_you_mean
-from common.base.errors import ConfigError, Diverged
+from common.base.errors import CheckpointError, ConfigError, Diverged
 from common.bounded.reuse import reuse_weights
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import Objective, ObjectiveValue
-from common.train.checkpoint import TrainingState
+from common.train.checkpoint import Notes, TrainingState
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.launch import make_accelerator, make_sharded
@@ -26,6 +28,8 @@ from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
@@ -71,6 +75,7 @@ class TrainingRun:
         device = self.accelerator.device
         self.guard = DivergenceGuard(config.loss_cap, device)
         self.instruments = Instruments(model, self.trained, telemetry.component_of, device)
+        self._started, self._earlier = time.perf_counter(), 0.0
         self._norms: dict[str, float] = {}
         self._logged = False
 
@@ -96,15 +101,22 @@ class TrainingRun:
         Raises:
             Diverged: See :func:`common.train.fit.fit`.
         """
-        stopped = None
-        step = self.resume(checkpoint)
+        step, stopped = self.resume(checkpoint)
+        complete = stopped is not None or step == self.total
         while step < self.total and stopped is None:
             self._advance(step, checkpoint)
             stopped = self._stops(step)
             step += 1
         self.total = step
         self.check(step - 1, final=True)
+        if checkpoint is not None and not complete:
+            self.save(checkpoint, step, stopped)
         return stopped
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of this run, earlier sittings included."""
+        return self._earlier + time.perf_counter() - self._started
 
     def _advance(self, step: int, checkpoint: Path | None) -> None:
         """One optimizer step, and whatever follows from it: hooks, guard, logs, checkpoint."""
@@ -260,24 +272,38 @@ class TrainingRun:
     def _state(self) -> TrainingState:
         device, scaler = self.accelerator.device, self.accelerator.scaler
         shapes = {name: list(parameter.shape) for name, parameter in self.trained.items()}
-        config = self.config.model_dump(mode="json")
+        config = self.config.model_dump(mode="json", exclude={"checkpoint_every"})
         identity = json.dumps([self.seed, shapes, sorted(self.stateful), config], sort_keys=True)
         return TrainingState(
             self.model, self.trained, self.raw_optimizer, self.stateful, device, scaler, identity
         )
 
-    def save(self, path: Path, step: int) -> None:
+    def save(self, path: Path, step: int, stopped: str | None = None) -> None:
         """Writes everything needed to continue; all processes must call it."""
         last = {name: v for name, v in self.instruments.last.items() if math.isfinite(v)}
-        notes = (last, self.instruments.peak)
-        self._state().save(path, step=step, notes=notes, writes=self.accelerator.is_main_process)
+        notes = Notes(step, last, self.instruments.peak, self.seconds, stopped)
+        self._state().save(path, notes, writes=self.accelerator.is_main_process)
 
-    def resume(self, path: Path | None) -> int:
-        """Loads a checkpoint of this very run if there is one; returns the next step."""
-        if path is None or not path.is_file():
-            return 0
-        step, (self.instruments.last, self.instruments.peak) = self._state().load(path)
-        return step
+    def resume(self, path: Path | None) -> tuple[int, str | None]:
+        """Loads a checkpoint of this very run if there is one that can be used.
+
+        Returns:
+            The next step, and why the run had stopped early, if it had.
+        """
+        if path is None:
+            return 0, None
+        notes = Notes()
+        if path.is_file():
+            try:
+                notes = self._state().load(path)
+            except CheckpointError as error:
+                logger.warning("%s; this training starts again", error)
+        self.instruments.last, self.instruments.peak = notes.last, notes.peak
+        self._earlier = notes.seconds
+        tracker, complete = self.telemetry.tracker, notes.stopped or notes.step == self.total
+        if tracker is not None and not complete and self.accelerator.is_main_process:
+            tracker.rewind(notes.step)
+        return notes.step, notes.stopped
 
 
 def reached(metrics: Mapping[str, float | None], limits: Mapping[str, float] | str) -> str | None:
