@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "common.protocol config data models metrics measure scenarios benchmark",
     "benchmarks": "vision language",
     "benchmarks.__main__": "cli",
-    "benchmarks.report": "common.measure",
+    "benchmarks.report": "common.base common.measure",
     "benchmarks.spec": "common.base common.measure common.protocol common.methods common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
     "common.measure common.store common.protocol common.methods spec",
@@ -86,8 +86,8 @@ MAY_IMPORT = {
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base language.models report",
-    "benchmarks.machine": "common.base common.measure language.measure language.metrics costs "
-    "report spec",
+    "benchmarks.machine": "common.base common.measure language.measure language.metrics "
+    "common.store costs report spec",
     "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "

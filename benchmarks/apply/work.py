@@ -19,6 +19,7 @@ from benchmarks.pipeline.worksite import Progress, check_device
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, Diverged
+from common.base.files import write_json
 from common.base.registry import METHODS, SUBJECTS
 from common.base.seeding import make_deterministic
 from common.data.splits import ForgetSplit
@@ -27,7 +28,7 @@ from common.methods.task import UnlearnTask
 from common.protocol.benchmark import pick_device
 from common.protocol.subject import Application, AppliedResult, Subject
 from common.store.records import environment
-from common.store.stages import check_writable, write_json
+from common.store.stages import check_writable
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.stage import StageSpec
 from common.base.config import validate
 from common.base.errors import Diverged
-from common.store.stages import write_json
+from common.base.files import write_json
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite

@@ -21,7 +21,8 @@ from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
 from common.base.config import apply_overrides
 from common.base.errors import ConfigError
-from common.store.stages import StageStore, write_json
+from common.base.files import write_json
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.audits.cost import Cost

@@ -20,6 +20,7 @@ from benchmarks.cli.options import (
     Threads,
     Workers,
     console,
+    print_error,
 )
 from benchmarks.cli.session import finish, run_with_audits
 from benchmarks.pipeline.stage import Plan
@@ -27,7 +28,7 @@ from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, Damaged
 from common.store.stages import KEY_LENGTH, StageStore
 
 if TYPE_CHECKING:
@@ -133,7 +134,13 @@ def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboar
     from benchmarks.leaderboard.write import write_report
 
     executed, failed = run_with_audits(suite, runtime, pool)
-    board = make_leaderboard(suite, StageStore(runtime.store))
+    try:
+        board = make_leaderboard(suite, StageStore(runtime.store))
+    except Damaged as error:
+        if not error.set_aside:
+            raise
+        print_error(str(error))
+        return _run(suite, runtime, pool)
     exported = (runtime.store / "tensorboard" / suite.name).is_dir()
     if processes.is_main():
         write_report(board, runtime.store, events=executed > 0 or not exported)
@@ -182,7 +189,7 @@ def stage(
             f"plan {suite} --keys"
         )
     StageStore(runtime.store).sweep()
-    prepare_worker(runtime.threads, runtime.plugins, orphan_guard=False)
+    prepare_worker(runtime.threads, runtime.plugins)
     with StepBar(console, hits[0].name) as progress:
         status = run_stage(
             hits[0],

@@ -37,7 +37,10 @@ class Finding:
 
 
 def examine(*, store: Path, data_root: Path | None, timeout: float = 3.0) -> list[Finding]:
-    """Looks at everything that a run depends on; changes nothing.  ``timeout`` (s): of the hub."""
+    """Looks at everything that a run depends on.  ``timeout`` (s): of the hub.
+
+    It changes nothing, but sets damaged stages of the store aside.
+    """
     answers = {
         "torch + torchvision": _torch_pair(),
         **{name: _package(name) for name in PACKAGES},
@@ -47,7 +50,8 @@ def examine(*, store: Path, data_root: Path | None, timeout: float = 3.0) -> lis
         "data root": _data(data_root),
         "model hub": _hub(timeout),
     }
-    return [Finding(name, *answer) for name, answer in answers.items()]
+    findings = [Finding(name, *answer) for name, answer in answers.items()]
+    return [*findings, *_stages(store)]
 
 
 def _torch_pair() -> Answer:
@@ -107,6 +111,21 @@ def _disk(store: Path) -> Answer:
     if free < 2:
         return "bad", f"{free:.1f} GiB free at {folder}", f"free some space, or {mend}"
     return "ok", f"{free:.0f} GiB free for {store}", ""
+
+
+def _stages(store: Path) -> list[Finding]:
+    """Compares every file of a store with its digest."""
+    from common.store.stages import StageStore
+
+    damages = [damage for _, damage in StageStore(store).verify()]
+    unchecked = damages.count("unchecked")
+    findings = [Finding("store", "bad", text) for text in damages if text not in ("", "unchecked")]
+    if not damages or findings:
+        return findings
+    detail = f"{len(damages)} stages in {store}, every file as it was written"
+    if unchecked:
+        detail += f", but for {unchecked} from before digests were kept"
+    return [Finding("store", "ok", detail)]
 
 
 def _data(root: Path | None) -> Answer:

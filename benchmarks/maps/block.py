@@ -153,6 +153,10 @@ class _AtBall:
         if "adapter/at_ball" in values:
             self.shares.append(values["adapter/at_ball"])
 
+    def rewind(self, step: int) -> None:
+        """Drops all: without a checkpoint a run begins at the beginning."""
+        self.shares.clear()
+
     def share(self, model: nn.Module) -> float | None:
         """At the ball, or inside an entrywise bound; None where there is no bound."""
         if self.shares:

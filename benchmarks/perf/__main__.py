@@ -31,8 +31,8 @@ from benchmarks.report import markdown, terminal
 from benchmarks.report.section import Column, Section, Table, Tone, table
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, UserError
+from common.base.files import write_json
 from common.store.records import environment
-from common.store.stages import write_json
 
 SCHEMA = 1
 BENCHMARKS: dict[str, Callable[[Size], Iterable[Case]]] = {

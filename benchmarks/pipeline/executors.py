@@ -51,7 +51,7 @@ class RayExecutor(Executor):
         setup = self._setup
 
         def call() -> Any:
-            prepare_worker(*setup, orphan_guard=False)
+            prepare_worker(*setup)
             return fn(*args, **kwargs)
 
         reference: Any = self._ray.remote(num_cpus=1)(call).remote()
@@ -62,12 +62,18 @@ class RayExecutor(Executor):
         self._ray.shutdown()
 
 
-def prepare_worker(threads: int, plugins: tuple[str, ...], *, orphan_guard: bool = True) -> None:
-    """Makes a fresh process like the parent: registrations, plugins, threads, quiet signals."""
+def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = None) -> None:
+    """Makes a fresh process like the parent: registrations, plugins, threads, quiet signals.
+
+    Args:
+        threads: Of torch.
+        plugins: Files to import.
+        parent: Process without which this one must not live; absent for the parent itself.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    if orphan_guard:
+    if parent is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _die_with_parent()
+        _die_with(parent)
     import benchmarks  # noqa: F401 - registers
     from common.base.seeding import make_deterministic
 
@@ -76,11 +82,13 @@ def prepare_worker(threads: int, plugins: tuple[str, ...], *, orphan_guard: bool
     _keep_freed_memory()
 
 
-def _die_with_parent() -> None:
-    """On Linux a worker does not outlive a killed parent."""
+def _die_with(parent: int) -> None:
+    """On Linux a worker does not outlive a killed parent, not even one that is gone already."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _keep_freed_memory() -> None:
@@ -123,9 +131,10 @@ def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...
     if name == "ray":
         return RayExecutor(workers, (threads, plugins))
     if name == "inline":
-        prepare_worker(threads, plugins, orphan_guard=False)
+        prepare_worker(threads, plugins)
         return InlineExecutor()
     context = multiprocessing.get_context("spawn")
+    setup = (threads, plugins, os.getpid())
     return ProcessPoolExecutor(
-        workers, mp_context=context, initializer=prepare_worker, initargs=(threads, plugins)
+        workers, mp_context=context, initializer=prepare_worker, initargs=setup
     )

@@ -79,7 +79,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
         split=scores["split"],
         data={**scores["data"], **({"trained_on": ASSUMED} if assumed else {})},
         stages=keys,
-        environment=environment(),
+        environment=environment() | site.hardware,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
@@ -88,7 +88,7 @@ def read_record(store: StageStore, stage: Stage) -> RunRecord | None:
     """The record of an evaluated model; None while it is not done."""
     if store.done(stage.kind, stage.key) is None:
         return None
-    return RunRecord.load(store.folder(stage.kind, stage.key) / RECORD)
+    return RunRecord.load(store.checked(stage.kind, stage.key, RECORD) / RECORD)
 
 
 def read_stored(store: StageStore, stage: Stage, file: str, parse: Callable[[str], T]) -> T | None:
@@ -99,7 +99,7 @@ def read_stored(store: StageStore, stage: Stage, file: str, parse: Callable[[str
     """
     if store.done(stage.kind, stage.key) is None:
         return None
-    path = store.folder(stage.kind, stage.key) / file
+    path = store.checked(stage.kind, stage.key, file) / file
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, LookupError, TypeError):
@@ -115,4 +115,4 @@ def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:
     from common.measure.scores import load_scores
 
     scores = stage.parents["scores"]
-    return load_scores(store.folder(scores.kind, scores.key) / SCORES)
+    return load_scores(store.checked(scores.kind, scores.key, SCORES) / SCORES)

@@ -9,8 +9,9 @@ from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.measuring import read_stored
 from benchmarks.pipeline.stage import Stage, StageSpec
 from common.base.errors import Diverged
+from common.base.files import write_json
 from common.protocol.probe import ProbeTable, make_probe
-from common.store.stages import StageStore, write_json
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.worksite import Worksite

@@ -12,23 +12,58 @@ from common.base.errors import DataError
 from common.protocol.benchmark import Runtime, pick_device
 from common.store.stages import StageStore
 
+BUSY = "busy"
+"""Status of a stage on which another run works."""
+
 
 def run_stage(
-    stage: Stage, runtime: Runtime, *, events: Path | None = None, progress: Progress | None = None
+    stage: Stage,
+    runtime: Runtime,
+    *,
+    events: Path | None = None,
+    progress: Progress | None = None,
+    wait: bool = True,
 ) -> str:
     """Makes a stage complete unless it is; returns its status.
 
-    Its parents must be complete.  Of several processes, which must all call it, the first one
-    writes; the others return when the stage is complete.  ``events`` and ``progress`` are those of
-    :class:`Worksite`.
+    Of several processes, which must all call it, the first one writes; the others return when the
+    stage is complete.
+
+    Args:
+        stage: What to do; its parents must be complete.
+        runtime: Where and on what.
+        events: TensorBoard folder for live scalars.
+        progress: Called with (steps done, steps in all) during training.
+        wait: Wait while another run works on the stage; else return :data:`BUSY`.
     """
-    store, kind = StageStore(runtime.store), KINDS[stage.kind]
+    store = StageStore(runtime.store)
+    if not processes.is_main():
+        return _work(store, stage, runtime, events, progress)
     done = store.done(stage.kind, stage.key)
+    if done is not None and processes.count() == 1:
+        return str(done["status"])
+    with store.lease(stage.kind, stage.key, wait=wait or processes.count() > 1) as free:
+        return _work(store, stage, runtime, events, progress) if free else BUSY
+
+
+def _work(
+    store: StageStore,
+    stage: Stage,
+    runtime: Runtime,
+    events: Path | None,
+    progress: Progress | None,
+) -> str:
+    """What each process does once the first one holds the stage's lease."""
+    kind, done = KINDS[stage.kind], store.done(stage.kind, stage.key)
     complete = done is not None
     if processes.count() > 1:
         complete = _agreed(stage, complete, runtime)
     if not complete and (processes.is_main() or kind.trains):
-        kind().work(Worksite(stage, runtime, events=events, progress=progress), stage.spec)
+        site = Worksite(stage, runtime, events=events, progress=progress)
+        try:
+            kind().work(site, stage.spec)
+        except SystemExit as error:
+            raise RuntimeError(f"its code called sys.exit({error.code!r})") from error
     if not complete:
         processes.wait_for_all()
         done = store.done(stage.kind, stage.key)
@@ -38,7 +73,7 @@ def run_stage(
             f"--store {store.root}: process {processes.index()} does not see {stage.name}, which "
             "is complete; use a folder that all processes share"
         )
-    return done["status"]
+    return str(done["status"])
 
 
 def _agreed(stage: Stage, complete: bool, runtime: Runtime) -> bool:

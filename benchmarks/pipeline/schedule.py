@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.runner import run_stage
+from benchmarks.pipeline.runner import BUSY, run_stage
 from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
-from common.base.errors import UserError
+from common.base.errors import Damaged, UserError
 from common.protocol.benchmark import Runtime
 from common.store.stages import KEY_LENGTH, StageStore
 
 logger = logging.getLogger(__name__)
+POLL = 0.5
+"""Seconds between two looks at a stage on which another run works."""
 
 
 class WorkerError(UserError):
@@ -73,14 +76,28 @@ def run_suite(
     """
     store = StageStore(runtime.store)
     store.sweep()
-    execution = Execution(planner(suite, store))
+    execution = Execution(_planned(planner, suite, store))
     while True:
-        executed = _Round(execution, store, suite, runtime, executor, watcher, live_events).run()
-        execution.executed += executed
+        work = _Round(execution, store, suite, runtime, executor, watcher, live_events)
+        work.run()
+        execution.executed += work.count
         waiting = len(execution.plan.waiting)
-        execution.plan = planner(suite, store)
-        if not waiting or not executed:
+        execution.plan = _planned(planner, suite, store)
+        if not work.lost and (not waiting or not work.count):
             return execution
+
+
+def _planned(
+    planner: Callable[[ResolvedSuite, StageStore], Plan], suite: ResolvedSuite, store: StageStore
+) -> Plan:
+    """A plan; what planning finds damaged is planned anew."""
+    while True:
+        try:
+            return planner(suite, store)
+        except Damaged as error:
+            if not error.set_aside:
+                raise
+            logger.warning("%s", error)
 
 
 def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Execution:
@@ -92,13 +109,21 @@ def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watch
     store = StageStore(runtime.store)
     store.sweep()
     execution = Execution(plan)
-    work = _Round(execution, store, plan.suite, runtime, executor, watcher, live_events=False)
-    execution.executed = work.run()
-    return execution
+    while True:
+        work = _Round(execution, store, plan.suite, runtime, executor, watcher, live_events=False)
+        work.run()
+        execution.executed += work.count
+        if not work.lost:
+            return execution
 
 
 class _Round:
-    """One pass over the stages of a plan."""
+    """One pass over the stages of a plan.
+
+    Attributes:
+        count: Stages that were run.
+        lost: Whether a stored stage was damaged and set aside; the next round makes it again.
+    """
 
     def __init__(
         self,
@@ -114,17 +139,20 @@ class _Round:
         self.runtime, self.executor, self.watcher = runtime, executor, watcher
         self.live_events = live_events
         stages = list(execution.plan.stages())
-        missing = {s.key: s for s in stages if store.done(s.kind, s.key) is None}
+        missing = {s.key: s for s in stages if _done(store, s) is None}
         watcher.planned(len(stages), len(stages) - len(missing))
         self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
         self.running: dict[Future[str], Stage] = {}
-        self.count = 0
+        self.elsewhere: dict[str, float] = {}
+        self.count, self.lost = 0, False
 
-    def run(self) -> int:
+    def run(self) -> None:
         try:
             self._submit_ready()
-            while self.running:
-                finished, _ = wait(self.running, return_when=FIRST_COMPLETED)
+            while self.running or (self.elsewhere and not self.lost):
+                finished, _ = wait(self.running, POLL if self.elsewhere else None, FIRST_COMPLETED)
+                if not self.running:
+                    time.sleep(POLL)
                 for future in finished:
                     self._collect(future)
                 self._submit_ready()
@@ -132,37 +160,51 @@ class _Round:
             for future in self.running:
                 future.cancel()
             raise
-        return self.count
 
     def _submit_ready(self) -> None:
-        for stage in self._ready():
+        for stage in () if self.lost else self._ready():
             del self.todo[stage.key]
+            if self.elsewhere.pop(stage.key, None) is not None:
+                done = _done(self.store, stage)
+                if done is not None:
+                    self.watcher.finished(stage, str(done["status"]))
+                    return self._submit_ready()  # what waited for it may be ready
             events = None
             if self.live_events:
                 events = events_folder(self.runtime, self.suite.name, stage)
-            future = self.executor.submit(run_stage, stage, self.runtime, events=events)
+            future = self.executor.submit(run_stage, stage, self.runtime, events=events, wait=False)
             self.running[future] = stage
             if future.done():  # an executor that does not wait: tell of it before the next
                 return
 
     def _ready(self) -> list[Stage]:
         """Long trainings first: they are what everything else waits for."""
+        now = time.monotonic()
         blocked = {s.key for s in [*self.todo.values(), *self.running.values()]}
         blocked |= self.execution.failed.keys()
         ready = [
             stage
             for stage in self.todo.values()
-            if not any(parent.key in blocked for parent in _ancestors(stage))
+            if self.elsewhere.get(stage.key, 0.0) <= now
+            and not any(parent.key in blocked for parent in _ancestors(stage))
         ]
         return sorted(ready, key=lambda stage: KINDS[stage.kind].order)
 
     def _collect(self, future: Future[str]) -> None:
         stage = self.running.pop(future)
-        self.count += 1
         try:
             status = future.result()
+        except Damaged as error:
+            if not error.set_aside:
+                raise
+            logger.warning("%s", error)
+            self.lost = True
+            return
         except UserError:
-            raise
+            if all(_done(self.store, parent) for parent in stage.parents.values()):
+                raise
+            self.lost = True  # a parent was set aside meanwhile
+            return
         except BrokenProcessPool:
             raise WorkerError(
                 "a worker process died (out of memory?); run again with fewer "
@@ -175,7 +217,12 @@ class _Round:
             if processes.count() > 1:
                 raise  # the others wait inside the stage: the launcher must end them
         else:
+            if status == BUSY:
+                self.todo[stage.key] = stage
+                self.elsewhere[stage.key] = time.monotonic() + POLL
+                return
             self._failure_log(stage).unlink(missing_ok=True)
+        self.count += 1
         self.watcher.finished(stage, status)
 
     def _log_failure(self, stage: Stage, error: Exception) -> None:
@@ -188,6 +235,17 @@ class _Round:
         name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
         name += "" if processes.is_main() else f"-process-{processes.index()}"
         return self.runtime.store / "failed" / f"{name}.log"
+
+
+def _done(store: StageStore, stage: Stage) -> dict[str, Any] | None:
+    """What a stage says of itself; a damaged one is not done."""
+    try:
+        return store.done(stage.kind, stage.key)
+    except Damaged as error:
+        if not error.set_aside:
+            raise
+        logger.warning("%s", error)
+        return None
 
 
 def _ancestors(stage: Stage) -> list[Stage]:

@@ -99,10 +99,10 @@ class Worksite:
         return done
 
     def folder(self, role: str) -> Path:
-        """The files of a parent, which is complete."""
+        """The files of a parent, which is complete and undamaged."""
         parent = self.stage.parents[role]
         self._facts(parent)
-        return self._store.folder(parent.kind, parent.key)
+        return self._store.checked(parent.kind, parent.key)
 
     def split(self) -> ForgetSplit:
         """The parent's index sets.
@@ -135,7 +135,7 @@ class Worksite:
         from common.bounded.attach import detach, merges_exactly
         from common.bounded.files import ADAPTER_CONFIG, load_adapter
 
-        folder = self._store.folder(stage.kind, stage.key)
+        folder = self._store.checked(stage.kind, stage.key)
         if stage.start is not None and (folder / ADAPTER_CONFIG).is_file():
             model = self._model(stage.start)
             load_adapter(model, folder)
@@ -197,6 +197,11 @@ class Worksite:
         """A folder that outlives a kill and goes when the stage is complete."""
         return self._store.scratch(self.stage.kind, self.stage.key)
 
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """What may move bits between two runs of a stage, besides packages."""
+        return {"threads": self.runtime.threads, "device": self.runtime.device}
+
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """The stage's new folder; for processes that do not write, one that is thrown away."""
@@ -208,7 +213,7 @@ class Worksite:
         with self._store.writing(self.stage.kind, self.stage.key, self.about) as written:
             yield written
             self.about["stage_seconds"] = round(time.perf_counter() - started, 3)
-            self.about["environment"] = environment()
+            self.about["environment"] = environment() | self.hardware
 
     def task(
         self,
@@ -266,7 +271,6 @@ class Worksite:
             yield
             return
         # the log lies beside the checkpoint, so that a resumed run continues both
-        rewind(log, task.checkpoint)
         tracker = Tracker(log, self._events)
         task.telemetry = replace(task.telemetry, tracker=tracker)
         try:
@@ -297,25 +301,6 @@ def check_device(name: str) -> None:
         raise ConfigError(
             f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
         ) from None
-
-
-def rewind(log: Path, checkpoint: Path) -> None:
-    """Drops the rows that training will write again: those after the checkpoint, or all."""
-    if not log.is_file():
-        return
-    last = 0
-    if checkpoint.is_file():
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(checkpoint, framework="np") as file:
-                last = int((file.metadata() or {})["step"])
-        except (SafetensorError, OSError, LookupError, ValueError):
-            return  # the engine says what is wrong with it
-    from common.train.tracking import read_scalars
-
-    rows = [row for row in read_scalars(log) if row["step"] <= last]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _first(stage: Stage) -> Stage:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from common.base.files import write_text
 
 
 def json_text(value: Any) -> str:
@@ -16,8 +17,5 @@ def json_text(value: Any) -> str:
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Creates the folder and replaces each file at once."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        temporary = folder / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / name)
+        write_text(folder / name, text)

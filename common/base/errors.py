@@ -34,6 +34,16 @@ class DataError(UserError):
     """A data set is missing, malformed, or not the one that was used before."""
 
 
+class Damaged(DataError):
+    """A stored file is not what was written.
+
+    Attributes:
+        set_aside: Whether its stage was moved away, so that it can be made again.
+    """
+
+    set_aside = False
+
+
 class CheckpointError(UserError):
     """A checkpoint or adapter is missing, damaged, or belongs to another model."""
 

@@ -41,6 +41,10 @@ class _Offset:
         """Records at the step counted over all fits."""
         self.sink.scalars(step + self.steps, values)
 
+    def rewind(self, step: int) -> None:
+        """Drops what was recorded after the step counted over all fits."""
+        self.sink.rewind(step + self.steps)
+
 
 @dataclass
 class UnlearnTask:

@@ -79,7 +79,7 @@ class RunRecord(BaseModel):
 
     def save(self, path: Path) -> None:
         """Writes the record."""
-        from common.store.stages import write_json
+        from common.base.files import write_json
 
         write_json(path, self.model_dump(mode="json"))
 

@@ -1,32 +1,32 @@
-"""Content-addressed stage folders: work once, never half.
+"""Content-addressed stage folders: work once, never half, never another's bytes.
 
 A stage's key is a hash of everything that its numbers depend on.  Its folder appears by one atomic
-rename after ``done.json`` was written last, so whatever exists is complete; two processes racing
-on one stage end with one folder.
+rename after ``done.json`` was written last, so whatever exists is complete.  ``done.json`` holds
+the SHA-256 of every file; a file is compared with it before it is read.  A stage that fails is
+set aside, so that the next run makes it again.  Whoever works on a stage holds its lease.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import platform
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import ConfigError, DataError
+from common.base.errors import ConfigError, Damaged, DataError
+from common.base.files import file_digest, json_digest, publish, write_json
 
 DONE = "done.json"
 ENGINE_VERSION = 1
 """Raised when the loop, the adapters or the scores would give other numbers for the same config;
 part of every key, guarded by golden tests."""
 KEY_LENGTH = 20
-HOST = platform.node().replace("/", "_").replace("@", "_") or "local"
-"""A store may be shared by machines, and a process number means nothing on another one."""
+_CHECKED: dict[Path, tuple[int, int]] = {}
+"""Files whose bytes this process has compared -> their size and time of change then."""
 
 
 def check_writable(path: Path, name: str) -> None:
@@ -55,14 +55,20 @@ class StageStore:
 
     def folder(self, kind: str, key: str) -> Path:
         """Where a stage's files are, once complete."""
-        return self._stages / f"{kind}-{key[:KEY_LENGTH]}"
+        return self._stages / _name(kind, key)
 
     def scratch(self, kind: str, key: str) -> Path:
         """A folder for mid-stage checkpoints: it outlives a kill and goes when complete."""
-        return self.root / "unfinished" / f"{kind}-{key[:KEY_LENGTH]}"
+        return self.root / "unfinished" / _name(kind, key)
+
+    # What is read --------------------------------------------------------------------------------
 
     def done(self, kind: str, key: str) -> dict[str, Any] | None:
-        """What a complete stage says of itself; None if it is not complete."""
+        """What a complete stage says of itself; None if it is not complete.
+
+        Raises:
+            Damaged: It is not what was written; the stage is set aside.
+        """
         path = self.folder(kind, key) / DONE
         try:
             content = path.read_bytes()
@@ -70,12 +76,114 @@ class StageStore:
             return None
         try:
             done: dict[str, Any] = json.loads(content)
-            written = done["key"]
-        except (ValueError, KeyError, TypeError):
-            raise DataError(f"{path}: damaged; delete the folder {path.parent} and rerun") from None
+            written, digest = done["key"], done.pop("sha256", None)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise self._set_aside(path, "is not readable") from None
         if written != key:
-            raise DataError(f"{path}: belongs to another stage; delete {path.parent} and rerun")
+            raise self._set_aside(path, "belongs to another stage")
+        if digest not in (None, json_digest(done)):
+            raise self._set_aside(path, "is not what was written")
         return done
+
+    def checked(self, kind: str, key: str, *names: str) -> Path:
+        """The folder of a complete stage, after its files were compared with their digests.
+
+        A file is compared once per process.  Stages that were made before digests were kept are
+        taken as they are.
+
+        Args:
+            kind: Stage kind.
+            key: Full key.
+            names: The files that will be read; all of the stage's when absent.
+
+        Raises:
+            DataError: The stage is not complete.
+            Damaged: A file is missing or not what was written; the stage is set aside.
+        """
+        done, folder = self.done(kind, key), self.folder(kind, key)
+        if done is None:
+            raise DataError(f"{folder}: not complete; run its suite first")
+        digests = done.get("files", {})
+        for name in names or digests:
+            if name in digests:
+                self._compare(folder / name, digests[name])
+        return folder
+
+    def _compare(self, path: Path, digest: str) -> None:
+        try:
+            status = path.stat()
+            seen = (status.st_size, status.st_mtime_ns)
+            if _CHECKED.get(path) == seen:
+                return
+            same = file_digest(path) == digest
+        except OSError as error:
+            raise self._set_aside(path, f"cannot be read ({error.strerror})") from None
+        if not same:
+            raise self._set_aside(path, "is not what was written")
+        _CHECKED[path] = seen
+
+    def _set_aside(self, path: Path, reason: str) -> Damaged:
+        """Moves the stage of a damaged file out of the way; returns the error."""
+        stage = path.relative_to(self._stages).parts[0]
+        place = self.root / "damaged" / f"{stage}-{secrets.token_hex(4)}"
+        try:
+            place.parent.mkdir(exist_ok=True)
+            os.rename(self._stages / stage, place)
+        except OSError:
+            return Damaged(f"{path}: {reason}; delete {self._stages / stage} and run again")
+        error = Damaged(f"{path}: {reason}; its stage is now in {place} and is made again by a run")
+        error.set_aside = True
+        return error
+
+    def verify(self) -> Iterator[tuple[Path, str]]:
+        """Reads every stage once; damaged ones are set aside.
+
+        Yields:
+            A stage's folder, and what is wrong: nothing, ``unchecked`` where it was made before
+            digests were kept, or the damage.
+        """
+        for folder in sorted(_entries(self._stages, "[!.]*-*")):
+            kind = folder.name.rpartition("-")[0]
+            try:
+                done = json.loads((folder / DONE).read_bytes())
+                self.checked(kind, str(done["key"]))
+                yield folder, "" if "files" in done else "unchecked"
+            except Damaged as error:
+                yield folder, str(error)
+            except (OSError, ValueError, LookupError, TypeError, DataError):
+                yield folder, str(self._set_aside(folder / DONE, "is not readable"))
+
+    # What is written -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lease(self, kind: str, key: str, *, wait: bool = False) -> Iterator[bool]:
+        """The right to work on a stage; it ends with the process that holds it.
+
+        It is a lock on a file below ``root/leases``, so that processes, containers and machines
+        that share the store's file system do not work on one stage together.
+
+        Args:
+            kind: Stage kind.
+            key: Full key.
+            wait: Wait until it is free.
+
+        Yields:
+            Whether it was free.
+        """
+        from filelock import FileLock, Timeout
+
+        path = self.root / "leases" / _name(kind, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+        try:
+            lock.acquire(poll_interval=0.2)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
 
     @contextlib.contextmanager
     def writing(self, kind: str, key: str, about: dict[str, Any]) -> Iterator[Path]:
@@ -84,16 +192,19 @@ class StageStore:
         Args:
             kind: Stage kind.
             key: Full key.
-            about: Written as ``done.json`` at the end; the block may still add to it.
+            about: Written as ``done.json`` at the end, beside the digests of all files; the block
+                may still add to it.
         """
         self._stages.mkdir(parents=True, exist_ok=True)
-        temporary = self._stages / f".{os.getpid()}@{HOST}@{kind}-{secrets.token_hex(4)}"
+        temporary = self._stages / f".{_name(kind, key)}.{secrets.token_hex(4)}"
         temporary.mkdir()
         try:
             yield temporary
-            write_json(temporary / DONE, {"key": key, "kind": kind, **about})
+            done = {"key": key, "kind": kind, **about, "files": digests(temporary)}
+            done = json.loads(json.dumps(done, allow_nan=False))
+            write_json(temporary / DONE, {**done, "sha256": json_digest(done)})
             try:
-                os.rename(temporary, self.folder(kind, key))
+                publish(temporary, self.folder(kind, key))
             except OSError as error:
                 if self.done(kind, key) is None:
                     raise DataError(
@@ -105,27 +216,30 @@ class StageStore:
         shutil.rmtree(self.scratch(kind, key), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes temporary folders of this machine whose process is gone."""
-        if self._stages.is_dir():
-            for leftover in self._stages.glob(f".*@{glob.escape(HOST)}@*"):
-                process = leftover.name[1:].partition("@")[0]
-                if process.isdigit() and not _alive(int(process)):
-                    shutil.rmtree(leftover, ignore_errors=True)
+        """Removes what ended runs left: temporary folders, and scratch of complete stages."""
+        for leftover in _entries(self._stages, ".*-*.*"):
+            self._remove(leftover, leftover.name[1:].rpartition(".")[0])
+        for leftover in _entries(self.root / "unfinished", "*-*"):
+            if (self._stages / leftover.name / DONE).is_file():
+                self._remove(leftover, leftover.name)
+
+    def _remove(self, leftover: Path, name: str) -> None:
+        """Removes a folder of the stage called ``name`` unless somebody works on it."""
+        kind, _, key = name.rpartition("-")
+        with self.lease(kind, key) as free:
+            if free:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _name(kind: str, key: str) -> str:
+    return f"{kind}-{key[:KEY_LENGTH]}"
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Strict JSON, written beside and renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def _entries(folder: Path, pattern: str) -> Iterable[Path]:
+    return list(folder.glob(pattern)) if folder.is_dir() else []
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Name of every file below a folder -> SHA-256 of its bytes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}

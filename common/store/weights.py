@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise CheckpointError(
             f"{path}: damaged or of another model ({first}); delete {path.parent} and rerun"
         ) from None
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 CONFIG = "config.json"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import CheckpointError, named_line
+from common.base.files import beside, publish
 from common.train.sharding import like, whole_tensor
 
 if TYPE_CHECKING:
@@ -21,8 +22,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Notes = tuple[dict[str, float], dict[str, float]]
-"""Last and largest value of everything logged."""
+
+@dataclass
+class Notes:
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        step: Steps that are done.
+        last: Name -> last value of everything logged.
+        peak: Name -> largest value of everything logged.
+        seconds: Wall time of all sittings so far.
+        stopped: Why the run ended before its time; None where it did not.
+    """
+
+    step: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +64,11 @@ class TrainingState:
     scaler: Any | None
     identity: str
 
-    def save(self, path: Path, *, step: int, notes: Notes, writes: bool = True) -> None:
-        """Writes everything needed to continue, atomically.
+    def save(self, path: Path, notes: Notes, *, writes: bool = True) -> None:
+        """Writes everything needed to continue, atomically, with a digest of it.
 
         Args:
             path: The file.
-            step: Steps that are done.
             notes: Kept beside the tensors.
             writes: Whether this process writes; all of them must call, to make split tensors whole.
         """
@@ -62,19 +78,17 @@ class TrainingState:
         if not writes:
             return
         tensors |= self._other_tensors()
-        meta = {
-            "step": str(step),
-            "identity": self.identity,
-            "notes": json.dumps(notes),
-            "tensors": json.dumps(sorted(tensors)),
-        }
+        meta = {"identity": self.identity, "notes": json.dumps(asdict(notes))}
         if self.scaler is not None:
             meta["scaler"] = json.dumps(self.scaler.state_dict())
-        temporary = path.with_name(f"{path.stem}.{os.getpid()}.partial")  # racing twins
         path.parent.mkdir(parents=True, exist_ok=True)
         copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        save_file(copies, temporary, metadata=meta)
-        os.replace(temporary, path)
+        temporary = beside(path)
+        try:
+            save_file(copies, temporary, metadata=meta | {"sha256": _digest(copies, meta)})
+            publish(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _split_tensors(self) -> dict[str, Tensor]:
         """Parameters and the optimizer's memory of them, made whole."""
@@ -94,29 +108,23 @@ class TrainingState:
             tensors["rng_cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
-    def load(self, path: Path) -> tuple[int, Notes]:
-        """Puts everything back as it was; returns the steps that were done, and the notes.
+    def load(self, path: Path) -> Notes:
+        """Puts everything back as it was; returns the notes.
 
         Raises:
-            CheckpointError: The file is damaged or of another training.
+            CheckpointError: The file is damaged or of another training; nothing was put back.
         """
         tensors, meta = _read(path)
         if meta.get("identity") != self.identity:
-            raise CheckpointError(f"{path}: checkpoint of another run; delete it")
-        try:
-            if json.loads(meta["tensors"]) != sorted(tensors):
-                raise ValueError("tensors are missing")
-            self._restore(tensors)
-            if self.scaler is not None and "scaler" in meta:
-                self.scaler.load_state_dict(json.loads(meta["scaler"]))
-            last, peak = json.loads(meta["notes"])
-            step = int(meta["step"])
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: damaged checkpoint ({named_line(error)}); delete it"
-            ) from None
-        logger.info("resumed at step %d from %s", step, path)
-        return step, (last, peak)
+            raise CheckpointError(f"{path}: checkpoint of another run")
+        if meta.pop("sha256", None) != _digest(tensors, meta):
+            raise CheckpointError(f"{path}: damaged checkpoint")
+        notes = Notes(**json.loads(meta["notes"]))
+        self._restore(tensors)
+        if self.scaler is not None and "scaler" in meta:
+            self.scaler.load_state_dict(json.loads(meta["scaler"]))
+        logger.info("resumed at step %d from %s", notes.step, path)
+        return notes
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "buffer": {}, "optimizer": {}}
@@ -159,5 +167,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             # copies: a tensor of this file would die with the file
             tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged checkpoint ({error}); delete it") from None
+        raise CheckpointError(f"{path}: damaged checkpoint ({named_line(error)})") from None
     return tensors, meta
+
+
+def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """SHA-256 over names, shapes, types and bytes of tensors, and over what is said beside them."""
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -7,7 +7,6 @@ Training Original, Retrain and every gradient-based unlearning method go through
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -47,7 +46,8 @@ def fit(
         seed: Seeds torch's global stream (dropout) for the duration of the run only.
         hooks: Projections, a penalty, further states, a stop condition.
         telemetry: Who looks: tracker, progress, evaluation in training.
-        checkpoint: File for mid-run checkpoints; an existing one is resumed.
+        checkpoint: File for checkpoints.  An existing one of this very run is resumed; any other
+            is replaced.  The last one stays: it is the caller's to delete.
 
     Returns:
         Its cost and last values; ``stopped`` says what ended it early: the limits of
@@ -56,7 +56,6 @@ def fit(
     Raises:
         Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
             ended non-finite.
-        CheckpointError: The checkpoint is damaged or of another run.
 
     Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
     ``grad_norm/<c>`` (before clipping) and ``weight_norm/<c>`` of what is trained, per component
@@ -64,17 +63,13 @@ def fit(
     :func:`common.bounded.attach.adapter_statistics`); at probes also
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
-    started = time.perf_counter()
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
     with full_precision(model, config) as config:
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry)
         model.train()
         with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint)
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    seconds = time.perf_counter() - started
-    return FitResult(run.total, seconds, run.instruments.last, run.instruments.peak, stopped)
+    return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
 
 
 @contextlib.contextmanager

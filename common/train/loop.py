@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from common.bounded.reuse import reuse_weights
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import Objective, ObjectiveValue
-from common.train.checkpoint import TrainingState
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.launch import make_accelerator, make_sharded
 from common.train.optimizer import make_optimizer
 from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
+from common.train.resume import resume, save
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
 
@@ -71,6 +70,7 @@ class TrainingRun:
         device = self.accelerator.device
         self.guard = DivergenceGuard(config.loss_cap, device)
         self.instruments = Instruments(model, self.trained, telemetry.component_of, device)
+        self._started, self.earlier = time.perf_counter(), 0.0
         self._norms: dict[str, float] = {}
         self._logged = False
 
@@ -96,15 +96,22 @@ class TrainingRun:
         Raises:
             Diverged: See :func:`common.train.fit.fit`.
         """
-        stopped = None
-        step = self.resume(checkpoint)
+        step, stopped = resume(self, checkpoint)
+        complete = stopped is not None or step == self.total
         while step < self.total and stopped is None:
             self._advance(step, checkpoint)
             stopped = self._stops(step)
             step += 1
         self.total = step
         self.check(step - 1, final=True)
+        if checkpoint is not None and not complete:
+            save(self, checkpoint, step, stopped)
         return stopped
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of this run, earlier sittings included."""
+        return self.earlier + time.perf_counter() - self._started
 
     def _advance(self, step: int, checkpoint: Path | None) -> None:
         """One optimizer step, and whatever follows from it: hooks, guard, logs, checkpoint."""
@@ -124,7 +131,7 @@ class TrainingRun:
             self.instruments.note(scalars)
             self._log(step, scalars)
         if checkpoint is not None and saves:
-            self.save(checkpoint, step + 1)
+            save(self, checkpoint, step + 1)
         if self.telemetry.progress is not None:
             self.telemetry.progress(step + 1, self.total)
 
@@ -254,30 +261,6 @@ class TrainingRun:
                 name = first_nonfinite((n, p.detach()) for n, p in weights if n in self.trained)
                 if name is not None:
                     raise Diverged(step + 1, f"parameter {name} is not finite")
-
-    # Checkpoints ---------------------------------------------------------------------------------
-
-    def _state(self) -> TrainingState:
-        device, scaler = self.accelerator.device, self.accelerator.scaler
-        shapes = {name: list(parameter.shape) for name, parameter in self.trained.items()}
-        config = self.config.model_dump(mode="json")
-        identity = json.dumps([self.seed, shapes, sorted(self.stateful), config], sort_keys=True)
-        return TrainingState(
-            self.model, self.trained, self.raw_optimizer, self.stateful, device, scaler, identity
-        )
-
-    def save(self, path: Path, step: int) -> None:
-        """Writes everything needed to continue; all processes must call it."""
-        last = {name: v for name, v in self.instruments.last.items() if math.isfinite(v)}
-        notes = (last, self.instruments.peak)
-        self._state().save(path, step=step, notes=notes, writes=self.accelerator.is_main_process)
-
-    def resume(self, path: Path | None) -> int:
-        """Loads a checkpoint of this very run if there is one; returns the next step."""
-        if path is None or not path.is_file():
-            return 0
-        step, (self.instruments.last, self.instruments.peak) = self._state().load(path)
-        return step
 
 
 def reached(metrics: Mapping[str, float | None], limits: Mapping[str, float] | str) -> str | None:

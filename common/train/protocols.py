@@ -24,6 +24,9 @@ class ScalarSink(Protocol):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records named values at a step."""
 
+    def rewind(self, step: int) -> None:
+        """Drops what was recorded after a step."""
+
 
 class Stateful(Protocol):
     """Something whose tensors belong into a checkpoint."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.base.files import write_text
+
 
 class Tracker:
     """Writes scalars as JSON lines and, if asked, as TensorBoard events.
@@ -24,6 +26,7 @@ class Tracker:
     def __init__(self, log: Path, board: Path | None = None):
         log.parent.mkdir(parents=True, exist_ok=True)
         torn = log.is_file() and log.read_bytes()[-1:] not in (b"", b"\n")
+        self._path = log
         self._log = log.open("a", encoding="utf-8")
         if torn:  # by a kill: the next row must not be lost with it
             self._log.write("\n")
@@ -37,6 +40,13 @@ class Tracker:
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+
+    def rewind(self, step: int) -> None:
+        """Drops the rows after a step: a resumed training writes them again."""
+        self._log.close()
+        rows = read_scalars(self._path)
+        write_text(self._path, "".join(json.dumps(r) + "\n" for r in rows if r["step"] <= step))
+        self._log = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Flushes and closes everything."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import CheckpointError
-from common.store.weights import CONFIG, WEIGHTS, file_digest, refuse_pickles
+from common.base.files import file_digest
+from common.store.weights import CONFIG, WEIGHTS, refuse_pickles
 
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, DataError
+from common.base.files import file_digest
 from common.protocol.subject import Application, Subject
-from common.store.weights import file_digest
 from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
 from language.apply.report import measured, outcome
 from language.config import Family

@@ -441,7 +441,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(request_, tmp_pa
 
 
 def test_methods_that_a_text_does_not_fit(world, request_):
-    says(dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one label")
+    says(dataclasses.replace(request_, method="scrub_r", params=()), DataError, "one class label")
     llama = dataclasses.replace(request_, model=world / "llama", method="influence", params=())
     says(llama, ConfigError, "gradients by sample", "another method")
 

@@ -13,7 +13,7 @@ import resource
 import torch
 from benchmarks.pipeline.executors import prepare_worker
 
-prepare_worker(1, (), orphan_guard=False)
+prepare_worker(1, ())
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -412,8 +414,6 @@ def test_data_that_cannot_be_read(name, good, tmp_path, cli, one_line_error, not
 
 # file of a complete store -> bytes put there (None: removed), stages redone, part of the line
 STORES = {
-    "split done.json": ("split", "done.json", b"{", "damaged; delete the folder"),
-    "other done.json": ("split", "done.json", b'{"key": "x"}', "belongs to another stage"),
     "split": ("split", "split.safetensors", b"\x00" * 30, "not a readable split"),
     "no split": ("split", "split.safetensors", None, "not a readable split"),
     "original weights": ("original", "model.safetensors", b"junk", "damaged or of another model"),
@@ -425,12 +425,29 @@ STORES = {
 }
 
 
+def without_digests(folder):
+    """Makes a stage as it was before digests were kept."""
+    done = json.loads((folder / "done.json").read_text())
+    (folder / "done.json").write_text(json.dumps({**done, "files": {}, "sha256": None}))
+
+
+def measured(cli, copied):
+    """Every row's metrics."""
+    done = cli("report", copied.paths["class"], "--store", copied.store, "--format", "json")
+    return {row["row"]: row["metrics"] for row in json.loads(done.out)["rows"]}
+
+
+@pytest.mark.parametrize("digests", [True, False], ids=["digests", "older"])
 @pytest.mark.parametrize("name", STORES)
-def test_damaged_store(name, copied, cli, one_line_error, nothing_half, find_stage):
+def test_damaged_store(
+    name, digests, copied, cli, one_line_error, nothing_half, find_stage, caplog
+):
+    """What digests find is made again; a damaged stage without them is one clear line."""
     kind, file, content, wanted = STORES[name]
     names = {"split": "split/seed-1", "original": "original/seed-1"}
     store = StageStore(copied.store)
     stage = find_stage(copied.paths["class"], copied.store, kind, names.get(kind, "gd_lora/seed-1"))
+    before = measured(cli, copied)
     for later in ("measure", "score")[: 1 if kind == "score" else 2]:
         lost = find_stage(copied.paths["class"], copied.store, later, "gd_lora/seed-1")
         shutil.rmtree(store.folder(later, lost.key))
@@ -438,10 +455,17 @@ def test_damaged_store(name, copied, cli, one_line_error, nothing_half, find_sta
     path.unlink()
     if content is not None:
         path.write_bytes(content)
+    if not digests:
+        without_digests(path.parent)
     done = cli(
         "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
         "--only", "gd_lora",
     )  # fmt: skip
+    if digests:
+        (line,) = [line for line in caplog.messages if str(path) in line]
+        assert done.code == 0 and "made again" in line, done.err
+        assert measured(cli, copied) == before
+        return
     line = one_line_error(done)
     assert wanted in line and (kind == "unlearn" or "delete" in line)
     nothing_half(copied.store)
@@ -462,6 +486,7 @@ def test_damaged_record(name, copied, cli, one_line_error, find_stage):
     path = StageStore(copied.store).folder("measure", stage.key) / "record.json"
     text = RECORDS[name](path.read_text())
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    without_digests(path.parent)
     for command in ("report", "run"):
         line = one_line_error(cli(command, copied.paths["class"], "--store", copied.store))
         assert "record.json: not a valid record" in line and "delete it and rerun" in line
@@ -469,6 +494,40 @@ def test_damaged_record(name, copied, cli, one_line_error, find_stage):
     assert "no such record" in one_line_error(
         cli("report", copied.paths["class"], "--store", copied.store)
     )
+
+
+def changed_digit(path):
+    path.write_text(re.sub(r'("fa": )[0-9.]+', r"\g<1>77.7", path.read_text()))
+
+
+def other_record(path):
+    others = (p for p in sorted(path.parent.parent.glob("measure-*")) if p != path.parent)
+    shutil.copy(next(others) / "record.json", path)
+
+
+def other_stage(path):
+    other = next(p for p in sorted(path.parent.parent.glob("measure-*")) if p != path.parent)
+    shutil.rmtree(path.parent)
+    shutil.copytree(other, path.parent)
+
+
+DAMAGES = [changed_digit, other_record, other_stage, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("command", ["report", "run"])
+def test_a_changed_record_is_never_a_number(damage, command, copied, cli, find_stage, caplog):
+    before = measured(cli, copied)
+    stage = find_stage(copied.paths["class"], copied.store, "measure", "gd_lora/seed-1")
+    path = StageStore(copied.store).folder("measure", stage.key) / "record.json"
+    damage(path)
+    done = cli(command, copied.paths["class"], "--store", copied.store)
+    lines = [*done.err.splitlines(), *caplog.messages]
+    (line,) = [line for line in lines if str(path.parent) in line]
+    assert "made again" in line and done.code == (2 if command == "report" else 0)
+    if command == "report":
+        assert cli("run", copied.paths["class"], "--store", copied.store).code == 0
+    assert measured(cli, copied) == before
 
 
 def test_damaged_done_with_missing_facts(copied, find_stage, cli, one_line_error):

@@ -255,13 +255,15 @@ def test_trial_gap_reads_validation_only():
     assert trial_gap(record({"fa": 1.0}), target, GAP) == math.inf
 
 
-def test_a_damaged_trial_record_is_one_clear_error(plan_of, store, put_record):
+def test_a_damaged_trial_record_is_found_and_set_aside(plan_of, store, put_record):
     plan = plan_of(methods=TUNED, tune=TUNE)
     fill_trials(plan, store, put_record, {"gd": [1.0, 2.0], "gd_sine": [1.0, 2.0]})
     stage = next(r.stage for r in plan.results if r.label == "gd")
     (store.folder("measure", stage.key) / "record.json").write_text('{"status": "ok"')
-    with pytest.raises(DataError, match="not a valid record"):
+    with pytest.raises(DataError, match="made again by a run"):
         plan_of(methods=TUNED, tune=TUNE)
+    again = plan_of(methods=TUNED, tune=TUNE)
+    assert again.waiting and store.done("measure", stage.key) is None
 
 
 def test_a_trial_never_scores_test_parts(tiny_suite):

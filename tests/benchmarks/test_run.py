@@ -257,7 +257,8 @@ def test_the_gate_refuses_a_weak_original(copied, cli, one_line_error, nothing_h
 def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite, nothing_half):
     plugin = tmp_path / "failing.py"
     plugin.write_text(FAILING)
-    rows = {"original": None, "retrain": None, "boom": None, "gd_lora": {"params": {"lr": 1e-3}}}
+    boom = {"without": ["steps"]}
+    rows = {"original": None, "retrain": None, "boom": boom, "gd_lora": {"params": {"lr": 1e-3}}}
     path = tiny_suite(tmp_path, suite="failing", methods=rows, defaults={"steps": 3})
     args = ("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
     done = cli(*args)
@@ -280,7 +281,7 @@ def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite
 def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_suite):
     plugin = tmp_path / "failing.py"
     plugin.write_text(FAILING)
-    rows = {"original": None, "retrain": None, "boom": None, "gd": None}
+    rows = {"original": None, "retrain": None, "boom": {"without": ["steps"]}, "gd": None}
     grids = {"default": {"lr": [1e-4, 1e6]}}
     path = tiny_suite(
         tmp_path,

@@ -31,9 +31,9 @@ def test_an_evaluation_keeps_adapters_that_merging_would_round(tiny, tmp_path, m
     save_weights(original, folders["original"])
     blank = SimpleNamespace(blank=lambda: tiny.net(seed=5).to(dtype))
     site = object.__new__(type("Site", (Worksite,), {"benchmark": blank}))
-    site._store = SimpleNamespace(folder=lambda kind, key: folders[kind])
-    start = SimpleNamespace(kind="original", key="", start=None)
-    stage = SimpleNamespace(kind="unlearn", key="", start=start)
+    site._store = SimpleNamespace(checked=lambda kind, key: folders[kind])
+    start = SimpleNamespace(kind="original", key="", start=None, spec=None)
+    stage = SimpleNamespace(kind="unlearn", key="", start=start, spec=None)
     exact, x = site._model(stage, exact=True), torch.linspace(-1, 1, 18, dtype=dtype).reshape(3, 6)
     kept = mode == "split" and dtype == torch.bfloat16
     assert merges_exactly(model) is not kept

@@ -43,6 +43,9 @@ class Sink:
     def scalars(self, step, values):
         self.rows.setdefault(step, {}).update(values)
 
+    def rewind(self, step):
+        self.rows = {s: row for s, row in self.rows.items() if s <= step}
+
 
 class Stopped(Exception):
     pass
@@ -177,7 +180,7 @@ def penalised(sink, folder):
 
 def resumed(sink, folder):
     """Stopped behind a checkpoint, and gone on with from there, twice in one process."""
-    path = folder / "checkpoint.safetensors"
+    path = folder / f"checkpoint-of-{os.environ.get('WORLD_SIZE', 1)}.safetensors"
 
     def stop(step, total):
         if step == 3:

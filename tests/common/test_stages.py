@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,8 +14,9 @@ import threading
 
 import pytest
 
-from common.base.errors import DataError
-from common.store.stages import DONE, HOST, KEY_LENGTH, StageStore, write_json
+from common.base.errors import Damaged, DataError
+from common.base.files import write_json
+from common.store.stages import DONE, KEY_LENGTH, StageStore
 from common.train.tracking import Tracker, read_scalars
 
 KEY = "0123456789abcdef" * 4
@@ -44,7 +47,9 @@ def test_a_complete_stage(store):
         (folder / "x.txt").write_text("content")
         assert store.done("score", KEY) is None, "not complete while being written"
         about["late"] = True
-    assert store.done("score", KEY) == {"key": KEY, "kind": "score", "seed": 3, "late": True}
+    digest = hashlib.sha256(b"content").hexdigest()
+    about = {"key": KEY, "kind": "score", "seed": 3, "late": True, "files": {"x.txt": digest}}
+    assert store.done("score", KEY) == about
     final = store.folder("score", KEY)
     assert final.name == f"score-{KEY[:KEY_LENGTH]}"
     assert sorted(path.name for path in final.iterdir()) == [DONE, "x.txt"]
@@ -157,51 +162,66 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from common.store.stages import StageStore
-with StageStore(Path(sys.argv[1])).writing("a", sys.argv[2], {}) as folder:
+store = StageStore(Path(sys.argv[1]))
+with store.lease("a", sys.argv[2]), store.writing("a", sys.argv[2], {}) as folder:
     (folder / "half").write_text("x")
     print("writing", flush=True)
     time.sleep(60)
 """
 
 
-def test_a_kill_leaves_nothing_complete_and_sweep_cleans_up(store):
+def test_sweep_spares_what_is_worked_on_and_strangers(store):
+    stages, unfinished = store.root / "stages", store.root / "unfinished"
+    with store.writing("done", KEY, {}):
+        pass
+    name = KEY[:KEY_LENGTH]
+    stays = {
+        stages / f".a-{name}.0011aabb": False,
+        stages / f".b-{name}.0011aabb": True,
+        stages / ".notes": True,
+        unfinished / f"done-{name}": False,
+        unfinished / f"half-{name}": True,
+    }
+    for folder in stays:
+        folder.mkdir(parents=True)
+    with store.lease("b", KEY) as free, store.writing("a", KEY, {}) as folder:
+        assert free
+        other = subprocess.run([sys.executable, "-c", SWEEP, str(store.root)], check=True)
+        assert other.returncode == 0
+        assert not folder.exists(), "whoever writes without a lease has no claim"
+        folder.mkdir()
+    assert {folder: folder.is_dir() for folder in stays} == stays
+    StageStore(store.root / "nowhere").sweep()
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+from common.store.stages import StageStore
+StageStore(Path(sys.argv[1])).sweep()
+"""
+
+
+def test_a_lease_is_held_by_one_and_ends_with_its_process(store):
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(store.root), KEY], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline().strip() == "writing"
+        with store.lease("a", KEY) as free:
+            assert not free
+        with store.lease("b", KEY) as free:
+            assert free
         store.sweep()
         assert len(leftovers(store)) == 1, "a living process keeps its folder"
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    assert store.done("a", KEY) is None and not store.folder("a", KEY).exists()
-    assert len(leftovers(store)) == 1
+    with store.lease("a", KEY, wait=True) as free:
+        assert free
     store.sweep()
     assert leftovers(store) == []
-    with store.writing("a", KEY, {}):
-        pass
-    assert store.done("a", KEY)
-
-
-def test_sweep_spares_the_living_other_machines_and_strangers(store):
-    stages = store.root / "stages"
-    dead = dead_process()
-    names = {
-        f".{dead}@{HOST}@train-aa": False,
-        f".{os.getpid()}@{HOST}@train-bb": True,
-        f".{dead}@another-machine@train-cc": True,
-        ".notes-of-mine": True,
-        f"train-{KEY[:KEY_LENGTH]}": True,
-    }
-    for name in names:
-        (stages / name).mkdir(parents=True)
-    with store.writing("a", KEY, {}) as folder:
-        store.sweep()
-        assert folder.is_dir()
-    assert {name: (stages / name).is_dir() for name in names} == names
-    StageStore(store.root / "nowhere").sweep()
 
 
 # Damage ------------------------------------------------------------------------------------------
@@ -212,15 +232,82 @@ def test_a_damaged_done_is_one_clear_line(store, content):
     with store.writing("a", KEY, {}):
         pass
     (store.folder("a", KEY) / DONE).write_bytes(content)
-    with pytest.raises(DataError, match="damaged; delete the folder") as error:
+    with pytest.raises(Damaged, match="made again by a run") as error:
         store.done("a", KEY)
     assert "\n" not in str(error.value) and str(store.folder("a", KEY)) in str(error.value)
+    assert error.value.set_aside and store.done("a", KEY) is None
+    assert [path.name for path in (store.root / "damaged").glob("*/*")] == [DONE]
+
+
+def written(store, kind="a", key=KEY, content="content"):
+    with store.writing(kind, key, {"seed": 3}) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "x.txt").write_text(content)
+    return store.folder(kind, key)
+
+
+def test_every_flipped_byte_is_found(store):
+    for position in range(7):
+        path = written(store) / "deep" / "x.txt"
+        assert store.checked("a", KEY, "deep/x.txt") == store.folder("a", KEY)
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(Damaged, match="not what was written"):
+            store.checked("a", KEY)
+        assert store.done("a", KEY) is None, "so that a run makes it again"
+    assert store.checked("a", KEY, "no such file") if written(store) else None
+    (store.folder("a", KEY) / "deep" / "x.txt").unlink()
+    with pytest.raises(Damaged, match="cannot be read"):
+        store.checked("a", KEY)
+
+
+def test_a_changed_fact_and_a_swapped_file_are_found(store):
+    done = written(store) / DONE
+    done.write_text(done.read_text().replace('"seed": 3', '"seed": 4'))
+    with pytest.raises(Damaged, match="not what was written"):
+        store.done("a", KEY)
+    first, second = written(store), written(store, key="f" * 64, content="another")
+    shutil.copy(second / "deep" / "x.txt", first / "deep" / "x.txt")
+    with pytest.raises(Damaged):
+        store.checked("a", KEY)
+
+
+def test_an_older_stage_is_taken_as_it_is(store):
+    folder = written(store)
+    write_json(folder / DONE, {"key": KEY, "kind": "a"})
+    (folder / "deep" / "x.txt").write_text("other")
+    assert store.checked("a", KEY) == folder
+    assert [text for _, text in store.verify()] == ["unchecked"]
+
+
+def test_verify_reads_everything_once(store):
+    written(store)
+    path = written(store, kind="b") / "deep" / "x.txt"
+    assert [text for _, text in store.verify()] == ["", ""]
+    path.write_text("other")
+    os.utime(path, (1, 1))
+    assert [bool(text) for _, text in store.verify()] == [False, True]
+    assert [text for _, text in store.verify()] == [""]
+
+
+def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
+    import common.base.files as files
+
+    events = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda n: (events.append("fsync"), fsync(n))[1])
+    monkeypatch.setattr(files.os, "rename", lambda *a: (events.append("rename"), rename(*a))[1])
+    monkeypatch.setattr(files.os, "replace", lambda *a: (events.append("rename"), replace(*a))[1])
+    written(store)
+    # done.json; then x.txt, done.json, both folders, the rename, the folder of stages
+    assert events == ["fsync", "rename", "fsync"] + ["fsync"] * 4 + ["rename", "fsync"]
 
 
 def test_a_key_that_only_looks_the_same_is_refused(store):
     with store.writing("a", KEY, {}):
         pass
-    with pytest.raises(DataError, match="another stage"):
+    with pytest.raises(Damaged, match="another stage"):
         store.done("a", KEY[:KEY_LENGTH] + "f" * 44)
 
 

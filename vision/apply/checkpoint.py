@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from common.base.config import did_you_mean
 from common.base.errors import CheckpointError, ConfigError
-from common.store.weights import CONFIG, WEIGHTS, file_digest, refuse_pickles
+from common.base.files import file_digest
+from common.store.weights import CONFIG, WEIGHTS, refuse_pickles
 
 if TYPE_CHECKING:
     from torch import nn

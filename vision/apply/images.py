@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from common.base.config import canonical, did_you_mean, digest
 from common.base.errors import CheckpointError, DataError
-from common.store.weights import CONFIG, file_digest
+from common.base.files import file_digest
+from common.store.weights import CONFIG
 from vision.apply.checkpoint import Checkpoint
 
 if TYPE_CHECKING:

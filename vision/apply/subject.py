@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from common.base.files import file_digest
 from common.protocol.subject import Application, Subject
-from common.store.weights import CONFIG, WEIGHTS, file_digest, save_weights
+from common.store.weights import CONFIG, WEIGHTS, save_weights
 from vision.apply.checkpoint import build, read_checkpoint
 from vision.apply.images import (
     Folder,

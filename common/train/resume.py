@@ -1,0 +1,56 @@
+"""When a run's checkpoint is written, and which one it takes up again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.base.errors import CheckpointError
+from common.train.checkpoint import Notes, TrainingState
+
+if TYPE_CHECKING:
+    from common.train.loop import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) -> None:
+    """Writes everything needed to continue; all processes must call it."""
+    last = {name: v for name, v in run.instruments.last.items() if math.isfinite(v)}
+    notes = Notes(step, last, run.instruments.peak, run.seconds, stopped)
+    _state(run).save(path, notes, writes=run.accelerator.is_main_process)
+
+
+def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
+    """Loads a checkpoint of this very run if there is one that can be used.
+
+    Returns:
+        The next step, and why the run had stopped early, if it had.
+    """
+    if path is None:
+        return 0, None
+    notes = Notes()
+    if path.is_file():
+        try:
+            notes = _state(run).load(path)
+        except CheckpointError as error:
+            logger.warning("%s; this training starts again", error)
+    run.instruments.last, run.instruments.peak = notes.last, notes.peak
+    run.earlier = notes.seconds
+    tracker, complete = run.telemetry.tracker, notes.stopped or notes.step == run.total
+    if tracker is not None and not complete and run.accelerator.is_main_process:
+        tracker.rewind(notes.step)
+    return notes.step, notes.stopped
+
+
+def _state(run: TrainingRun) -> TrainingState:
+    device, scaler = run.accelerator.device, run.accelerator.scaler
+    shapes = {name: list(parameter.shape) for name, parameter in run.trained.items()}
+    config = run.config.model_dump(mode="json", exclude={"checkpoint_every"})
+    identity = json.dumps([run.seed, shapes, sorted(run.stateful), config], sort_keys=True)
+    return TrainingState(
+        run.model, run.trained, run.raw_optimizer, run.stateful, device, scaler, identity
+    )
