@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from language.data.corpus import Encoded, Item
     from language.data.source import TextSource
     from language.measure.requests import TextMetric
     from language.models.families import CausalFamily
@@ -258,10 +259,19 @@ class CausalBenchmark(Benchmark):
         from language.measure.ask import score_rows
 
         metrics = {part: self.asked(part, trial=trial) for part in parts}
-        masked = self.masked_id
         return score_rows(
-            model, self.source, parts, metrics, self.config.evaluation, masked_id=masked
+            model,
+            self.source,
+            parts,
+            metrics,
+            self.config.evaluation,
+            encode=self.encode,
+            masked_id=self.masked_id,
         )
+
+    def encode(self, item: Item) -> Encoded:
+        """A row as tokens that are scored: the answer after its question in the template."""
+        return self.source.encode(item.question, item.answer)
 
     @property
     def masked_id(self) -> int | None:

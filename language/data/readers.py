@@ -89,6 +89,7 @@ for _name, _target, _summary in (
     ),
     ("tofu", "tofu:TofuReader", "locuslab/TOFU, from files or the hub"),
     ("jsonl", "files:FilesReader", "files of questions and answers, or of plain texts"),
+    ("muse", "muse:MuseReader", "MUSE's news and books, from files or the hub, or invented news"),
     (
         "tdec",
         "tdec:TdecReader",
