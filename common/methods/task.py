@@ -111,8 +111,17 @@ class UnlearnTask:
         )
 
     def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
-        """One loader per part, with the config's micro-batch size."""
-        return {part: self.loader(part, batch_size=config.micro_batch) for part in parts}
+        """One loader per part, with the config's micro-batch size; a part that is led is paired."""
+        from common.data.paired import PairedLoader
+
+        loaders: dict[str, Loader] = {}
+        for part in parts:
+            leader = loaders.get(self.family.leaders.get(part, ""))
+            if leader is None:
+                loaders[part] = self.loader(part, batch_size=config.micro_batch)
+            else:
+                loaders[part] = PairedLoader(leader, self.source, self.indices(part))
+        return loaders
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""

@@ -87,7 +87,12 @@ class LayerNames(Protocol):
 
 
 class ModelFamily(ABC):
-    """What methods must know of the models they are given."""
+    """What methods must know of the models they are given, and of how their batches go together."""
+
+    @property
+    def leaders(self) -> Mapping[str, str]:
+        """Part -> the part whose batches its own go beside, sample by sample; none by default."""
+        return {}
 
     @property
     @abstractmethod

@@ -22,6 +22,7 @@ from common.measure.rules import Criterion, GapRule, RuleSet
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.config import Variant
 from language.data.muse import SHOTS, MuseData
+from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.metrics.muse import (
     GAP_METRICS,
@@ -100,11 +101,14 @@ class MuseScenario(Variant):
     Attributes:
         kind: ``forget`` takes all folds at once; ``scal`` the folds up to ``fold`` at once;
             ``sust`` one fold, after the earlier ones.
+        paired: Beside chunk i of the forget set a method sees chunk i of retain, as MUSE does;
+            else retain is shuffled by itself.
     """
 
     tag: ClassVar[str] = "kind"
 
     kind: str = "forget"
+    paired: bool = True
 
     @classmethod
     def kinds(cls) -> Mapping[str, type[Variant]]:
@@ -186,13 +190,23 @@ class MuseConfig(CausalConfig):
         scenario: What is forgotten.
     """
 
-    data: SerializeAsAny[MuseData] = Field(default_factory=MuseData)
+    data: SerializeAsAny[TextDataConfig] = Field(default_factory=MuseData)
     scenario: SerializeAsAny[MuseScenario] = Field(default_factory=MuseScenario.of)
     evaluation: MuseEvaluation = MuseEvaluation()
 
+    @property
+    def folds(self) -> int:
+        """How many requests the data hold."""
+        assert isinstance(self.data, MuseData)
+        return self.data.requests
+
     @model_validator(mode="after")
     def _fits(self) -> MuseConfig:
-        fold, count = getattr(self.scenario, "fold", 1), self.data.requests
+        if not isinstance(self.data, MuseData):
+            raise ValueError(
+                f"data: MUSE's metrics need its sets, not {self.data.name}'s; give name: muse"
+            )
+        fold, count = getattr(self.scenario, "fold", 1), self.folds
         if fold > count:
             raise ValueError(f"scenario: fold {fold} of {count}; give data.folds or a lower fold")
         if self.evaluation.reference not in ("retrain", self.data.corpus):
@@ -236,7 +250,12 @@ class MuseBenchmark(CausalBenchmark):
         """Such as ``forget`` and ``scal-2-of-4``."""
         fold = getattr(self.config.scenario, "fold", None)
         kind = self.config.scenario.kind
-        return kind if fold is None else f"{kind}-{fold}-of-{self.config.data.requests}"
+        return kind if fold is None else f"{kind}-{fold}-of-{self.config.folds}"
+
+    @property
+    def leaders(self) -> Mapping[str, str]:
+        """Retain follows forget, where the scenario pairs them."""
+        return {"retain": "forget"} if self.config.scenario.paired else {}
 
     @classmethod
     def compare(
@@ -253,7 +272,7 @@ class MuseBenchmark(CausalBenchmark):
 
         from common.data.splits import ForgetSplit
 
-        corpus, count = self.source.corpus, self.config.data.requests
+        corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
         gone = {*now, *before}
         later = [f"fold_{k}" for k in range(1, count + 1) if k not in gone]

@@ -199,11 +199,12 @@ def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any
     return [dict(row) for row in table]
 
 
-def _rows(read: ReadSplit, name: str, split: str, *columns: str) -> list[tuple[str, ...]]:
+def _rows(read: ReadSplit, name: str, split: str, *columns: str) -> list[tuple[Any, ...]]:
     """The columns of a split; none where it is absent.  A text may stand alone."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for number, row in enumerate(read(name, split) or (), 1):
-        texts = [row] if isinstance(row, str) else [dict(row).get(column) for column in columns]
+        values = row if isinstance(row, Mapping) else {}
+        texts = [row] if isinstance(row, str) else [values.get(column) for column in columns]
         if len(texts) != len(columns) or not all(isinstance(text, str) for text in texts):
             needed = " and ".join(columns)
             raise DataError(
