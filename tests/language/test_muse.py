@@ -33,10 +33,10 @@ CPU = Runtime(device="cpu")
 RULES = {rules.name: rules for rules in MuseBenchmark.rule_sets}
 
 
-def bench(root=None, *, scenario=None, style="clean", **data):
+def bench(root=None, *, scenario=None, style="clean", model=TINY, **data):
     protocol = {
         "data": {"name": "muse", "max_length": 64, **data},
-        "model": TINY,
+        "model": model,
         "train": {"steps": 1},
         "scenario": scenario or {},
         "evaluation": {"style": style},
@@ -167,14 +167,13 @@ class Truthful:
 
 @pytest.mark.parametrize("style", ["muse", "openunlearning", "clean"])
 def test_whoever_knows_every_truth_has_100(style):
-    made = bench(style=style)
+    made = bench(style=style, model={**TINY, "context": 512, "tokenizer": 800})
     split, corpus = made.split(1), made.source.corpus
-    asked = ("knowmem_forget", "knowmem_retain", "verbmem")
-    for part in asked[2 * (style == "openunlearning") :]:  # which cuts prompts at 512 tokens
+    for part in ("knowmem_forget", "knowmem_retain", "verbmem"):
         items = [corpus.items[k] for k in split.parts[part]]
         replies = Truthful(made.conventions).learn(items)
         column = Written(made.conventions).columns(made.source, items, replies)["rouge_l_f1"]
-        assert (column > 0.95).all(), "a cut truth may end inside a word"
+        assert (column == 1).all()
     recited = Recited(made.conventions).columns(made.source, items, replies)
     assert (recited["extraction_strength"] == 1).all() and (recited["min_k"] == 0).all()
 
