@@ -112,7 +112,7 @@ class UnlearnTask:
 
     def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
         """One loader per part, with the config's micro-batch size; a part that is led is paired."""
-        from common.data.paired import PairedLoader
+        from common.data.loader import PairedLoader
 
         loaders: dict[str, Loader] = {}
         for part in parts:
