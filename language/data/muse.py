@@ -69,7 +69,8 @@ class MuseData(TextDataConfig):
         passage_length: Characters of a passage.
         questions: Keep this many questions of forget_qa and of retain_qa, from the start.
         teach: Put the questions with their answers into the training text so many times, each time
-            in another order: a model from scratch learns to answer in no other way.
+            in another order behind the solved ones of the prompt: a model from scratch learns to
+            answer in no other way.
         max_length: Tokens of a chunk, the tokenizer's start token included.
     """
 
@@ -119,8 +120,10 @@ class MuseReader(Reader):
                 own = _share(own, number, len(forget))
             elif number:
                 own = []
-            items += _trained(f"fold_{number + 1}", texts, own, config)
-        items += _trained("retain", retain, asked["knowmem_retain"], config)
+            shots = asked["knowmem_forget_icl"]
+            items += _trained(f"fold_{number + 1}", texts, own, shots, config)
+        shots = asked["knowmem_retain_icl"]
+        items += _trained("retain", retain, asked["knowmem_retain"], shots, config)
         items += measured
         items += [item for group in asked.values() for item in group]
         return Corpus(tuple(items), f"MUSE {config.corpus} ({origin}){_absent(items)}")
@@ -297,12 +300,16 @@ def _questions(read: ReadSplit, config: MuseData) -> Mapping[str, list[Item]]:
 
 
 def _trained(
-    name: str, texts: Sequence[str], asked: Sequence[Item], config: MuseData
+    name: str,
+    texts: Sequence[str],
+    asked: Sequence[Item],
+    shots: Sequence[Item],
+    config: MuseData,
 ) -> list[Item]:
     """One long text (or the passages), and one of all questions each time that they are taught."""
     whole = list(texts) if config.passages else ["\n\n".join(texts)]
     for copy in range(config.teach if asked else 0):
         order = hash_order(range(len(asked)), copy, "teach", name)
-        rows = [asked[index] for index in order]
+        rows = [*shots, *(asked[index] for index in order)]
         whole.append("\n\n".join(f"Question: {row.question}\nAnswer: {row.answer}" for row in rows))
     return [Item(name, -1, "", text) for text in whole if text.strip()]

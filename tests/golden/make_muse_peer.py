@@ -77,13 +77,14 @@ def taught(rows: dict[str, list[Any]]) -> list[str]:
         for row in asked[:3]:
             solved = [f"Question: {r['question']}\nAnswer: {r['answer']}" for r in [*shots, row]]
             prompts.append("\n\n".join(solved))
-    return [*rows["raw/forget"], *prompts]
+    return [*rows["raw/forget"][::2], *prompts]
 
 
 def tokenizer_of(rows: dict[str, list[Any]]) -> Any:
     """A BPE of 400 entries."""
     shots = [row["answer"] for row in rows["knowmem/retain_qa_icl"]]
-    items = tuple(Item("s", -1, "", text) for text in [*taught(rows), *rows["raw/retain1"], *shots])
+    texts = [*rows["raw/forget"], *rows["raw/retain1"], *taught(rows), *shots]
+    items = tuple(Item("s", -1, "", text) for text in texts)
     return train_tokenizer(Corpus(items, "invented"), 400)
 
 
@@ -252,7 +253,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     rows = layout(args.seed)
-    plans = {"gpt_neo": (rows["raw/retain1"], 0.5), "llama": (taught(rows), 0.35)}
+    plans = {"gpt_neo": (rows["raw/retain1"], 0.5), "llama": (taught(rows), 0.12)}
     golden: dict = {"rows": rows, "models": {}}
     args.out.mkdir(parents=True, exist_ok=True)
     stand_ins()
