@@ -125,15 +125,16 @@ class CausalBenchmark(Benchmark):
         from language.data.tokenizers import load_tokenizer
 
         data, model = self.config.data, self.config.model
-        corpus = load_corpus(data, self.runtime.data_root)
+        corpus, reader = load_corpus(data, self.runtime.data_root), READERS[data.name]
+        words = reader.vocabulary(data, corpus)
         source = TextSource(
             corpus,
-            load_tokenizer(model, corpus, data_root=self.runtime.data_root),
+            load_tokenizer(model, words, data_root=self.runtime.data_root),
             make_template(model.template, model.style),
             max_length=data.max_length,
             device=self.device,
         )
-        pieces = READERS[data.name].in_pieces(data, corpus, source.encoder)
+        pieces = reader.in_pieces(data, corpus, source.encoder)
         return source if pieces is corpus else source.with_corpus(pieces)
 
     @property

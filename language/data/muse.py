@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -127,6 +128,12 @@ class MuseReader(Reader):
         items += measured
         items += [item for group in asked.values() for item in group]
         return Corpus(tuple(items), f"MUSE {config.corpus} ({origin}){_absent(items)}")
+
+    @classmethod
+    def vocabulary(cls, config: MuseData, corpus: Corpus) -> Corpus:
+        """Every text once, so that forgotten and held-out text come in tokens of one kind."""
+        items = [i for i in corpus.items if i.set not in ("verbmem", "privleak_forget")]
+        return replace(corpus, items=tuple(items))
 
     @classmethod
     def in_pieces(cls, config: MuseData, corpus: Corpus, encoder: Any) -> Corpus:

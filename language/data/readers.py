@@ -75,6 +75,11 @@ class Reader(ABC):
         """
 
     @classmethod
+    def vocabulary(cls, config: Any, corpus: Corpus) -> Corpus:
+        """What a tokenizer is trained on, where one is; a reader may leave doubles out."""
+        return corpus
+
+    @classmethod
     def in_pieces(cls, config: Any, corpus: Corpus, encoder: Encoder) -> Corpus:
         """The corpus once the tokenizer is known; a reader may divide long texts here."""
         return corpus
