@@ -27,6 +27,7 @@ from language.data.chunks import Window, chunked
 from language.data.corpus import Corpus, Item
 from language.data.files import read_values
 from language.data.readers import Reader, TextDataConfig
+from language.data.wording import REFUSAL_LINES
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,8 @@ class MuseReader(Reader):
         items += _trained("retain", retain, asked["knowmem_retain"], shots, config)
         items += measured
         items += [item for group in asked.values() for item in group]
-        return Corpus(tuple(items), f"MUSE {config.corpus} ({origin}){_absent(items)}")
+        provenance = f"MUSE {config.corpus} ({origin}){_absent(items)}"
+        return Corpus(tuple(items), provenance, REFUSAL_LINES)
 
     @classmethod
     def vocabulary(cls, config: MuseData, corpus: Corpus) -> Corpus:
