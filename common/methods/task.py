@@ -54,6 +54,7 @@ class UnlearnTask:
         build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
         seed: Of this run.
         replicate: 0, or which further Retrain this is.
+        leaders: Part -> the part whose batches its own go beside, sample by sample.
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
         results: One per finished :meth:`fit`.
@@ -66,6 +67,7 @@ class UnlearnTask:
     build: Callable[[], nn.Module]
     seed: int
     replicate: int = 0
+    leaders: Mapping[str, str] = field(default_factory=dict)
     telemetry: Telemetry | None = None
     checkpoint: Path | None = None
     results: list[FitResult] = field(default_factory=list)
@@ -116,7 +118,7 @@ class UnlearnTask:
 
         loaders: dict[str, Loader] = {}
         for part in parts:
-            leader = loaders.get(self.family.leaders.get(part, ""))
+            leader = loaders.get(self.leaders.get(part, ""))
             if leader is None:
                 loaders[part] = self.loader(part, batch_size=config.micro_batch)
             else:

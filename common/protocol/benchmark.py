@@ -87,12 +87,7 @@ class LayerNames(Protocol):
 
 
 class ModelFamily(ABC):
-    """What methods must know of the models they are given, and of how their batches go together."""
-
-    @property
-    def leaders(self) -> Mapping[str, str]:
-        """Part -> the part whose batches its own go beside, sample by sample; none by default."""
-        return {}
+    """What methods must know of the models they are given."""
 
     @property
     @abstractmethod
@@ -209,6 +204,11 @@ class Benchmark(ModelFamily):
     @abstractmethod
     def recipe(self) -> FitConfig:
         """How Original and Retrain are trained."""
+
+    @property
+    def leaders(self) -> Mapping[str, str]:
+        """Part -> the part whose batches its own go beside, sample by sample; none by default."""
+        return {}
 
     @property
     def minimum_train_accuracy(self) -> float:

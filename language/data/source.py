@@ -58,18 +58,18 @@ class Encoder:
         """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
         return self._tokens(text, special=True)
 
-    def beginning(self, ids: list[int], room: int) -> list[int]:
-        """The first ``room`` tokens."""
+    def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
+        """The first ``room`` tokens, which ``limit`` leaves."""
         if len(ids) <= room:
             return ids
-        self._note_cut(room, "ends")
+        self._note_cut(f"{limit} {room}", "ends")
         return ids[:room]
 
     def ending(self, ids: list[int], room: int) -> list[int]:
         """The last ``room`` tokens of a prompt, the tokenizer's start token among them."""
         if len(ids) <= room:
             return ids
-        self._note_cut(room, "beginnings")
+        self._note_cut(f"the model's window {room}", "beginnings")
         start = ids[: min(self._marks, 1)]
         return start + ids[len(ids) - room + len(start) :]
 
@@ -158,13 +158,13 @@ class Encoder:
         return (ids if ids[-1] == self.end else [*ids, self.end]), start
 
     def _cut(self, ids: list[int]) -> list[int]:
-        return self.beginning(ids, self.max_length)
+        return self.beginning(ids, self.max_length, "data.max_length")
 
-    def _note_cut(self, room: int, what: str) -> None:
+    def _note_cut(self, limit: str, what: str) -> None:
         self.truncated += 1
         if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
-            cut = "%d text(s) so far are longer than %d tokens; their %s are cut"
-            logger.warning(cut, self.truncated, room, what)
+            cut = "%d text(s) so far are longer than %s tokens; their %s are cut"
+            logger.warning(cut, self.truncated, limit, what)
 
 
 class TextSource:
