@@ -69,7 +69,7 @@ class MuseData(TextDataConfig):
             PrivLeak compares the forget passages with beginnings of privleak/holdout.  Each
             passage is a text of its own.
         passage_length: Characters of a passage.
-        questions: Keep this many questions of forget_qa and of retain_qa, from the start.
+        qa_pairs: Keep this many questions of forget_qa and of retain_qa, from the start.
         teach: Put the questions with their answers into the training text so many times, each time
             in another order behind the solved ones of the prompt: a model from scratch learns to
             answer in no other way.
@@ -83,7 +83,7 @@ class MuseData(TextDataConfig):
     folds: Literal["scal", "sust"] | Annotated[int, Field(ge=1)] | None = None
     passages: Count | None = None
     passage_length: Annotated[int, Field(ge=200)] = 2000
-    questions: Count | None = None
+    qa_pairs: Count | None = None
     teach: Annotated[int, Field(ge=0)] = 0
     max_length: Window = 2048
 
@@ -302,7 +302,7 @@ def _questions(read: ReadSplit, config: MuseData) -> Mapping[str, list[Item]]:
     """Set -> questions; shots are kept whole."""
     sets = {}
     for name, split in QUESTIONS.items():
-        limit = None if name.endswith(SHOTS) else config.questions
+        limit = None if name.endswith(SHOTS) else config.qa_pairs
         rows = _rows(read, "knowmem", split, "question", "answer")[:limit]
         sets[name] = [Item(name, -1, question, answer) for question, answer in rows]
     return sets

@@ -197,7 +197,7 @@ def test_what_is_longer_than_the_window_is_cut_with_a_warning(caplog):
 
 
 def test_one_pass_gives_every_metric_and_a_trial_only_training_text():
-    made = bench(questions=3)
+    made = bench(qa_pairs=3)
     split, model = made.split(1), made.build(1)
     scores = made.score(model, made.parts(split, trial=False, seed=1))
     metrics = made.evaluate(scores, trial=False, seed=1)
@@ -216,7 +216,7 @@ def test_an_absent_part_leaves_its_metrics_empty_and_says_so(tmp_path, caplog):
     skip = {"verbmem/forget", "knowmem/retain_qa", "privleak/holdout"}
     write(tmp_path, "json", skip)
     with caplog.at_level(logging.WARNING):
-        made = bench(tmp_path, corpus="news", source="folder", questions=2)
+        made = bench(tmp_path, corpus="news", source="folder", qa_pairs=2)
         split = made.split(1)
     absent = "absent: verbmem, knowmem_retain, privleak_holdout"
     assert absent in made.provenance and "absent" in caplog.text
@@ -318,7 +318,7 @@ def test_bad_files_are_one_line(tmp_path):
 
 @pytest.mark.skipif(not (REAL / "muse").is_dir(), reason="no MUSE here")
 def test_real_texts_are_read_and_what_is_absent_is_said():
-    made = bench(REAL, corpus="news", source="folder", passages=8, questions=10, teach=1)
+    made = bench(REAL, corpus="news", source="folder", passages=8, qa_pairs=10, teach=1)
     split = made.split(1)
     assert len(split.parts["verbmem"]) == 8 and len(split.parts["knowmem_retain"]) == 10
     with pytest.raises(DataError, match="raw/retain1 is missing"):
