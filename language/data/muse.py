@@ -167,8 +167,8 @@ def _provider(config: MuseData, data_root: Path | None) -> tuple[ReadSplit, str]
         return lambda name, split: _read_local(folder / name, split), "local files"
     if config.source == "folder":
         raise DataError(
-            f"muse: no muse/{config.corpus} in {data_root}; give --data-root DIR with"
-            f" muse/{config.corpus}/knowmem, verbmem, privleak and raw"
+            f"muse: no muse/{config.corpus} in {data_root or 'any folder'}; give --data-root DIR"
+            f" with muse/{config.corpus}/knowmem, verbmem, privleak and raw"
         )
     revision = config.revision or REVISIONS[config.corpus]
     return lambda name, split: _read_hub(repository, revision, name, split), repository
