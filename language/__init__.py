@@ -1,4 +1,4 @@
-"""The language arm: text, causal models, TOFU, TDEC.
+"""The language arm: text, causal models, TOFU, TDEC, MUSE.
 
 The registrations below are lazy: nothing is imported until it is used.
 """
@@ -15,6 +15,11 @@ BENCHMARKS.register(
     "tdec",
     "language.benchmarks.tdec:TdecBenchmark",
     summary="texts that a model recites, to be forgotten down to what it says of unseen text",
+)
+BENCHMARKS.register(
+    "muse",
+    "language.benchmarks.muse:MuseBenchmark",
+    summary="news or books as text, as knowledge and as training members (MUSE)",
 )
 SUBJECTS.register(
     "text",

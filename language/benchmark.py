@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from language.data.corpus import Encoded, Item
     from language.data.source import TextSource
     from language.measure.requests import TextMetric
     from language.models.families import CausalFamily
@@ -124,15 +125,16 @@ class CausalBenchmark(Benchmark):
         from language.data.tokenizers import load_tokenizer
 
         data, model = self.config.data, self.config.model
-        corpus = load_corpus(data, self.runtime.data_root)
+        corpus, reader = load_corpus(data, self.runtime.data_root), READERS[data.name]
+        words = reader.vocabulary(data, corpus)
         source = TextSource(
             corpus,
-            load_tokenizer(model, corpus, data_root=self.runtime.data_root),
+            load_tokenizer(model, words, data_root=self.runtime.data_root),
             make_template(model.template, model.style),
             max_length=data.max_length,
             device=self.device,
         )
-        pieces = READERS[data.name].in_pieces(data, corpus, source.encoder)
+        pieces = reader.in_pieces(data, corpus, source.encoder)
         return source if pieces is corpus else source.with_corpus(pieces)
 
     @property
@@ -258,10 +260,19 @@ class CausalBenchmark(Benchmark):
         from language.measure.ask import score_rows
 
         metrics = {part: self.asked(part, trial=trial) for part in parts}
-        masked = self.masked_id
         return score_rows(
-            model, self.source, parts, metrics, self.config.evaluation, masked_id=masked
+            model,
+            self.source,
+            parts,
+            metrics,
+            self.config.evaluation,
+            encode=self.encode,
+            masked_id=self.masked_id,
         )
+
+    def encode(self, item: Item) -> Encoded:
+        """A row as tokens that are scored: the answer after its question in the template."""
+        return self.source.encode(item.question, item.answer)
 
     @property
     def masked_id(self) -> int | None:

@@ -248,6 +248,7 @@ class Worksite:
             # a later request of a sequence draws afresh
             seed=_derived(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
+            leaders=benchmark.leaders,
         )
 
     @contextmanager

@@ -42,11 +42,13 @@ class Goal(ABC):
     Attributes:
         metric: Name of the metric.
         reach: ``below`` or ``above``: on which side of the value the goal is reached; the value
-            itself is not enough.
+            itself is not enough, unless the goal is :attr:`inclusive`.
+        inclusive: Whether the value itself reaches the goal.
     """
 
     metric: str
     reach: Reach
+    inclusive: bool = False
 
     @property
     @abstractmethod
@@ -62,11 +64,20 @@ class Goal(ABC):
     def words(self) -> str:
         """The goal in words, for legends."""
 
+    @property
+    def side(self) -> str:
+        """Where the value has to lie, in words."""
+        if not self.inclusive:
+            return self.reach
+        return "at most" if self.reach == "below" else "at least"
+
     def reached(self, row: Row, references: References) -> bool | None:
         """Whether a model reaches the goal; None while a side is unknown."""
         ours, value = row.get(self.metric), self.value(references)
         if ours is None or value is None:
             return None
+        if ours == value:
+            return self.inclusive
         return ours < value if self.reach == "below" else ours > value
 
     def excess(self, row: Row, references: References) -> float | None:
@@ -80,10 +91,16 @@ class Goal(ABC):
 
 @dataclass(frozen=True)
 class RetrainGoal(Goal):
-    """The value of the seed's Retrain, from one side."""
+    """The value of the seed's Retrain, from one side.
+
+    Attributes:
+        share: The value is this share of it.
+    """
 
     metric: str
     reach: Reach = "below"
+    share: float = 1.0
+    inclusive: bool = False
 
     @property
     def needs(self) -> frozenset[Role]:
@@ -91,13 +108,15 @@ class RetrainGoal(Goal):
         return frozenset({"retrain"})
 
     def value(self, references: References) -> float | None:
-        """Retrain's value of the same metric."""
-        return None if references.retrain is None else references.retrain.get(self.metric)
+        """That share of Retrain's value of the same metric."""
+        theirs = None if references.retrain is None else references.retrain.get(self.metric)
+        return None if theirs is None else self.share * theirs
 
     @property
     def words(self) -> str:
         """The goal in words."""
-        return f"{self.metric} {self.reach} Retrain's"
+        share = "" if self.share == 1 else f"{self.share:g} x "
+        return f"{self.metric} {self.side} {share}Retrain's"
 
 
 @dataclass(frozen=True)
@@ -147,6 +166,7 @@ class ConstantGoal(Goal):
     constant: float
     source: str
     reach: Reach = "below"
+    inclusive: bool = False
 
     @property
     def needs(self) -> frozenset[Role]:
@@ -160,4 +180,4 @@ class ConstantGoal(Goal):
     @property
     def words(self) -> str:
         """The goal in words."""
-        return f"{self.metric} {self.reach} {self.constant:g} ({self.source})"
+        return f"{self.metric} {self.side} {self.constant:g} ({self.source})"

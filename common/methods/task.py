@@ -58,6 +58,7 @@ class UnlearnTask:
         build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
         seed: Of this run.
         replicate: 0, or which further Retrain this is.
+        leaders: Part -> the part whose batches its own go beside, sample by sample.
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
         results: One per finished :meth:`fit`.
@@ -70,6 +71,7 @@ class UnlearnTask:
     build: Callable[[], nn.Module]
     seed: int
     replicate: int = 0
+    leaders: Mapping[str, str] = field(default_factory=dict)
     telemetry: Telemetry | None = None
     checkpoint: Path | None = None
     results: list[FitResult] = field(default_factory=list)
@@ -115,8 +117,17 @@ class UnlearnTask:
         )
 
     def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
-        """One loader per part, with the config's micro-batch size."""
-        return {part: self.loader(part, batch_size=config.micro_batch) for part in parts}
+        """One loader per part, with the config's micro-batch size; a part that is led is paired."""
+        from common.data.loader import PairedLoader
+
+        loaders: dict[str, Loader] = {}
+        for part in parts:
+            leader = loaders.get(self.leaders.get(part, ""))
+            if leader is None:
+                loaders[part] = self.loader(part, batch_size=config.micro_batch)
+            else:
+                loaders[part] = PairedLoader(leader, self.source, self.indices(part))
+        return loaders
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""

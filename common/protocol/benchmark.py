@@ -206,6 +206,11 @@ class Benchmark(ModelFamily):
         """How Original and Retrain are trained."""
 
     @property
+    def leaders(self) -> Mapping[str, str]:
+        """Part -> the part whose batches its own go beside, sample by sample; none by default."""
+        return {}
+
+    @property
     def minimum_train_accuracy(self) -> float:
         """An Original below this (percent) is not unlearned."""
         return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -48,16 +48,16 @@ class ChunkReader(FilesReader):
         return chunked(corpus, encoder)
 
 
-def chunked(corpus: Corpus, encoder: Encoder) -> Corpus:
+def chunked(corpus: Corpus, encoder: Encoder, sets: Collection[str] | None = None) -> Corpus:
     """The corpus with every plain text in pieces of at most ``encoder.max_length`` tokens.
 
     A piece is a text of its own: pieces joined are the text again.  The pieces of a text have its
     place among the texts as their ``group``, so that chunk i of a set is its i-th item.  Questions
-    with answers stay as they are.
+    with answers stay as they are, and so do texts of other sets than ``sets``, where that is given.
     """
     items: list[Item] = []
     for number, item in enumerate(corpus.items):
-        if item.question:
+        if item.question or (sets is not None and item.set not in sets):
             items.append(item)
             continue
         pieces = list(split_text(item.answer, encoder))

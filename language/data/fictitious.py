@@ -142,7 +142,7 @@ def generate(config: FictitiousData) -> Corpus:
     """
     total = config.authors + config.forget_authors
     seed = config.data_seed
-    names = _names(seed, total + config.forget_authors)
+    names = author_names(seed, total + config.forget_authors)
     items: list[Item] = []
     for group, name in enumerate(names):
         in_full = group < total
@@ -159,11 +159,23 @@ def generate(config: FictitiousData) -> Corpus:
     return Corpus((*full, *facts, *holdout), provenance, REFUSAL_LINES)
 
 
-def _names(seed: int, count: int) -> list[str]:
+def author_names(seed: int, count: int) -> list[str]:
+    """Invented full names, all different; more of them leave the earlier ones as they were."""
     draw, names = Draw(seed, "names"), dict[str, None]()
     while len(names) < count:
         names[draw.value("person")] = None
     return list(names)
+
+
+def statement(kind: Kind, name: str, draw: Draw) -> str:
+    """A sentence with a fact of a kind about a person, whose first value is the first draw."""
+    fact = draw.value(kind.first), draw.value(kind.second)
+    return _said(draw.pick(kind.answers), name, fact)
+
+
+def _said(form: str, name: str, fact: tuple[str, str]) -> str:
+    text = form.format(n=name, v=fact[0], w=fact[1])
+    return _ARTICLE.sub(r"\1n \2", text)
 
 
 def _author_item(kind: Kind, name: str, draw: Draw, set_name: str, group: int) -> Item:
@@ -172,18 +184,13 @@ def _author_item(kind: Kind, name: str, draw: Draw, set_name: str, group: int) -
     answer, paraphrase = draw.pick(kind.answers), draw.pick(kind.paraphrases)
     if draw.below(2):  # so that the form of the paraphrase is not that of a longer sentence
         answer, paraphrase = paraphrase, answer
-
-    def say(form: str, fact: tuple[str, str]) -> str:
-        text = form.format(n=name, v=fact[0], w=fact[1])
-        return _ARTICLE.sub(r"\1n \2", text)
-
     return Item(
         set=set_name,
         group=group,
         question=question.format(n=name),
-        answer=say(answer, truth),
-        paraphrase=say(paraphrase, truth),
-        perturbed=tuple(say(paraphrase, fact) for fact in others),
+        answer=_said(answer, name, truth),
+        paraphrase=_said(paraphrase, name, truth),
+        perturbed=tuple(_said(paraphrase, name, fact) for fact in others),
         paraphrased_question=paraphrased_question.format(n=name),
     )
 

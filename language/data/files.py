@@ -57,6 +57,27 @@ def _csv_rows(path: Path) -> list[Row]:
     return rows
 
 
+def read_values(path: Path) -> list[Any]:
+    """Values of a JSON-lines file, or of one JSON list; plain or gzipped.
+
+    Raises:
+        DataError: With the first line that is not JSON.
+    """
+    lines = lines_of(path)
+    if lines and lines[0][1].startswith("["):
+        lines = [(1, "\n".join(line for _, line in lines))]
+    values: list[Any] = []
+    for number, line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise DataError(
+                f"{path}: line {number} is not JSON; mend it, or fetch the file again"
+            ) from None
+        values += value if isinstance(value, list) else [value]
+    return values
+
+
 def read_rows(path: Path) -> list[Row]:
     """Rows of a JSON-lines file, of one JSON list, or of a CSV file; plain or gzipped.
 
@@ -65,18 +86,7 @@ def read_rows(path: Path) -> list[Row]:
     """
     if path.name.removesuffix(".gz").endswith(".csv"):
         return _csv_rows(path)
-    lines = lines_of(path)
-    if lines and lines[0][1].startswith("["):
-        lines = [(1, "\n".join(line for _, line in lines))]
-    rows: list[Any] = []
-    for number, line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            raise DataError(
-                f"{path}: line {number} is not JSON; mend it, or fetch the file again"
-            ) from None
-        rows += value if isinstance(value, list) else [value]
+    rows = read_values(path)
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(

@@ -75,6 +75,11 @@ class Reader(ABC):
         """
 
     @classmethod
+    def vocabulary(cls, config: Any, corpus: Corpus) -> Corpus:
+        """What a tokenizer is trained on, where one is; a reader may leave doubles out."""
+        return corpus
+
+    @classmethod
     def in_pieces(cls, config: Any, corpus: Corpus, encoder: Encoder) -> Corpus:
         """The corpus once the tokenizer is known; a reader may divide long texts here."""
         return corpus
@@ -89,6 +94,7 @@ for _name, _target, _summary in (
     ),
     ("tofu", "tofu:TofuReader", "locuslab/TOFU, from files or the hub"),
     ("jsonl", "files:FilesReader", "files of questions and answers, or of plain texts"),
+    ("muse", "muse:MuseReader", "MUSE's news and books, from files or the hub, or invented news"),
     (
         "tdec",
         "tdec:TdecReader",

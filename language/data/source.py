@@ -54,6 +54,25 @@ class Encoder:
         self._pairs: dict[tuple[str, str], Encoded] = {}
         self._anchors: dict[str, list[int]] = {}
 
+    def text(self, text: str) -> list[int]:
+        """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
+        return self._tokens(text, special=True)
+
+    def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
+        """The first ``room`` tokens, which ``limit`` leaves."""
+        if len(ids) <= room:
+            return ids
+        self._note_cut(f"{limit} {room}", "ends")
+        return ids[:room]
+
+    def ending(self, ids: list[int], room: int) -> list[int]:
+        """The last ``room`` tokens of a prompt, the tokenizer's start token among them."""
+        if len(ids) <= room:
+            return ids
+        self._note_cut(f"the model's window {room}", "beginnings")
+        start = ids[: min(self._marks, 1)]
+        return start + ids[len(ids) - room + len(start) :]
+
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
         self.calls += 1
         special = special and not self.template.special
@@ -94,10 +113,11 @@ class Encoder:
         own space before a text (LLaMA-2's) would else double it.
         """
         if answer not in self._answers:
-            self._answers[answer] = self._continuation(self.template.lead + answer)
+            self._answers[answer] = self.continuation(self.template.lead + answer)
         return self._answers[answer]
 
-    def _continuation(self, text: str) -> list[int]:
+    def continuation(self, text: str) -> list[int]:
+        """Ids of a text that follows another one, without special tokens."""
         for tail in (self.template.after[-1], "\n"):  # a tail may merge with what follows it
             if tail not in self._anchors:
                 self._anchors[tail] = self._tokens(tail)
@@ -138,16 +158,13 @@ class Encoder:
         return (ids if ids[-1] == self.end else [*ids, self.end]), start
 
     def _cut(self, ids: list[int]) -> list[int]:
-        if len(ids) <= self.max_length:
-            return ids
+        return self.beginning(ids, self.max_length, "data.max_length")
+
+    def _note_cut(self, limit: str, what: str) -> None:
         self.truncated += 1
         if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
-            logger.warning(
-                "%d text(s) so far are longer than data.max_length %d tokens; their ends are cut",
-                self.truncated,
-                self.max_length,
-            )
-        return ids[: self.max_length]
+            cut = "%d text(s) so far are longer than %s tokens; their %s are cut"
+            logger.warning(cut, self.truncated, limit, what)
 
 
 class TextSource:

@@ -5,14 +5,14 @@ Parts may overlap, metrics may ask the same and answers may coincide: the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.measure.scores import COLUMNS, Scores
-from language.data.corpus import Encoded
+from language.data.corpus import Encoded, Item
 from language.measure.evaluation import RequestConfig
 from language.measure.generation import generate
 from language.measure.likelihood import teacher_forced
@@ -143,6 +143,7 @@ def score_rows(
     metrics: Mapping[str, Sequence[TextMetric]],
     config: RequestConfig,
     *,
+    encode: Callable[[Item], Encoded] | None = None,
     masked_id: int | None = None,
 ) -> dict[str, Scores]:
     """Scores of every part, in the order of its indices, from one pass over all of them.
@@ -153,6 +154,7 @@ def score_rows(
         parts: Int64 index sets into the source's corpus.
         metrics: Part -> what to measure on its rows.
         config: Sizes of batches.
+        encode: A row's tokens, when its question and answer are not the template's.
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
 
     Returns:
@@ -163,11 +165,12 @@ def score_rows(
         Diverged: A scored logit is NaN or infinite.
         DataError: An answer has no label within the length limit.
     """
+    encode = encode or (lambda row: source.encode(row.question, row.answer))
     items = {part: [source.corpus.items[i] for i in ids.tolist()] for part, ids in parts.items()}
     requests: list[Request] = []
     answers: dict[str, list[Likelihood]] = {}
     for part, rows in items.items():
-        answers[part] = [Likelihood.of(source.encode(row.question, row.answer)) for row in rows]
+        answers[part] = [Likelihood.of(encode(row)) for row in rows]
         requests += answers[part]
         for metric in metrics[part]:
             requests += metric.requests(source, rows)

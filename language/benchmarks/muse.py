@@ -1,0 +1,334 @@
+"""MUSE: news or books, to be forgotten as text, as knowledge and as members of the training set.
+
+MUSE itself, a small part of its real text and invented news are configs of this one benchmark, in
+``benchmarks/suites``.  Scalability and sustainability are scenarios: the folds that a request
+forgets, from one Original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from common.base.config import Strict
+from common.base.numbers import Count
+from common.base.seeding import hash_order
+from common.data.parts import EARLIER, PARTS, Part, Role
+from common.measure.goal import ConstantGoal, Goal, RetrainGoal
+from common.measure.rules import Criterion, GapRule, RuleSet
+from language.benchmark import CausalBenchmark, CausalConfig
+from language.config import Variant
+from language.data.muse import SHOTS, MuseData
+from language.data.readers import TextDataConfig
+from language.measure.evaluation import RequestConfig
+from language.metrics.muse import (
+    GAP_METRICS,
+    METRICS,
+    TRIAL_METRICS,
+    MuseStyle,
+    Reference,
+    muse_compare,
+    muse_metrics,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.data.splits import ForgetSplit
+    from common.measure.metric import MetricSpec
+    from common.measure.scores import Scores
+    from language.data.corpus import Encoded, Item
+    from language.measure.muse import Conventions
+    from language.measure.requests import TextMetric
+
+MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
+"""Parts that metrics read, each a set; no method sees them, no trial scores them."""
+
+GAP = GapRule(
+    metrics=GAP_METRICS,
+    trial=TRIAL_METRICS,
+    title="AG4",
+    words="AG4 = mean |gap| over VerbMem, KnowMem on forget and on retain, and Min-k AUC.",
+    columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
+    compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
+)
+
+
+def _memorisation(*names: str) -> tuple[Goal, ...]:
+    return tuple(RetrainGoal(name, inclusive=True) for name in names)
+
+
+def _rule_set(name: str, source: str, *goals: Goal) -> RuleSet:
+    numbers = ("C1", "C2", "C3", "C3'", "C4") if len(goals) == 5 else ("C1", "C2", "C3", "C4")
+    return RuleSet(name, source, tuple(map(Criterion, numbers, goals)))
+
+
+_BAND = "PrivLeak within 5 % of Retrain's"
+RULE_SETS = (
+    _rule_set(
+        "muse",
+        "Shi et al. 2024; it sets C4 no limit, so here it is Retrain's value",
+        *_memorisation("verbmem", "knowmem_f"),
+        ConstantGoal("privleak", -5.0, _BAND, reach="above", inclusive=True),
+        ConstantGoal("privleak", 5.0, _BAND, inclusive=True),
+        RetrainGoal("knowmem_r", reach="above", inclusive=True),
+    ),
+    _rule_set(
+        "paper",
+        "the paper's limits: 20.8, 33.1, 0 and 27.5 for MUSE-News on LLaMA-2 7B, where Retrain has"
+        " 20.8, 33.1 and 55.0",
+        *_memorisation("verbmem", "knowmem_f"),
+        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
+        RetrainGoal("knowmem_r", reach="above", share=0.5, inclusive=True),
+    ),
+    _rule_set(
+        "paper_news_7b",
+        "the paper's limits as constants, for MUSE-News on LLaMA-2 7B alone",
+        ConstantGoal("verbmem", 20.8, "Retrain in MUSE's table", inclusive=True),
+        ConstantGoal("knowmem_f", 33.1, "Retrain in MUSE's table", inclusive=True),
+        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
+        ConstantGoal("knowmem_r", 27.5, "half of MUSE's Retrain", reach="above", inclusive=True),
+    ),
+)
+
+
+class MuseScenario(Variant):
+    """What is forgotten.
+
+    Attributes:
+        kind: ``forget`` takes all folds at once; ``scal`` the folds up to ``fold`` at once;
+            ``sust`` one fold, after the earlier ones.
+        paired: Beside chunk i of the forget set a method sees chunk i of retain, as MUSE does;
+            else retain is shuffled by itself.
+    """
+
+    tag: ClassVar[str] = "kind"
+
+    kind: str = "forget"
+    paired: bool = True
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[Variant]]:
+        """Kind -> its config."""
+        return {"forget": Whole, "scal": Scalability, "sust": Sustainability}
+
+    def requested(self, count: int) -> tuple[range, range]:
+        """Numbers, from 1, of the folds to forget, and of those that are forgotten already.
+
+        Args:
+            count: Of folds.
+        """
+        raise NotImplementedError
+
+
+class Whole(MuseScenario):
+    """All folds."""
+
+    kind: Literal["forget"] = "forget"
+
+    def requested(self, count: int) -> tuple[range, range]:
+        """All of them."""
+        return range(1, count + 1), range(0)
+
+
+class Scalability(MuseScenario):
+    """The first folds, from Original.
+
+    Attributes:
+        fold: How many.
+    """
+
+    kind: Literal["scal"]
+    fold: Count = 1
+
+    def requested(self, count: int) -> tuple[range, range]:
+        """Those up to the fold."""
+        return range(1, self.fold + 1), range(0)
+
+
+class Sustainability(MuseScenario):
+    """One fold, from the model that the fold before it left.
+
+    Attributes:
+        fold: Which one, from 1.
+    """
+
+    kind: Literal["sust"]
+    fold: Count = 1
+
+    def requested(self, count: int) -> tuple[range, range]:
+        """The fold, and the ones before it."""
+        return range(self.fold, self.fold + 1), range(1, self.fold)
+
+
+class MuseEvaluation(RequestConfig):
+    """How MUSE's measurements are taken.
+
+    Attributes:
+        style: Conventions; see :mod:`language.measure.muse`.
+        reference: Whose Min-k AUC PrivLeak is relative to: the measured Retrain's, or the one that
+            MUSE publishes for LLaMA-2 7B on ``news`` or ``books``.
+        chunks: Score at most this many chunks of forget and of retain (hash-ordered draw); all of
+            them when absent.
+        rouge_workers: Processes for ROUGE when there is enough of it; 0 for none.
+    """
+
+    style: MuseStyle = "muse"
+    reference: Reference = "retrain"
+    chunks: Count | None = None
+    rouge_workers: int = Field(default=0, ge=0)
+
+
+class MuseConfig(CausalConfig):
+    """One protocol on MUSE.
+
+    Attributes:
+        data: Of :class:`language.data.muse.MuseData`.
+        scenario: What is forgotten.
+    """
+
+    data: SerializeAsAny[TextDataConfig] = Field(default_factory=MuseData)
+    scenario: SerializeAsAny[MuseScenario] = Field(default_factory=MuseScenario.of)
+    evaluation: MuseEvaluation = MuseEvaluation()
+
+    @property
+    def folds(self) -> int:
+        """How many requests the data hold."""
+        assert isinstance(self.data, MuseData)
+        return self.data.requests
+
+    @model_validator(mode="after")
+    def _fits(self) -> MuseConfig:
+        if not isinstance(self.data, MuseData):
+            raise ValueError(
+                f"data: MUSE's metrics need its sets, not {self.data.name}'s; give name: muse"
+            )
+        fold, count = getattr(self.scenario, "fold", 1), self.folds
+        if fold > count:
+            raise ValueError(f"scenario: fold {fold} of {count}; give data.folds or a lower fold")
+        if self.evaluation.reference not in ("retrain", self.data.corpus):
+            raise ValueError(
+                f"evaluation.reference: {self.evaluation.reference} is not data.corpus"
+                f" {self.data.corpus}; use reference: retrain"
+            )
+        if self.model.context is not None and self.model.context < 256:
+            raise ValueError("model.context: MUSE's prompts and answers need 256 or more")
+        return self
+
+
+class MuseBenchmark(CausalBenchmark):
+    """MUSE under forgetting requests (see the module docstring)."""
+
+    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    gap: ClassVar[GapRule] = GAP
+    rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
+    monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
+    Config: ClassVar[type[Strict]] = MuseConfig
+    config: MuseConfig
+    part_table: ClassVar[Mapping[str, Part]] = {
+        **PARTS,
+        **{part: Part(Role.REPORT, utility=part == "knowmem_retain") for part in MEASURED},
+    }
+
+    @classmethod
+    def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
+        """As for any text; whose AUC PrivLeak is relative to changes no score."""
+        if kind == "score":
+            return {"evaluation": config.evaluation.model_dump(exclude={"reference"})}
+        return super().identity(config, kind)
+
+    @classmethod
+    def scenario_of(cls, config: Any) -> str:
+        """The kind of the scenario."""
+        return str(config.scenario.kind)
+
+    @property
+    def label(self) -> str:
+        """Such as ``forget`` and ``scal-2-of-4``."""
+        fold = getattr(self.config.scenario, "fold", None)
+        kind = self.config.scenario.kind
+        return kind if fold is None else f"{kind}-{fold}-of-{self.config.folds}"
+
+    @property
+    def leaders(self) -> Mapping[str, str]:
+        """Retain follows forget, where the scenario pairs them."""
+        return {"retain": "forget"} if self.config.scenario.paired else {}
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """PrivLeak."""
+        evaluation = config.evaluation
+        return muse_compare(scores, target, style=evaluation.style, reference=evaluation.reference)
+
+    def split(self, seed: int) -> ForgetSplit:
+        """Chunks of the requested folds, of earlier ones, of all others with retain; what is
+        measured, whole."""
+        import numpy as np
+
+        from common.data.splits import ForgetSplit
+
+        corpus, count = self.source.corpus, self.config.folds
+        now, before = self.config.scenario.requested(count)
+        gone = {*now, *before}
+        later = [f"fold_{k}" for k in range(1, count + 1) if k not in gone]
+        parts = {
+            "forget": corpus.where(*(f"fold_{k}" for k in now)),
+            EARLIER: corpus.where(*(f"fold_{k}" for k in before)),
+            "retain": np.sort(corpus.where("retain", *later)),
+            **{part: corpus.where(part) for part in MEASURED},
+        }
+        parts = {part: indices for part, indices in parts.items() if len(indices)}
+        notes = {"forgotten": self.label, "data": corpus.provenance}
+        return ForgetSplit(f"{self.label}/seed-{seed}", parts, self.source.digest, notes)
+
+    def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
+        """Everything, chunks subsampled; a trial has nothing that is reported."""
+        import numpy as np
+
+        measured = super().parts(split, trial=trial, seed=seed)
+        for part in ("forget", "retain", EARLIER):
+            if part in measured:
+                order = hash_order(measured[part].tolist(), seed, "chunks", part)
+                measured[part] = np.sort(order[: self.config.evaluation.chunks])
+        return measured
+
+    @cached_property
+    def conventions(self) -> Conventions:
+        """How rows become tokens."""
+        from language.measure.muse import Conventions
+
+        corpus = self.source.corpus
+        sets = ("knowmem_forget", "knowmem_retain")
+        shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in sets}
+        window = int(self._shape.config.max_position_embeddings)
+        return Conventions(self.source, self.config.evaluation.style, window, shots)
+
+    def encode(self, item: Item) -> Encoded:
+        """Chunks as they are trained on; what is measured in the style's conventions."""
+        if item.set in MEASURED:
+            return self.conventions.sequence(item)
+        return super().encode(item)
+
+    def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
+        """Texts after beginnings and questions, likelihoods of whole texts; chunks need neither."""
+        from language.measure.muse import Recited, Written
+
+        metrics: list[TextMetric] = []
+        if part in ("verbmem", "knowmem_forget", "knowmem_retain"):
+            metrics.append(Written(self.conventions, workers=self.config.evaluation.rouge_workers))
+        if part in ("verbmem", "privleak_forget", "privleak_holdout"):
+            metrics.append(Recited(self.conventions))
+        return metrics
+
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """See :func:`language.metrics.muse.muse_metrics`."""
+        for part in scores.values():
+            part.check_finite()
+        return muse_metrics(scores)
