@@ -15,7 +15,11 @@ from common.train.rates import total_steps, warmup_steps
 
 TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
 """Rows of TOFU's forget sets."""
-FULL = [name for name in suite_names() if "-7b-" in name or "-8b-" in name or "phi-1.5" in name]
+FULL = [
+    name
+    for name in suite_names()
+    if name.startswith("tofu") and ("-7b-" in name or "-8b-" in name or "phi-1.5" in name)
+]
 VISION = [
     "cifar100-class10",
     "cifar100-class10-deit-s",
@@ -76,9 +80,11 @@ def test_the_table_has_a_line_per_row_and_the_gate_is_on(name):
     lines = resolved_table(suite)
     assert [line["row"] for line in lines] == [row.label for row in suite.rows]
     assert all(set(line) == set(HEADS) for line in lines)
-    # a published Original that nobody fine-tuned recites its set, not what is retained
-    pretrained = suite.spec.benchmark == "tdec" and suite.protocol.model.original is not None
-    assert suite.protocol.minimum_train_accuracy >= (0 if pretrained else 90)
+    # a published Original that nobody fine-tuned recites its set, not what is retained; MUSE's was
+    # fine-tuned on news, whose next tokens it does not all know by heart
+    published = getattr(suite.protocol.model, "original", None) is not None
+    gates = {"tdec": 0, "muse": 50} if published else {}
+    assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
 
 
 @pytest.mark.parametrize("name", FULL)
