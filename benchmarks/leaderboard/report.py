@@ -168,12 +168,13 @@ def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
     """A paired difference in words."""
     summary, p = comparison.difference.summary, comparison.difference.p_value
     interval, reading = "", "no difference shown"
+    target = "its goals" if board.rule.goals else "Retrain"
     if summary.low is not None and summary.high is not None:
         interval = f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]"
         if summary.high < 0:
-            reading = f"{comparison.first} is closer to Retrain"
+            reading = f"{comparison.first} is closer to {target}"
         elif summary.low > 0:
-            reading = f"{comparison.second} is closer to Retrain"
+            reading = f"{comparison.second} is closer to {target}"
     if abs(summary.mean) < NEGLIGIBLE:
         reading = "the same to two decimals"
     return (
