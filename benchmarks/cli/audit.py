@@ -260,7 +260,6 @@ def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
 
 
 def _cost_row(cost: Cost) -> list[str]:
-
     disk = "?" if cost.megabytes is None else f"{cost.megabytes:.3g} MB"
     about = "?" if cost.seconds is None else duration(cost.seconds)
     return [cost.kind, str(cost.planned), str(cost.missing), cost.length, about, disk]

@@ -63,10 +63,15 @@ class Outcome:
 
 def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Outcome:
     """Runs a training once.  Divergence is an outcome, not an error."""
+    from torch import nn
+
     _reset_peak()
     started = time.perf_counter()
     try:
-        outcome = Outcome(train(task))
+        model = train(task)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the method returned {type(model).__name__}, not a model")
+        outcome = Outcome(model)
     except Diverged as error:
         outcome = Outcome(None, "diverged", str(error), error.step)
     steps = float(sum(result.steps for result in task.results))
@@ -135,6 +140,7 @@ class Unlearn(StageKind[ModelSpec]):
         method: UnlearningMethod = cls(config)
         with site.writing() as folder:
             start = site.model("start")
+            names = frozenset(start.state_dict())
             task = site.task(split, cls.info.access, model=start, method=spec.method)
             with site.recording(task, folder, _trajectory(site, split, config)):
                 outcome = unlearned(method, task)
@@ -144,6 +150,8 @@ class Unlearn(StageKind[ModelSpec]):
             if any(True for _ in adapted_layers(outcome.model)):
                 save_adapter(outcome.model, folder)
             else:
+                if cls.info.models == 1 and names != outcome.model.state_dict().keys():
+                    raise TypeError("the method returned a model with other tensors than Original")
                 save_weights(outcome.model, folder)
 
 

@@ -183,6 +183,8 @@ class StageStore:
         try:
             yield True
         finally:
+            with contextlib.suppress(OSError):  # whoever waits makes a new file
+                path.unlink()
             lock.release()
 
     @contextlib.contextmanager

@@ -278,6 +278,26 @@ def test_a_failing_row_leaves_the_others_alone(copied, cli, tmp_path, tiny_suite
     assert list((copied.store / "failed").iterdir()) == [], "a mended failure is forgotten"
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return None", "returned NoneType, not a model"),
+        ("import torch; return torch.nn.Linear(1, 1)", "other tensors than Original"),
+        ("import sys; sys.exit(0)", "called sys.exit(0)"),
+    ],
+)
+def test_what_a_method_returns_is_checked(copied, cli, tmp_path, tiny_suite, body, words):
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING.replace('raise ZeroDivisionError("boom")', body))
+    path = tiny_suite(
+        tmp_path, suite="odd", methods={"original": None, "retrain": None, "boom": None}
+    )
+    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
+    assert done.code == 1 and words in done.err and "Traceback" not in done.err
+    assert not [folder for folder in (copied.store / "stages").glob("*") if folder.name[0] == "."]
+    assert "Incomplete: 1 records are missing." in done.out
+
+
 def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_suite):
     plugin = tmp_path / "failing.py"
     plugin.write_text(FAILING)

@@ -220,6 +220,8 @@ def test_a_lease_is_held_by_one_and_ends_with_its_process(store):
         process.stdout.close()
     with store.lease("a", KEY, wait=True) as free:
         assert free
+        assert len(list((store.root / "leases").iterdir())) == 1
+    assert not list((store.root / "leases").iterdir()), "no file stays behind"
     store.sweep()
     assert leftovers(store) == []
 
