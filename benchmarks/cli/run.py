@@ -241,15 +241,17 @@ def demo(
     workers: Workers = 0,
     threads: Threads = 1,
 ) -> None:
-    """Real digits and invented authors, class, random and author forgetting: five minutes."""
+    """Real digits, invented authors and notes: class, random, author and text forgetting."""
     started = time.monotonic()
     runtime = Machine(store, device="cpu", threads=threads).runtime()
-    digits = authors = Selection()
+    digits = authors = notes = Selection()
     if quick:
         rows = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
         epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
         digits, authors = Selection(epochs, "1", rows), Selection(None, "1", rows)
-    suites = [digits.suite("digits-class"), digits.suite("digits-random"), authors.suite("authors")]
+        notes = Selection(None, "1", rows.removeprefix("finetune,"))
+    suites = [digits.suite("digits-class"), digits.suite("digits-random")]
+    suites += [authors.suite("authors"), notes.suite("tdec-notes")]
     failed = run_all(suites, runtime, Pool(workers))
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)

@@ -77,6 +77,7 @@ def run_suite(
     store = StageStore(runtime.store)
     store.sweep()
     execution = Execution(_planned(planner, suite, store))
+    _require_probed(execution.plan, store, runtime)
     while True:
         work = _Round(execution, store, suite, runtime, executor, watcher, live_events)
         work.run()
@@ -85,6 +86,15 @@ def run_suite(
         execution.plan = _planned(planner, suite, store)
         if not work.lost and (not waiting or not work.count):
             return execution
+
+
+def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
+    """Raises before the first training where a probe lacks what it reads."""
+    if plan.waiting or not all(
+        store.done(entry.stage.kind, entry.stage.key) for entry in plan.probes
+    ):
+        for entry in plan.suite.probes.values():
+            entry.probe.require(runtime.data_root)
 
 
 def _planned(

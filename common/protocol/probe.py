@@ -10,9 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.base.config import Strict, validate
+from common.base.errors import DataError
 from common.base.registry import Registry
 from common.measure.metric import MetricSpec
 
@@ -60,6 +62,40 @@ class Probe(ABC):
     def inapplicable(cls, modality: str) -> str | None:
         """Why the probe cannot measure models of a modality; None where it can."""
         return f"for {cls.modality} only" if cls.modality not in ("", modality) else None
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Row -> file that it reads, below the data root or absolute; none by default."""
+        return {}
+
+    @property
+    def otherwise(self) -> str:
+        """What else a user without the files may do, for the error; begins with a comma."""
+        return ""
+
+    def file(self, row: str, data_root: Path | None) -> Path:
+        """The file of a row, plain or gzipped.
+
+        Raises:
+            DataError: It is not there.
+        """
+        path = (data_root or Path()) / self.files[row]
+        for each in (path, path.with_name(f"{path.name}.gz")):
+            if each.is_file():
+                return each
+        raise DataError(
+            f"{self.name}.{row}: there is no {path} (nor {path.name}.gz); give the folder that"
+            f" holds {self.files[row]} as --data-root{self.otherwise}"
+        )
+
+    def require(self, data_root: Path | None) -> None:
+        """Checks that the files are there, before anything is trained.
+
+        Raises:
+            DataError: One is missing.
+        """
+        for row in self.files:
+            self.file(row, data_root)
 
     @abstractmethod
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.errors import DataError
 from common.measure.metric import MetricSpec
 from common.protocol.probe import Probe, ProbeTable
 
@@ -55,25 +54,6 @@ class ProbedModel:
         from language.measure.ask import ask
 
         return ask(self.model, self.source, requests, self.sizes)
-
-    def file(self, name: str, probe: str) -> Path:
-        """A file of a probe, plain or gzipped.
-
-        Args:
-            name: Path below the data root, or an absolute one.
-            probe: Its name, for the error.
-
-        Raises:
-            DataError: It is not there.
-        """
-        path = (self.data_root or Path()) / name
-        for each in (path, path.with_name(f"{path.name}.gz")):
-            if each.is_file():
-                return each
-        raise DataError(
-            f"{probe}: there is no {path} (nor {path.name}.gz); give the folder that holds {name}"
-            " as --data-root"
-        )
 
 
 class TextProbe(Probe):

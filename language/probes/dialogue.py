@@ -56,14 +56,19 @@ class DialogueProbe(TextProbe):
     Config: ClassVar[type[Strict]] = DialogueConfig
     config: DialogueConfig
 
+    @property
+    def files(self) -> Mapping[str, str]:
+        """One per set."""
+        return self.config.sets
+
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per set: ``f1`` as a share, ``n``."""
         from language.measure.requests import Continue, before_stop
 
         rows, new_tokens = {}, self.config.new_tokens
         dialogues = {
-            name: read_dialogues(asked.file(path, f"{self.name}.{name}"))[: self.config.limit]
-            for name, path in self.config.sets.items()
+            name: read_dialogues(self.file(name, asked.data_root))[: self.config.limit]
+            for name in self.files
         }
         room = min(WINDOW, asked.context - new_tokens)
         if room < 1:

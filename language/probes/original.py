@@ -83,13 +83,17 @@ class OriginalReasoning(TextProbe):
             task: share((_completed if task == LAMBADA else _chosen)(asked, each))
             for task, each in questions.items()
         }
-        files = {task: FILES[task] for task in self.config.tasks}
-        return ProbeTable(rows, {"files": files, "window": _window(asked)})
+        return ProbeTable(rows, {"files": self.files, "window": _window(asked)})
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """One per task."""
+        return {task: FILES[task] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
         from language.data.files import read_rows
 
-        path = asked.file(FILES[task], f"{self.name}.{task}")
+        path = self.file(task, asked.data_root)
         questions = []
         for number, row in enumerate(read_rows(path), 1):
             try:

@@ -43,6 +43,11 @@ class PerplexityProbe(TextProbe):
     config: PerplexityConfig
     averaged = False
 
+    @property
+    def files(self) -> Mapping[str, str]:
+        """As they are given."""
+        return self.config.files
+
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per file: ``perplexity``, ``loss`` (nats per token), ``tokens``, ``n`` texts.
 
@@ -53,8 +58,8 @@ class PerplexityProbe(TextProbe):
 
         window = min(self.config.max_length, asked.context)
         texts = {
-            name: read_texts(asked.file(path, f"{self.name}.{name}"))[: self.config.limit]
-            for name, path in self.config.files.items()
+            name: read_texts(self.file(name, asked.data_root))[: self.config.limit]
+            for name in self.files
         }
         rows = {}
         for name, members in texts.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -60,40 +60,53 @@ class ReasoningProbe(LMEvalProbe):
     @contextmanager
     def including(self, asked: ProbedModel) -> Iterator[Mapping[str, Any]]:
         """The templates of the tasks with local data, and no others where all have them."""
+        with TemporaryDirectory() as folder:
+            for task in self.files:
+                text = yaml.safe_dump(self._template(task, asked.data_root), sort_keys=False)
+                (Path(folder) / f"{task}.yaml").write_text(text, encoding="utf-8")
+            yield {"include": Path(folder), "defaults": self.config.data == "hub"}
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """One per task, but for those whose rows lm-eval fetches."""
         local = self.config.data == "local"
         tasks = [task for task in self.config.tasks if local or task in SCRIPTED]
-        with TemporaryDirectory() as folder:
-            write_tasks(Path(folder), tasks, asked, self.name)
-            yield {"include": Path(folder), "defaults": not local}
+        return {task: next(iter(_data_files(_template(task)).values())) for task in tasks}
+
+    @property
+    def otherwise(self) -> str:
+        """lm-eval has a place for most files on the hub."""
+        return "" if self.config.data == "hub" else ", or set data: hub, and lm-eval fetches them"
+
+    def _template(self, task: str, data_root: Path | None) -> dict[str, Any]:
+        """A task's YAML for lm-eval's ``include_path``, with whole paths.
+
+        Raises:
+            DataError: Its file is missing.
+        """
+        template = _template(task)
+        path = str(self.file(task, data_root).resolve())
+        return {
+            **template,
+            "include": str(_own_tasks() / template["include"]),
+            "dataset_kwargs": {"data_files": dict.fromkeys(_data_files(template), path)},
+        }
 
     def notes(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """With ``data``: where the rows come from."""
         return {**super().notes(results), "data": self.config.data}
 
 
-def write_tasks(folder: Path, tasks: Sequence[str], asked: ProbedModel, probe: str) -> None:
-    """Writes YAMLs for lm-eval's ``include_path``, with whole paths of its own tasks and the files.
-
-    Raises:
-        DataError: A file is missing; nothing is written.
-    """
-    texts = {}
-    for task in tasks:
-        template = dict(_template(task))
-        template["include"] = str(_own_tasks() / template["include"])
-        files = template["dataset_kwargs"]["data_files"].items()
-        paths = {split: str(asked.file(name, f"{probe}.{task}").resolve()) for split, name in files}
-        template["dataset_kwargs"] = {"data_files": paths}
-        texts[task] = yaml.safe_dump(template, sort_keys=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    for task, text in texts.items():
-        (folder / f"{task}.yaml").write_text(text, encoding="utf-8")
-
-
 @cache
 def _template(task: str) -> Mapping[str, Any]:
     content: Mapping[str, Any] = yaml.safe_load((TEMPLATES / f"{task}.yaml").read_text("utf-8"))
     return content
+
+
+def _data_files(template: Mapping[str, Any]) -> Mapping[str, str]:
+    """Split -> file; every split of a task is one and the same."""
+    files: Mapping[str, str] = template["dataset_kwargs"]["data_files"]
+    return files
 
 
 def _own_tasks() -> Path:

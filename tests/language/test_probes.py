@@ -24,9 +24,9 @@ from language.data.tokenizers import train_tokenizer
 from language.metrics.words import token_f1
 from language.probes.dialogue import prompt_of, tidy
 from language.probes.folder import read_model
-from language.probes.original import FILES, READERS, Question, _completed
+from language.probes.original import READERS, Question, _completed
 from language.probes.perplexity import windows
-from language.probes.reasoning import TASKS, TEMPLATES, write_tasks
+from language.probes.reasoning import TASKS, TEMPLATES
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")
@@ -198,7 +198,7 @@ def test_original_scores_are_sums_after_the_bare_context(asked):
     table = probe.table(asked)
     assert set(table.rows) == set(TASKS)
     for task in set(TASKS) - {"lambada_openai"}:
-        row = read_rows(asked.file(FILES[task], "test"))[0]
+        row = read_rows(probe.file(task, asked.data_root))[0]
         question = READERS[task](row)
         before = asked.ids(question.context)
         sums = [
@@ -260,10 +260,11 @@ def test_a_missing_file_is_one_line_and_writes_nothing(asked, tmp_path):
 
     elsewhere = dataclasses.replace(asked, data_root=tmp_path)
     for name in ("reasoning", "reasoning_original", "dialogue", "perplexity"):
-        with pytest.raises(DataError, match=f"^{name}.*there is no .* as --data-root$"):
+        with pytest.raises(DataError, match=f"^{name}.*there is no .* as --data-root"):
             make_probe(name, {}, "test").table(elsewhere)
-    with pytest.raises(DataError):
-        write_tasks(tmp_path / "tasks", TASKS, elsewhere, "test")
+        with pytest.raises(DataError, match=f"^{name}.*there is no .* as --data-root"):
+            make_probe(name, {}, "test").require(tmp_path)
+    make_probe("reasoning", {"data": "hub", "tasks": ["piqa"]}, "test").require(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="tasks"):
         make_probe("reasoning", {"tasks": ["arc_esy"]}, "test")
@@ -342,14 +343,14 @@ def test_numbers_are_those_of_lm_evals_own_command(place, asked, tmp_path):
 
     tasks = ["piqa", "arc_easy", "copa"]
     real = dataclasses.replace(asked, data_root=REAL)
-    write_tasks(tmp_path / "tasks", tasks, real, "test")
-    done = subprocess.run(
-        [sys.executable, "-m", "lm_eval", "--model", "hf",
-         "--model_args", f"pretrained={place / 'model'},dtype=float32", "--tasks", ",".join(tasks),
-         "--include_path", str(tmp_path / "tasks"), "--device", "cpu", "--batch_size", "4",
-         "--limit", "20", "--output_path", str(tmp_path / "out")],
-        capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    with make_probe("reasoning", {"tasks": tasks}, "test").including(real) as further:
+        done = subprocess.run(
+            [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
+             f"pretrained={place / 'model'},dtype=float32", "--tasks", ",".join(tasks),
+             "--include_path", str(further["include"]), "--device", "cpu", "--batch_size", "4",
+             "--limit", "20", "--output_path", str(tmp_path / "out")],
+            capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     [path] = (tmp_path / "out").rglob("results_*.json")
     theirs = json.loads(path.read_text())["results"]
