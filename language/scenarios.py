@@ -92,20 +92,24 @@ class Authors(TextScenarioConfig):
 
     Attributes:
         forget_authors: How many.
-        draw: Draw them by the run's seed among those that have perturbed answers.
+        draw: Draw them among those that have perturbed answers: ``true`` by the run's seed;
+            ``disjoint`` so that no two seeds share an author, the tuning seed included.
     """
 
     kind: Literal["authors"] = "authors"
     forget_authors: Count = 4
-    draw: bool = False
+    draw: bool | Literal["disjoint"] = False
 
     @property
     def label(self) -> str:
         """Such as ``4-authors``."""
-        return f"{self.forget_authors}-authors" + ("-drawn" if self.draw else "")
+        suffix = {"False": "", "True": "-drawn"}.get(str(self.draw), f"-{self.draw}")
+        return f"{self.forget_authors}-authors{suffix}"
 
     def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
         """One group."""
+        if self.draw == "disjoint":
+            return [_own_authors(corpus, self.forget_authors, seed)]
         return [_chosen(corpus, self.forget_authors, self.draw, seed)]
 
 
@@ -262,3 +266,16 @@ def _chosen(corpus: Corpus, count: int, draw: bool, seed: int) -> list[int]:
     if not draw:
         return candidates[-count:]
     return [int(group) for group in hash_order(candidates, seed, "authors")[:count]]
+
+
+def _own_authors(corpus: Corpus, count: int, seed: int) -> list[int]:
+    """The group of ``count`` authors that belongs to a seed, out of one order of all of them."""
+    order = hash_order(_authors(corpus, perturbed=True), 0, "authors")
+    groups = len(order) // count
+    if not 0 <= seed < groups or groups < 2:
+        raise DataError(
+            f"scenario: draw: disjoint: seed {seed} has no authors of its own, since {len(order)} "
+            f"with perturbed answers make {groups} groups of {count} (seeds 0 to {groups - 1}); "
+            "use these seeds, or lower forget_authors"
+        )
+    return sorted(int(author) for author in order[seed * count : (seed + 1) * count])

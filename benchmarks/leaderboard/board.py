@@ -16,6 +16,7 @@ from common.store.records import RunRecord
 
 if TYPE_CHECKING:
     from benchmarks.audits.derive import AuditTable
+    from benchmarks.leaderboard.sweep import TunedOn
 
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
@@ -105,6 +106,7 @@ class Leaderboard:
         stages: Row label, replicate and seed -> the stage that wrote the record.
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
+        tuned_on: What the trials were scored on; None without tuning.
     """
 
     suite: ResolvedSuite
@@ -120,6 +122,7 @@ class Leaderboard:
     audits: list[AuditTable] = field(default_factory=list)
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
+    tuned_on: TunedOn | None = None
 
     def stage(self, label: str, record: RunRecord) -> Stage:
         """The stage that wrote a record."""

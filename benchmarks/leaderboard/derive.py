@@ -14,6 +14,7 @@ from benchmarks.audits.report import audit_tables
 from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
 from benchmarks.leaderboard.folds import forgotten
 from benchmarks.leaderboard.judge import Judge, label_of
+from benchmarks.leaderboard.sweep import tuned_on
 from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
 from benchmarks.pipeline.measuring import read_record, read_scores
 from benchmarks.pipeline.planner import make_plan, references, trial_gap
@@ -110,6 +111,7 @@ def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         records,
         stages,
         audit_tables(suite, store),
+        tuned_on=tuned_on(plan, store) if suite.spec.tune else None,
     )
 
 

@@ -22,6 +22,7 @@ from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Section, Table, filled, table
 from benchmarks.spec.goals import rule_sets
 from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
+from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
@@ -46,7 +47,9 @@ def sections(board: Leaderboard) -> list[Section]:
         *fold_sections(board),
         _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
         _list("Diverged:", divergence_lines(board)),
-        Section(lines=(*inapplicable_lines(board), *composite_lines(board))),
+        Section(
+            lines=(*inapplicable_lines(board), *composite_lines(board), *budget_lines(board.suite))
+        ),
         *verdict_sections(board),
         *_tables(
             ("Signed gaps to Retrain, with 95 % t-intervals", gap_table(board)),
@@ -162,6 +165,22 @@ def composite_lines(board: Leaderboard) -> list[str]:
         for label, count in models.items()
         if count > 1
     ]
+
+
+def budget_lines(suite: ResolvedSuite) -> list[str]:
+    """What the rows were given to spend, and which of them spent something else."""
+    if suite.spec.budget is None:
+        return []
+    rows = {
+        word: ", ".join(row.label for row in suite.rows if row.budget == word)
+        for word in ("own", "counted")
+    }
+    lines = [f"Budget of every row that reads retain data and has a length: {suite.spec.budget}."]
+    if rows["own"]:
+        lines.append(f"Another budget, stated by the row: {rows['own']}.")
+    if rows["counted"]:
+        lines.append(f"No length of its own; what it read is counted: {rows['counted']}.")
+    return lines
 
 
 def comparison_line(board: Leaderboard, comparison: Comparison) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.pipeline.splitting import read_split
+from benchmarks.pipeline.stage import Plan
 from benchmarks.report.cells import settings
 from benchmarks.report.section import Section, table
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base.registry import BENCHMARKS
+from common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from benchmarks.leaderboard.board import Leaderboard, Trial
@@ -29,14 +35,58 @@ def sources(suite: ResolvedSuite) -> list[tuple[str, str, str]]:
     return [(", ".join(labels), *source) for source, labels in rows.items()]
 
 
+@dataclass(frozen=True)
+class TunedOn:
+    """What the trials were scored on.
+
+    Attributes:
+        parts: Part -> its role.
+        forgotten: Forget samples of the tuning seeds.
+        shared: Those of them that a seed of the table forgets, too.
+    """
+
+    parts: Mapping[str, str]
+    forgotten: int
+    shared: int
+
+    def __str__(self) -> str:
+        if not self.parts:
+            return ""
+        held_out = "select" in self.parts.values()
+        nature = "" if held_out else " (Original was trained on all of it: no validation data)"
+        shared = f"{self.shared} of its {self.forgotten} forget samples are"
+        if not self.shared:
+            shared = "none of its forget samples is"
+        return (
+            f", scored on {', '.join(self.parts)}{nature}; {shared} forgotten on a seed above, too"
+        )
+
+
+def tuned_on(plan: Plan, store: StageStore) -> TunedOn:
+    """What the trials of a plan are scored on, as far as its splits are there."""
+    stages = {r.stage.parents["split"].key: r for r in plan.results}
+    forgotten: dict[bool, set[int]] = {True: set(), False: set()}
+    parts: dict[str, str] = {}
+    role_of = BENCHMARKS[plan.suite.spec.benchmark].role_of
+    for result in stages.values():
+        split, trial = read_split(store, result.stage.parents["split"]), result.trial is not None
+        if split is None:
+            continue
+        forgotten[trial] |= set(split.parts["forget"].tolist())
+        if trial:
+            roles = {part: role_of(part).value for part in split.parts}
+            parts |= {part: role for part, role in roles.items() if role != "report"}
+    return TunedOn(parts, len(forgotten[True]), len(forgotten[True] & forgotten[False]))
+
+
 def tuning_sections(board: Leaderboard) -> list[Section]:
     """Budget, rule of the choice, where the trials came from, and every trial."""
     tune = board.suite.spec.tune
     assert tune is not None
     budget = (
-        f"{tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}, chosen by "
-        "the smallest mean |gap| to Retrain on forget, retain and validation data; test data "
-        "was not scored. The chosen config was then frozen for the seeds above."
+        f"{tune.trials} trials per row on seed {', '.join(map(str, tune.seeds))}, chosen by the "
+        f"smallest {board.rule.title} there{board.tuned_on}; test data was not scored. The chosen "
+        "config was then frozen for the seeds above."
     )
     lines = [
         f"{rows}: {SAMPLERS[sampler]}, {space}" for rows, sampler, space in sources(board.suite)
@@ -51,7 +101,7 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
     for trial in board.trials:
         gap = f"{trial.gap:.2f}" if math.isfinite(trial.gap) else "diverged"
         rows.append([trial.label, settings(trial.params), gap, _choice(trial)])
-    trials = table(["row", "trial", "validation gap", ""], rows)
+    trials = table(["row", "trial", "tuning gap", ""], rows)
     return [
         Section("Tuning", (budget,), lines=tuple(lines), level="full"),
         Section(content=trials, level="full"),

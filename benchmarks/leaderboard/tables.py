@@ -182,16 +182,24 @@ def dynamics_table(board: Leaderboard) -> Table:
     )
 
 
+PASSES = "counts every sample of the retain set that the method was given, over the set's size"
+SPENT = {"retain_passes": 1, "retain_samples": 0, "forget_samples": 0, "steps": 0, "seconds": 1}
+"""Cost entries of a record that are printed -> digits."""
+
+
 def cost_table(board: Leaderboard) -> Table:
-    """What every row trained, for how long, and with which tuned parameters."""
+    """What every row read and trained, for how long, and with which tuned parameters."""
     rows = []
     for row in board.rows:
         base = row.cost.get("base_parameters")
         trained = row.cost.get("trainable_parameters")
         share = None if not base or trained is None else 100 * trained / base
-        cells = [number(share, 2), number(row.cost.get("seconds"), 1)]
-        rows.append([row.label, *cells, settings(row.chosen) or MISSING])
-    heads = ["method", "trained %", "seconds", "chosen by tuning"]
+        cells = [number(row.cost.get(name), digits) for name, digits in SPENT.items()]
+        cells += [str(row.trials or MISSING)] if board.trials else []
+        rows.append([row.label, *cells, number(share, 2), settings(row.chosen) or MISSING])
+    heads: list[str | Column] = ["method", Column("retain passes", doc=PASSES), "retain samples"]
+    heads += ["forget samples", "steps", "seconds", *(["trials"] if board.trials else [])]
+    heads += ["trained %", "chosen by tuning"]
     return table(heads, rows, marks=reference_marks(board))
 
 

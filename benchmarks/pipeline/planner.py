@@ -134,7 +134,7 @@ def _add_trial(
 
 
 def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
-    """Sum of a trial's validation gaps over its seeds; None while one is missing."""
+    """Sum of a trial's distances over its seeds; None while one is missing."""
     total = 0.0
     for seed, stage in stages.items():
         record = read_record(lineage.store, stage)

@@ -13,6 +13,7 @@ from common.base import processes
 from common.base.config import validate
 from common.base.errors import DataError, Diverged
 from common.base.registry import METHODS
+from common.data.splits import TRAIN_PARTS
 from common.measure.goal import References
 from common.measure.rules import stopping_goals
 from common.store.records import RECORD, RunRecord, clean_metrics
@@ -38,7 +39,8 @@ class Outcome:
         status: ``ok`` or ``diverged``.
         detail: Where and how it diverged.
         step: The step at which it diverged.
-        cost: Seconds, steps, peak bytes; of a method also trainable and base parameters.
+        cost: Seconds, steps, peak bytes, samples read of the forget and of the retain set, and
+            passes over each; of a method also trainable and base parameters.
         dynamics: Last and largest value of everything that was logged.
         stopped: What ended the last fit before its time; None where nothing did.
     """
@@ -77,6 +79,9 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     steps = float(sum(result.steps for result in task.results))
     seconds = round(time.perf_counter() - started, 3)
     outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes()}
+    for part in TRAIN_PARTS:
+        outcome.cost[f"{part}_samples"] = float(task.data.reads.samples(part))
+        outcome.cost[f"{part}_passes"] = task.data.reads.passes(part)
     for result in task.results:
         outcome.dynamics |= {f"last/{name}": value for name, value in result.last.items()}
         outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}

@@ -236,6 +236,8 @@ class Worksite:
         spec, benchmark = self.stage.spec, self.benchmark
         replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
         fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
+        if self.stage.kind == "retrain":  # no Retrain starts where Original did
+            fresh = _derived(spec.seed, "retrain", replicate)
         request, start = 0, self.stage.start
         while start is not None and start.start is not None:
             request, start = request + 1, start.start

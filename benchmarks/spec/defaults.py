@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, Literal
 
-from benchmarks.spec.suite import REFERENCES, Kind, Row, Suite
+from benchmarks.spec.suite import BUDGETED, REFERENCES, Kind, Row, Suite
 from common.base.config import Strict, did_you_mean, merge
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
-from common.methods.base import resolve_config
+from common.methods.base import UnlearningMethod, over, resolve_config
 
 LENGTHS = ("steps", "epochs")
+BudgetWord = Literal["", "suite", "own", "counted"]
+"""A row has the suite's budget, or one of its own, or no length, so that its passes are counted;
+empty where it reads no retain data or the suite has no budget."""
 
 
 def check_defaults(spec: Suite, origin: str) -> None:
@@ -37,9 +40,9 @@ def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any
     if method in REFERENCES:
         return row.params
     own = resolve_config(method, row.preset, row.params, origin=f"{origin}.params")
-    defaults = dict(spec.defaults)
+    defaults = {key: value for key, value in spec.defaults.items() if value is not None}
     for kind in kinds(cls.Config, own):
-        defaults = merge(defaults, spec.defaults_of.get(kind, {}))
+        defaults = over(defaults, spec.defaults_of.get(kind, {}))
     for key in row.without:
         if key not in defaults:
             raise ConfigError(
@@ -56,7 +59,43 @@ def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any
             )
     if {*preset, *row.params} & {*LENGTHS}:
         defaults = {key: value for key, value in defaults.items() if key not in LENGTHS}
+    defaults |= _budgeted(spec, cls, own, {*preset, *row.params})
     return merge(_beside(defaults, preset), row.params)
+
+
+def _budgeted(
+    spec: Suite, cls: type[UnlearningMethod], own: Strict, given: Set[str]
+) -> dict[str, Any]:
+    """What the suite's budget gives a row, whose own params and preset have the keys ``given``."""
+    if spec.budget is None:
+        return {}
+    params = cls.within(own, spec.budget.unit, spec.budget.amount)
+    if params and given & {*LENGTHS}:
+        return {}
+    if "schedule" in type(own).model_fields:
+        params["schedule"] = spec.budget.schedule
+    return params
+
+
+def budget_of(
+    spec: Suite, method: str, row: Row, config: Strict, varied: Iterable[str]
+) -> BudgetWord:
+    """How a row stands to its suite's budget.
+
+    Args:
+        spec: The suite.
+        method: Of the row.
+        row: As it was written.
+        config: Of the row.
+        varied: Params that its trials vary.
+    """
+    cls = METHODS[method]
+    if spec.budget is None or method in REFERENCES or "retain" not in cls.info.access:
+        return ""
+    if not cls.within(config, spec.budget.unit, spec.budget.amount):
+        return "counted"
+    given = {*cls.presets.get(row.preset or "", {}), *row.params, *varied}
+    return "own" if given & {*BUDGETED} else "suite"
 
 
 def _beside(defaults: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:

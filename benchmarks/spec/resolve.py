@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.spec.defaults import check_defaults, row_params
+from benchmarks.spec.defaults import BudgetWord, budget_of, check_defaults, row_params
 from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
 from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
 from benchmarks.spec.tune import Draw, Search, search_of
@@ -36,6 +36,7 @@ class ResolvedRow:
         config: What it runs with where it is not tuned.
         search: Where its trials come from; None when it is not tuned.
         draws: The trials that are known before any is run.
+        budget: How it stands to the suite's budget.
     """
 
     label: str
@@ -43,6 +44,7 @@ class ResolvedRow:
     config: Strict
     search: Search | None = None
     draws: tuple[Draw, ...] = ()
+    budget: BudgetWord = ""
 
     @property
     def trials(self) -> tuple[Strict, ...]:
@@ -225,12 +227,14 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     _check_class(cls, where)
     params = row_params(spec, method, row, where)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
-    if not (spec.tune and row.tune and cls.info.changes_model) or method in REFERENCES:
-        return ResolvedRow(label, method, config)
-    search = search_of(
-        spec.tune, label, method=method, preset=row.preset, params=params, file=origin
-    )
-    return ResolvedRow(label, method, config, search, search.more((), ()))
+    search = None
+    if spec.tune and row.tune and cls.info.changes_model and method not in REFERENCES:
+        search = search_of(
+            spec.tune, label, method=method, preset=row.preset, params=params, file=origin
+        )
+    draws = search.more((), ()) if search else ()
+    budget = budget_of(spec, method, row, config, search.space if search else ())
+    return ResolvedRow(label, method, config, search, draws, budget)
 
 
 def _check_class(cls: Any, where: str) -> None:

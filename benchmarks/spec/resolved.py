@@ -28,7 +28,9 @@ def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
     for row in suite.rows:
         reference = row.method in REFERENCES
         config: Any = getattr(suite.protocol, "train", None) if reference else row.config
-        lines.append({"row": row.label, **described(config, weights)})
+        line = {"row": row.label, **described(config, weights)}
+        line["length"] += " (own budget)" if row.budget == "own" else ""
+        lines.append(line)
     return lines
 
 

@@ -15,11 +15,14 @@ from common.base.config import (
 )
 from common.base.errors import ConfigError
 from common.base.numbers import Count
+from common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
 REFERENCES = ("original", "retrain")
 FLOOR = "retrain (second)"
 """The row of the second Retrain."""
+BUDGETED = ("steps", "epochs", "schedule")
+"""Params that a suite's budget gives; a row that has one of its own has a budget of its own."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .+=()-]{0,79}$")]
 """Names become folders, and parts of comma-separated lists."""
 
@@ -45,6 +48,29 @@ class Row(Strict):
     params: dict[str, Any] = {}
     tune: bool = True
     without: tuple[str, ...] = ()
+
+
+class Budget(Strict):
+    """What every row that reads retain data may spend on its training, whatever batch it uses.
+
+    A row that gives a length of its own keeps it and is marked.  A method without a length (one
+    shot, or its own number of passes) is not planned: its passes are counted, like everybody's.
+    Seconds are printed and are no budget: a number must not depend on a machine's load.
+
+    Attributes:
+        unit: ``epochs`` are passes over the retain set, so that all rows read equally many of its
+            samples; ``steps`` are optimizer steps.
+        amount: How many.
+        schedule: Of every row that has one, also of those that read forget data alone.
+    """
+
+    unit: Length = "epochs"
+    amount: Count
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+
+    def __str__(self) -> str:
+        words = {"epochs": "passes over the retain set", "steps": "optimizer steps"}
+        return f"{self.amount} {words[self.unit]}, {self.schedule} schedule"
 
 
 class Folds(Strict):
@@ -74,8 +100,11 @@ class Suite(Strict):
         retrains: Retrains per split; the second one gives the noise floor.
         columns: Metrics of the main table; the benchmark's own when absent.
         methods: Label -> row, in any order.
-        defaults: Params of every row; a row that cannot take one of them is an error.
+        defaults: Params of every row; a row that cannot take one of them is an error.  Null takes
+            away one of an extended suite.
         defaults_of: Kind of rows -> params of these rows, over ``defaults``.
+        budget: Length and schedule of the rows that read retain data; each method's own when
+            absent.
         tune: Tuning on a separate seed, if wanted.
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
@@ -100,6 +129,7 @@ class Suite(Strict):
     methods: dict[Name, Row | None]
     defaults: dict[str, Any] = {}
     defaults_of: dict[Kind, dict[str, Any]] = {}
+    budget: Budget | None = None
     tune: Tune | None = None
     compare: tuple[tuple[str, str], ...] = ()
     after: str | None = None
@@ -120,6 +150,9 @@ class Suite(Strict):
                 raise ValueError("seeds holds a seed twice")
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
+        for params in (self.defaults, *self.defaults_of.values()) if self.budget else ():
+            if twice := {key for key in BUDGETED if params.get(key) is not None}:
+                raise ValueError(f"{min(twice)} is in defaults and in budget; keep one of them")
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self

@@ -20,7 +20,7 @@ from common.base.errors import ConfigError
 from common.base.numbers import Count
 from common.base.registry import METHODS
 from common.base.seeding import derive
-from common.methods.base import resolve_config
+from common.methods.base import over, resolve_config
 
 SHARE_OF_EDGE = 0.1
 """A value this near to an end of its range (as a share of it) lies at the edge."""
@@ -99,7 +99,7 @@ def _number(value: Any) -> float | None:
 
 
 class Tune(Strict):
-    """The same trial budget for every method, chosen on the validation gap to Retrain.
+    """The same trial budget for every method, chosen by the distance on seeds of its own.
 
     Attributes:
         seeds: Seeds of the trials; must not be among the suite's seeds.
@@ -213,7 +213,7 @@ class Search:
             for part in reversed(key.split(".")):
                 value = {part: value}
             nested = merge(nested, value)
-        params = merge(self.params, nested)
+        params = over(self.params, nested)
         config = resolve_config(self.method, self.preset, params, origin=self.origin)
         return Draw(values, config, point or {})
 

@@ -50,6 +50,16 @@ def wait_for_all() -> None:
         torch.distributed.barrier(_group())
 
 
+def total(counts: Any) -> Any:
+    """The sum over all processes of a tensor on the CPU."""
+    if count() > 1:
+        import torch
+
+        counts = counts.clone()
+        torch.distributed.all_reduce(counts, group=_group())
+    return counts
+
+
 @functools.cache
 def _group() -> Any:
     """On the CPU: a device's own collectives give up after minutes."""

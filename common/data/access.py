@@ -9,9 +9,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.base import processes
 from common.base.errors import AccessError
-from common.data.batch import AnsweringSource, Batch, BoundedSource, Bounds, Source, every_position
+from common.data.batch import (
+    AnsweringSource,
+    Batch,
+    BoundedSource,
+    Bounds,
+    LabelledSource,
+    Source,
+    every_position,
+)
 from common.data.splits import ForgetSplit
+
+
+class Reads:
+    """How many samples of each part a method was given; its state goes into checkpoints.
+
+    The same tensor of indices asked for again at once is another view of one batch: it counts once.
+
+    Args:
+        split: Whose parts are counted.
+    """
+
+    def __init__(self, split: ForgetSplit):
+        self._names = list(split.parts)
+        self._sizes = [len(ids) for ids in split.parts.values()]
+        size = max((int(ids.max()) + 1 for ids in split.parts.values() if len(ids)), default=0)
+        self._part = torch.zeros(size, dtype=torch.int64)
+        for number, ids in enumerate(split.parts.values()):
+            self._part[torch.as_tensor(ids)] = number
+        self.counts = torch.zeros(len(self._names), dtype=torch.int64)
+        self._last: Tensor | None = None
+
+    def add(self, indices: Tensor) -> None:
+        """Counts samples, (N,) int64."""
+        if indices is not self._last:
+            self.counts += torch.bincount(self._part[indices], minlength=len(self._names))
+        self._last = indices
+
+    def samples(self, part: str) -> int:
+        """Samples of a part that were read, each as often as it was."""
+        return int(self.counts[self._names.index(part)])
+
+    def passes(self, part: str) -> float:
+        """The same over the size of the part."""
+        return self.samples(part) / self._sizes[self._names.index(part)]
+
+    def join(self, before: Tensor) -> None:
+        """Adds what the other processes were given since the counts were ``before``."""
+        self.counts = before + processes.total(self.counts - before)
+
+    def state(self) -> dict[str, Tensor]:
+        """The counts."""
+        return {"counts": self.counts.clone()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over the counts of a :meth:`state`."""
+        self.counts = state["counts"].clone()
 
 
 class DataAccess:
@@ -22,19 +77,27 @@ class DataAccess:
         split: The frozen index sets.
         declared: Parts that the method declares; ``initial`` stands for a fresh model.
         method: Its name, for errors.
+        reads: Where samples are counted; a counter of its own when absent.
 
     Attributes:
         source: Gives out samples of declared parts alone.
         split: Shows declared parts alone.
+        reads: How many samples were given out.
         violations: Parts whose samples were asked for without being declared, in order, even where
             the method caught the error.
     """
 
     def __init__(
-        self, source: Source, split: ForgetSplit, declared: frozenset[str], method: str = "method"
+        self,
+        source: Source,
+        split: ForgetSplit,
+        declared: frozenset[str],
+        method: str = "method",
+        reads: Reads | None = None,
     ):
         self.declared, self.method = declared, method
         self.violations: list[str] = []
+        self.reads = reads or Reads(split)
         self._whole = source, split
         indices = [split.parts[part] for part in sorted(declared & split.parts.keys())]
         size = max((int(ids.max()) + 1 for ids in split.parts.values() if len(ids)), default=0)
@@ -48,7 +111,7 @@ class DataAccess:
     def narrowed(self, parts: frozenset[str]) -> DataAccess:
         """The same data for a method that declares fewer parts."""
         source, split = self._whole
-        return DataAccess(source, split, self.declared & parts, self.method)
+        return DataAccess(source, split, self.declared & parts, self.method, self.reads)
 
     def require(self, *parts: str) -> None:
         """Checks that parts are declared.
@@ -135,7 +198,22 @@ class GuardedSource:
             AccessError: One belongs to a part that the method does not declare.
         """
         self._access.check(indices)
+        self._access.reads.add(indices)
         return self._source.fetch(indices, augment=augment)
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """(N,) int64 class of each sample, of which nothing else is given out.
+
+        Raises:
+            AccessError: One belongs to a part that the method does not declare.
+            DataError: The samples have no class.
+        """
+        from common.data.labels import class_labels
+
+        self._access.check(torch.as_tensor(indices))
+        if isinstance(self._source, LabelledSource):
+            return self._source.labels_of(indices)
+        return class_labels(self._source, indices)
 
     @property
     def refusals(self) -> Sequence[Any]:

@@ -36,9 +36,11 @@ def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
 def unretained_classes(source: Source, classes: Iterable[int], retain: Any) -> list[int]:
     """Those of some classes that the retain set has no sample of, sorted.
 
-    Stops reading the retain set once it has shown them all.
+    A source without labels of its own is read until it has shown them all.
     """
     gone = set(classes)
+    if isinstance(source, LabelledSource):
+        return sorted(gone - set(source.labels_of(np.asarray(retain)).tolist()))
     for batch in ordered_batches(source, retain, 256):
         gone -= set(batch.labels.flatten().tolist())
         if not gone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.config import Strict, did_you_mean, merge, validate
 from common.base.errors import ConfigError
@@ -18,6 +18,9 @@ from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
+
+Length = Literal["steps", "epochs"]
+"""What lengths of trainings are given in."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,22 @@ class UnlearningMethod(ABC):
         """
         return build()
 
+    @classmethod
+    def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
+        """Params that give a method which reads retain data a length; none where it has none.
+
+        A subclass that reads retain data in several phases overrides it, so that they add up.
+
+        Args:
+            config: Of the method, without the length.
+            unit: ``epochs`` are passes over the retain set, ``steps`` optimizer steps.
+            amount: How many.
+        """
+        if "retain" not in cls.info.access or not hasattr(config, "epochs"):
+            return {}
+        anchored = unit == "epochs" and getattr(config, "epochs_of", None) is not None
+        return {unit: amount, **({"epochs_of": "retain"} if anchored else {})}
+
     @abstractmethod
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Returns the unlearned model: ``task.model`` changed in place, or another one.
@@ -113,7 +132,7 @@ def resolve_config(
 ) -> Strict:
     """A method's full config: its defaults, then a preset, then ``params``.
 
-    Where a later one gives ``steps`` or ``epochs`` alone, the other of an earlier one is dropped.
+    Of ``steps`` and ``epochs`` the later one holds (see :func:`over`).
     """
     cls = METHODS[name]
     overrides: Mapping[str, Any] = {}
@@ -122,11 +141,15 @@ def resolve_config(
             hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
             raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
         overrides = cls.presets[preset]
-    config = cls.Config().model_dump()
-    for layer in (overrides, params):
-        config = merge(config, layer)
-        for given, other in (("epochs", "steps"), ("steps", "epochs")):
-            if layer.get(given) is not None and other not in layer and other in config:
-                config[other] = None
+    config = over(over(cls.Config().model_dump(), overrides), params)
     whole: Strict = validate(cls.Config, config, origin)
     return whole
+
+
+def over(config: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A config under a later layer; of ``steps`` and ``epochs`` the later one holds."""
+    merged = merge(config, layer)
+    for given, other in (("epochs", "steps"), ("steps", "epochs")):
+        if layer.get(given) is not None and other not in layer and other in merged:
+            merged[other] = None
+    return merged

@@ -22,9 +22,13 @@ class Original(UnlearningMethod):
 
 
 class Retrain(UnlearningMethod):
-    """The target: trained from the same start on the retain set alone, with Original's recipe."""
+    """The target: trained on the retain set alone, with Original's recipe and from another start.
 
-    info = MethodInfo(1, "exact unlearning", frozenset({"retain", "initial"}))
+    No Retrain shares its start with Original or with another Retrain, so that none is nearer to a
+    model that comes of Original than the others are.
+    """
+
+    info = MethodInfo(2, "exact unlearning", frozenset({"retain", "initial"}))
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains a fresh model."""

@@ -171,7 +171,8 @@ class UnlearnTask:
         from common.train.fit import fit
         from common.train.protocols import Hooks
 
-        stage = len(self.results)
+        stage, reads = len(self.results), self.data.reads
+        before = reads.counts.clone()
         path = self.checkpoint
         if path is not None and stage:
             path = path.with_name(f"{path.stem}-{stage}{path.suffix}")
@@ -182,10 +183,11 @@ class UnlearnTask:
             config,
             forward=self.forward,
             seed=derive(self.seed, "engine", self.replicate, stage),
-            hooks=Hooks(after_step, penalty, stateful or {}),
+            hooks=Hooks(after_step, penalty, {**(stateful or {}), "reads": reads}),
             telemetry=self._telemetry(),
             checkpoint=path,
         )
+        reads.join(before)
         self.results.append(result)
         return result
 

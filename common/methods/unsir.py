@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.base.errors import DataError
 from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.base import Length, MethodInfo, UnlearningMethod
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -51,6 +51,13 @@ class Unsir(UnlearningMethod):
         noise_decay: NonNegative = 0.1
         noise_repeats: Count = 20
         retain_per_class: Count = 500
+
+    @classmethod
+    def within(cls, config: Any, unit: Length, amount: int) -> dict[str, Any]:
+        """One pass impairs, the others repair."""
+        if unit == "steps":
+            return {unit: amount}
+        return {"epochs": 1, "repair_epochs": max(1, amount - 1)}
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Noise, impair, repair."""

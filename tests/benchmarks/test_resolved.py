@@ -65,13 +65,26 @@ def test_every_default_reaches_every_row_that_does_not_replace_it(name):
         for kind in kinds(METHODS[row.method].Config, row.config):
             defaults |= suite.spec.defaults_of.get(kind, {})
         for key, value in defaults.items():
-            if key in spec.without:
+            if key in spec.without or value is None:
                 continue
             if isinstance(value, Mapping):
                 left = {k: v for k, v in value.items() if k not in own.get(key, {})}
                 assert covers(row.config, {key: left}), (row.label, key)
             elif key not in own:
                 assert getattr(row.config, key) == value, (row.label, key)
+
+
+@pytest.mark.parametrize("name", [n for n in suite_names() if load_suite(n).spec.budget])
+def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(name):
+    suite = load_suite(name)
+    budget, lines = suite.spec.budget, {line["row"]: line for line in resolved_table(suite)}
+    for row in suite.rows:
+        if row.budget == "suite":
+            assert getattr(row.config, budget.unit) == budget.amount - (row.method == "unsir"), row
+            assert row.config.schedule == budget.schedule, row.label
+            assert getattr(row.config, "epochs_of", None) in (None, "retain"), row.label
+        assert ("own budget" in lines[row.label]["length"]) == (row.budget == "own"), row.label
+    assert any(row.budget == "suite" for row in suite.rows)
 
 
 @pytest.mark.parametrize("name", suite_names())

@@ -59,3 +59,27 @@ def test_what_a_source_offers_is_offered_and_guarded(tiny, split):
     with pytest.raises(AccessError):
         relabelled.fetch(torch.as_tensor(split.parts["test"][:1]))
     assert access.violations == ["test"]
+
+
+def test_samples_are_counted_by_part(data, split, tiny):
+    ids = torch.as_tensor(split.parts["forget"])
+    for batch in (ids, ids, ids[:2]):  # the second is another view of the first
+        data.source.fetch(batch)
+    assert data.reads.samples("forget") == len(ids) + 2 and data.reads.samples("retain") == 0
+    assert data.reads.passes("forget") == (len(ids) + 2) / len(ids)
+    inner = data.narrowed(frozenset({"forget"}))
+    inner.source.fetch(ids[2:4])
+    assert data.reads.samples("forget") == len(ids) + 4
+    state = data.reads.state()
+    inner.source.fetch(ids)
+    data.reads.load_state(state)
+    assert data.reads.samples("forget") == len(ids) + 4
+
+
+def test_labels_are_given_out_without_samples(data, split, tiny):
+    labels = data.source.labels_of(split.parts["forget"])
+    ids = torch.as_tensor(split.parts["forget"])
+    assert np.array_equal(labels, tiny.Source().fetch(ids).labels.numpy())
+    assert data.reads.samples("forget") == 0
+    with pytest.raises(AccessError, match="reads 'retain'"):
+        data.source.labels_of(split.parts["retain"])

@@ -117,6 +117,20 @@ def test_requests_by_number_and_rows_kept_aside():
     assert splits[0].digest != other[0].digest
 
 
+def test_no_two_seeds_share_an_author_where_draws_are_disjoint():
+    source, apart = full_size(), scenario(forget_authors=4, draw="disjoint")
+    assert apart.label == "4-authors-disjoint"
+    groups = [authors(source, make_split(source, apart, s).parts["forget"]) for s in range(10)]
+    everyone = [author for group in groups for author in group]
+    assert len(set(everyone)) == len(everyone) == 40 and set(everyone) <= {
+        *range(20),
+        *range(180, 200),
+    }
+    for seed in (-1, 10):
+        with pytest.raises(DataError, match=r"no authors of its own.*10 groups of 4"):
+            make_split(source, apart, seed)
+
+
 def test_requests_are_drawn_once_for_all_of_a_seed():
     source = full_size()
     splits = requests(source, 5, requests=[2, 2], draw=True)

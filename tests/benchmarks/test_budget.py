@@ -1,0 +1,120 @@
+"""A suite's budget: equal for every row that reads retain data, marked where a row has another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.report import budget_lines
+from benchmarks.pipeline.splitting import read_split
+from benchmarks.spec.resolve import load_suite
+from common.base.errors import ConfigError
+from common.store.stages import StageStore
+
+EPOCHS = {"unit": "epochs", "amount": 2}
+BOTH = {"original": None, "retrain": None}
+ROWS = {
+    **BOTH,
+    "finetune": None,
+    "gd": {"params": {"batch_size": 16}},
+    "random_label": None,
+    "scrub": None,
+    "sfron": None,
+    "unsir": {"params": {"noise_steps": 2, "noise_repeats": 1}},
+    "short": {"method": "gd", "params": {"steps": 3}},
+    "ssd": None,
+    "ascent": {"params": {"steps": 2}},
+}
+
+
+def rows_of(path):
+    return {row.label: row for row in load_suite(str(path)).rows[len(BOTH) :]}
+
+
+def test_a_budget_reaches_every_row_of_its_kind(tiny_suite):
+    rows = rows_of(tiny_suite(methods=ROWS, budget=EPOCHS))
+    words = {label: row.budget for label, row in rows.items()}
+    assert [label for label, word in words.items() if word == "own"] == ["short"]
+    assert [label for label, word in words.items() if word == "counted"] == ["ssd"]
+    assert words["ascent"] == "" and words["gd"] == "suite"
+    gd, short, ascent = (rows[label].config for label in ("gd", "short", "ascent"))
+    assert (gd.epochs, gd.steps, gd.epochs_of, gd.schedule) == (2, None, "retain", "cosine")
+    assert (short.steps, short.epochs, short.schedule) == (3, None, "constant")
+    assert (ascent.steps, ascent.schedule) == (2, "cosine")
+    steps = rows_of(tiny_suite(methods={**BOTH, "gd": None}, budget={"unit": "steps", "amount": 7}))
+    assert (steps["gd"].config.steps, steps["gd"].config.epochs_of) == (7, "forget")
+
+
+def test_the_later_of_steps_and_epochs_holds(tiny_suite):
+    rows = {**BOTH, "gd": None, "finetune": {"params": {"epochs": 3}}}
+    both = {"defaults": {"steps": 5}, "defaults_of": {"adapter": {"epochs": 2}}}
+    space = {"gd": {"epochs": {"low": 1, "high": 4}}, "finetune": {"steps": {"low": 1, "high": 9}}}
+    suite = tiny_suite(methods={**rows, "gd_sine": None}, **both)
+    lengths = {label: (r.config.steps, r.config.epochs) for label, r in rows_of(suite).items()}
+    assert lengths == {"gd": (5, None), "finetune": (None, 3), "gd_sine": (None, 2)}
+    tuned = rows_of(tiny_suite(methods=rows, budget=EPOCHS, tune={"trials": 2, "spaces": space}))
+    assert all(trial.epochs is None for trial in tuned["finetune"].trials)
+    assert {row.budget for row in tuned.values()} == {"own"}
+
+
+def test_a_budget_that_contradicts_itself_is_refused(tiny_suite):
+    twice = tiny_suite(methods={**BOTH, "gd": None}, budget=EPOCHS, defaults={"steps": 4})
+    with pytest.raises(ConfigError, match="steps is in defaults and in budget"):
+        load_suite(str(twice))
+    whole = tiny_suite(methods={**BOTH, "scrub": None}, budget={"unit": "steps", "amount": 4})
+    with pytest.raises(ConfigError, match="alternates whole passes; give epochs"):
+        load_suite(str(whole))
+
+
+def records(cli, path, store):
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    board = make_leaderboard(load_suite(str(path)), StageStore(store))
+    return board, {label: record.cost for label, record in board.records}
+
+
+def test_rows_of_a_vision_suite_read_equally_many_retain_samples(cli, tiny_suite, tmp_path):
+    path = tiny_suite(methods=ROWS, budget=EPOCHS)
+    board, costs = records(cli, path, tmp_path)
+    retain = costs["retrain"]["retain_samples"] / 2  # two epochs
+    for label in ("finetune", "gd", "random_label", "scrub"):
+        assert costs[label]["retain_samples"] == 2 * retain, label
+        assert costs[label]["retain_passes"] == 2
+    # a mask is measured on retain data before the two passes; noise takes the shape of one sample
+    assert costs["sfron"]["retain_passes"] == 3
+    assert costs["unsir"]["retain_samples"] == 2 * retain + 1
+    assert costs["short"]["retain_samples"] == 3 * 32 and costs["ascent"]["retain_samples"] == 0
+    assert costs["ssd"]["retain_samples"] > 0 and costs["ssd"]["steps"] == 0
+    assert costs["finetune"]["forget_samples"] == 0 < costs["ascent"]["forget_samples"]
+    lines = " ".join(budget_lines(board.suite))
+    assert "2 passes over the retain set, cosine" in lines
+    assert "stated by the row: short." in lines and "is counted: ssd." in lines
+    report = tmp_path / "suites" / "tiny" / "LEADERBOARD.md"
+    assert "| method | retain passes | retain samples |" in report.read_text(encoding="utf-8")
+
+
+def test_a_text_suite_tunes_on_requests_of_its_own(cli, tiny_text_suite, tmp_path):
+    path = tiny_text_suite(
+        protocol={
+            "data": {"authors": 3},
+            "scenario": {"kind": "authors", "forget_authors": 2, "draw": "disjoint"},
+        },
+        seeds=[1, 2],
+        methods={**BOTH, "finetune": None, "gd": None, "npo_gdr": None},
+        defaults={"batch_size": 4, "average": "tokens", "steps": None},
+        budget={"unit": "steps", "amount": 3, "schedule": "linear"},
+        tune={"trials": 1, "spaces": {"default": {"lr": {"low": 1e-4, "high": 1e-3}}}},
+    )
+    board, costs = records(cli, path, tmp_path)
+    assert {costs[label]["retain_samples"] for label in ("finetune", "gd", "npo_gdr")} == {12}
+    assert {row.config.average for row in board.suite.rows[2:]} == {"tokens"}
+    store = StageStore(tmp_path)
+    splits = {s: read_split(store, board.stages["gd", 0, s].parents["split"]) for s in (1, 2)}
+    assert not set(splits[1].parts["forget"]) & set(splits[2].parts["forget"])
+    assert board.tuned_on.forgotten == 8 and board.tuned_on.shared == 0
+    page = (tmp_path / "suites" / "tiny-text" / "LEADERBOARD.md").read_text(encoding="utf-8")
+    assert "none of its forget samples is forgotten on a seed above" in page
+    assert "no validation data" in page
+    spent = json.loads((tmp_path / "suites" / "tiny-text" / "leaderboard.json").read_text())["rows"]
+    assert all("retain_passes" in row["cost"] for row in spent)
