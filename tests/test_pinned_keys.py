@@ -45,7 +45,7 @@ def test_stage_keys_are_as_pinned(name, tmp_path):
 
 def test_a_key_moves_with_what_its_numbers_depend_on(tmp_path):
     pinned = json.loads(PINNED.read_text(encoding="utf-8"))["digits-class"]
-    plan = make_plan(load_suite("digits-class", ["defaults.steps=7"]), StageStore(tmp_path))
+    plan = make_plan(load_suite("digits-class", ["budget.amount=7"]), StageStore(tmp_path))
     moved = {f"{s.kind} {s.name}" for s in plan.stages() if s.key[:16] not in pinned.values()}
     assert any(name.startswith("unlearn gd_sine") for name in moved)
     assert not any(name.startswith(("split", "original", "retrain")) for name in moved)

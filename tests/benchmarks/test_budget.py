@@ -8,9 +8,12 @@ import pytest
 
 from benchmarks.leaderboard.derive import make_leaderboard
 from benchmarks.leaderboard.report import budget_lines
+from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.splitting import read_split
+from benchmarks.pipeline.worksite import Worksite
 from benchmarks.spec.resolve import load_suite
 from common.base.errors import ConfigError
+from common.protocol.benchmark import Runtime
 from common.store.stages import StageStore
 
 EPOCHS = {"unit": "epochs", "amount": 2}
@@ -66,6 +69,17 @@ def test_a_budget_that_contradicts_itself_is_refused(tiny_suite):
     whole = tiny_suite(methods={**BOTH, "scrub": None}, budget={"unit": "steps", "amount": 4})
     with pytest.raises(ConfigError, match="alternates whole passes; give epochs"):
         load_suite(str(whole))
+
+
+def test_no_retrain_starts_where_original_or_another_retrain_did(tiny_suite, tmp_path):
+    plan = make_plan(load_suite(str(tiny_suite(retrains=2))), StageStore(tmp_path))
+    models = [s for s in plan.stages() if s.kind in ("original", "retrain")]
+    starts = set()
+    for stage in models:
+        site = Worksite(stage, Runtime(store=tmp_path, device="cpu"))
+        task = site.task(site.benchmark.split(1), frozenset({"initial"}))
+        starts.add(task.fresh_model().get_parameter("blocks.0.mlp.fc1.weight").sum().item())
+    assert len(models) == len(starts) == 3
 
 
 def records(cli, path, store):
