@@ -18,7 +18,8 @@ MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "
 def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
-    heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
+    heads = ["method", "n", *_metric_heads(board, names)]
+    heads += [*[f"{axis.title} ↓" for axis in rule.axes], f"{rule.title} ↓", ""]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
     heads += ["reached", "steps"] if rule.goals else []
@@ -27,6 +28,7 @@ def main_table(board: Leaderboard) -> Table:
     for row in board.rows:
         cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
         cells += [value_cell(row, name, board.specs[name].digits) for name in names]
+        cells += [spread(row.derived.get(axis.name)) for axis in rule.axes]
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
         cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
