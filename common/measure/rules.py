@@ -151,6 +151,7 @@ class GoalRule:
         compact: Columns that a narrow terminal keeps.
         also: Further derived columns; goals have none.
         axes: Goals have none either.
+        unit: Of the distance.
     """
 
     goals: tuple[Goal, ...]
@@ -161,6 +162,7 @@ class GoalRule:
     compact: tuple[str, ...] = ()
     also: tuple[GapColumn, ...] = field(default=(), init=False)
     axes: tuple[Axis, ...] = field(default=(), init=False)
+    unit: str = field(default="points", init=False)
 
     @property
     def metrics(self) -> tuple[str, ...]:
