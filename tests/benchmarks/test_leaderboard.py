@@ -333,7 +333,7 @@ def test_a_method_for_another_scenario_is_not_applicable_and_is_not_run(board_of
     novo = row(board, "novo")
     assert novo.inapplicable == "for class forgetting only" and not novo.seeds
     assert board.complete and board.rows[-1] is novo
-    assert main_table(board).rows[-1][:3] == ("novo", "n/a", "–")
+    assert main_table(board).rows[-1][:3] == ("novo (our reading)", "n/a", "–")
     told = "novo: not applicable (for class forgetting only)"
     assert inapplicable_lines(board) == [told] and told in markdown.write(sections(board))
     assert to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"
