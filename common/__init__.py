@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from common.measure.goal import MeasuredGoal as MeasuredGoal
     from common.measure.goal import RetrainGoal as RetrainGoal
     from common.measure.metric import MetricSpec as MetricSpec
+    from common.measure.rules import Axis as Axis
     from common.measure.rules import Criterion as Criterion
     from common.measure.rules import GapRule as GapRule
     from common.measure.rules import GoalRule as GoalRule

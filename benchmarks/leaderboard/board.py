@@ -41,6 +41,7 @@ class BoardRow:
         gaps: Metric -> summary of signed gaps to the seed's Retrain.
         derived: ``ag``, the distance of the benchmark's rule, and what else it names -> summary.
         ag_per_seed: That distance by seed.
+        parts: Metric -> its part of the distance, mean over seeds.
         reached: Seed -> whether every goal is reached; empty where the rule has no goals.
         criteria: Rule set -> seed -> criterion -> whether it holds.
         verdict: Whether the row can be told from a Retrain; None if unknown.
@@ -60,6 +61,7 @@ class BoardRow:
     gaps: dict[str, Summary] = field(default_factory=dict)
     derived: dict[str, Summary] = field(default_factory=dict)
     ag_per_seed: dict[int, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
     reached: dict[int, bool | None] = field(default_factory=dict)
     criteria: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
     verdict: Verdict | None = None

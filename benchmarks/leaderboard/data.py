@@ -58,6 +58,7 @@ def _row(row: BoardRow) -> dict[str, Any]:
         "metrics": _summaries(row.metrics),
         "gaps": _summaries(row.gaps),
         "derived": _summaries(row.derived),
+        "parts": row.parts,
         "ag_per_seed": {str(seed): value for seed, value in row.ag_per_seed.items()},
         "dynamics": row.dynamics,
         "cost": row.cost,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
@@ -35,7 +35,8 @@ from common.measure.gaps import (
     retrain_floor,
     summarise,
 )
-from common.measure.goal import Role
+from common.measure.goal import References, Role
+from common.measure.metric import Row
 from common.measure.rules import RowFacts, Rule
 from common.protocol.benchmark import Benchmark
 from common.store.records import RunRecord
@@ -193,8 +194,10 @@ def _floor(
     empty: dict[str, float | None] = {}
     firsts = [dict(targets[seed].metrics) for seed in sorted(targets)]
     seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(targets)]
-    gaps = "retrain" in judge.rule.needs
-    floor = retrain_floor(firsts, seconds, judge.rule.metrics) if gaps else Floor((), None)
+    distance: Callable[[Row, Row], float | None] = lambda row, target: judge.rule.distance(  # noqa: E731
+        row, References(retrain=target), trial=False
+    )
+    floor = Floor((), None) if judge.rule.goals else retrain_floor(firsts, seconds, distance)
     if not second:
         return floor, None
     return floor, _row(FLOOR, "retrain", second, judge)

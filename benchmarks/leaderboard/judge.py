@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -46,13 +47,14 @@ class Judge:
 
         ``metrics`` holds those of the seeds that did not diverge.
         """
-        comparable = 0
+        comparable, parts = 0, []
         for seed, own in metrics.items():
             targets = self.references[seed]
             comparable += all(targets.of(role) is not None for role in self.rule.needs)
             distance = self.rule.distance(own, targets, trial=False)
             if distance is not None:
                 row.ag_per_seed[seed] = distance
+                parts.append(self.rule.contributions(own, targets) or {})
             if self.rule.goals:
                 answers = [goal.reached(own, targets) for goal in self.rule.goals]
                 unknown = None if None in answers else True
@@ -61,3 +63,7 @@ class Judge:
                 row.criteria.setdefault(name, {})[seed] = rules.judge(own, targets)
         if row.ag_per_seed and len(row.ag_per_seed) == comparable:
             row.derived["ag"] = summarise(list(row.ag_per_seed.values()))
+            row.parts = {m: math.fsum(p[m] for p in parts) / len(parts) for m in parts[0]}
+            for axis in self.rule.axes:
+                values = [math.fsum(p.get(m, 0.0) for m in axis.weights) for p in parts]
+                row.derived[axis.name] = summarise([len(self.rule.axes) * v for v in values])

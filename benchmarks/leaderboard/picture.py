@@ -25,7 +25,9 @@ def picture(board: Leaderboard) -> Picture:
         for tick in TICKS
         if tick <= top
     ]
-    title = f"{board.suite.name}: {board.rule.title} to Retrain (points; square-root axis)"
+    title = (
+        f"{board.suite.name}: {board.rule.title} to Retrain ({board.rule.unit}; square-root axis)"
+    )
     subtitle = "dots: seeds; bar: mean; green: a second Retrain (noise floor)"
     drawn = svg.picture(LEFT + WIDTH + 30, height, body, title=title, subtitle=subtitle)
     return Picture(drawn, title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from benchmarks.audits.report import sections as audit_sections
@@ -23,9 +24,11 @@ from benchmarks.report.section import Section, Table, filled, table
 from benchmarks.spec.goals import rule_sets
 from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
 from benchmarks.spec.resolve import ResolvedSuite
+from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
 from common.base.registry import METHODS
+from common.measure.ranking import shares
 
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""
@@ -43,7 +46,7 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(text=(missing,), tone="warning"),
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
-        Section(text=(floor_line(board), *calibration_lines(board), saturation_line(board))),
+        Section(text=(floor_line(board), *calibration_lines(board), *measure_lines(board))),
         *fold_sections(board),
         _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
         _list("Diverged:", divergence_lines(board)),
@@ -95,9 +98,12 @@ def floor_line(board: Leaderboard) -> str:
     if board.floor.summary is None:
         return "Noise floor: unknown (retrains: 2 gives it)."
     seeds = ", ".join("?" if v is None else f"{v:.2f}" for v in board.floor.per_seed)
+    second = next((row.derived for row in board.rows if row.label == FLOOR), {})
+    of_axes = [f"{axis.title} {spread(second.get(axis.name))}" for axis in board.rule.axes]
+    axes = f"; {', '.join(of_axes)}" if of_axes else ""
     return (
         f"Noise floor ({board.rule.title} of a second Retrain against the first): "
-        f"{spread(board.floor.summary)} [{seeds}]."
+        f"{spread(board.floor.summary)} [{seeds}]{axes}."
     )
 
 
@@ -110,6 +116,25 @@ def calibration_lines(board: Leaderboard) -> list[str]:
         for name, spec in board.specs.items()
         if spec.calibration and name in values
     ]
+
+
+def measure_lines(board: Leaderboard) -> tuple[str, str]:
+    """What the rows' distances come from, and what carries nothing."""
+    return share_line(board), saturation_line(board)
+
+
+def share_line(board: Leaderboard) -> str:
+    """How much each metric, and each axis, has of the distances of all methods together."""
+    rows = [row.parts for row in board.rows if row.method not in REFERENCES and row.parts]
+    of_metrics = shares(rows)
+    words = {m: f"{board.specs[m].title} {100 * s:.0f} %" for m, s in of_metrics.items()}
+    for axis in board.rule.axes if words else ():
+        inside = [name for name in axis.weights if name in words]
+        whole = math.fsum(of_metrics[name] for name in inside)
+        parts = ", ".join(words.pop(name) for name in inside)
+        words[axis.name] = f"{axis.title} {100 * whole:.0f} % ({parts})"
+    head = f"Shares of {board.rule.title} over all methods"
+    return f"{head}: {', '.join(words.values())}." if words else ""
 
 
 def saturation_line(board: Leaderboard) -> str:

@@ -9,6 +9,7 @@ from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
+from common.base.registry import METHODS
 from common.measure.verdict import Word
 
 NARROW_COLUMNS = 4
@@ -18,15 +19,17 @@ MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "
 def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
-    heads = ["method", "n", *_metric_heads(board, names), f"{rule.title} ↓", ""]
+    heads = ["method", "n", *_metric_heads(board, names)]
+    heads += [*[f"{axis.title} ↓" for axis in rule.axes], f"{rule.title} ↓", ""]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
     heads += ["reached", "steps"] if rule.goals else []
     heads += [*board.suite.spec.rules, *[column.title for column in rule.also]]
     rows = []
     for row in board.rows:
-        cells = [row.label, status_cell(row, len(board.suite.spec.seeds))]
+        cells = [_name(row), status_cell(row, len(board.suite.spec.seeds))]
         cells += [value_cell(row, name, board.specs[name].digits) for name in names]
+        cells += [spread(row.derived.get(axis.name)) for axis in rule.axes]
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
         cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
@@ -35,6 +38,11 @@ def main_table(board: Leaderboard) -> Table:
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
     heads += ["trials"] if board.trials else []
     return table(heads, rows, narrow=narrow_table(board), marks=reference_marks(board))
+
+
+def _name(row: BoardRow) -> str:
+    """The label, and whether the method is only our reading of its source."""
+    return f"{row.label} (our reading)" if METHODS[row.method].info.reading else row.label
 
 
 def _reached_cell(row: BoardRow) -> str:
@@ -84,7 +92,7 @@ def narrow_table(board: Leaderboard) -> Table:
     rows = []
     for row in board.rows:
         cells = [_narrow_value_cell(row, name, board.specs[name].digits) for name in names]
-        rows.append([row.label, *cells, _narrow_ag_cell(row, diverged=diverged)])
+        rows.append([_name(row), *cells, _narrow_ag_cell(row, diverged=diverged)])
     doc = "ends in ✗n where n of the row's seeds diverged, which are in no mean" if diverged else ""
     ag = Column(f"{board.rule.title} ↓", doc=doc)
     return table(["method", *_metric_heads(board, names), ag], rows, marks=reference_marks(board))

@@ -114,6 +114,7 @@ class RelabelledLoader(Loader):
         inner: Where batches come from (its generator is shared).
         members: Indices whose labels are replaced.
         num_classes: Labels are drawn from 0 to ``num_classes - 1``.
+        classes: Labels are drawn from these alone; from all when absent.
         exclude_true: Never draw the true label.
         redraw: Draw anew every epoch; otherwise once.
     """
@@ -124,14 +125,20 @@ class RelabelledLoader(Loader):
         members: np.ndarray,
         num_classes: int,
         *,
+        classes: Sequence[int] | None = None,
         exclude_true: bool = False,
         redraw: bool = True,
     ):
         self.__dict__.update(inner.__dict__)
         self.members = torch.as_tensor(np.asarray(members, dtype=np.int64)).sort().values
-        self.num_classes = num_classes
-        self.exclude_true = exclude_true
+        self.classes = torch.tensor([*range(num_classes)] if classes is None else classes)
+        self.first = int(exclude_true)
         self.redraw = redraw
+        # how many steps further in ``classes`` a label goes: divisible for those inside and outside
+        self._steps = max(1, len(self.classes) - self.first)
+        self._draws = self._steps * (1 if classes is None else len(self.classes))
+        self._place = torch.full((num_classes,), -1)
+        self._place[self.classes] = torch.arange(len(self.classes))
         self._shift = torch.zeros(len(self.members), dtype=torch.int64)
         self._drawn_for = -1
 
@@ -142,16 +149,23 @@ class RelabelledLoader(Loader):
             raise ConfigError("random labels need samples of one label; choose another method")
         if self._drawn_for < 0 or (self.redraw and self.epoch != self._drawn_for):
             self._shift = torch.randint(
-                int(self.exclude_true),
-                self.num_classes,
+                self.first,
+                self.first + self._draws,
                 (len(self.members),),
                 generator=self.generator,
             )
             self._drawn_for = self.epoch
         place = torch.searchsorted(self.members, batch.indices).clamp_max(len(self.members) - 1)
         member = self.members[place] == batch.indices
-        shift = torch.where(member, self._shift[place], 0).to(batch.labels.device)
-        return batch.with_labels((batch.labels + shift) % self.num_classes)
+        labels = batch.labels.cpu()
+        labels = torch.where(member, self._drawn(labels, self._shift[place]), labels)
+        return batch.with_labels(labels.to(batch.labels.device))
+
+    def _drawn(self, labels: Tensor, shift: Tensor) -> Tensor:
+        """The class that each label is replaced by."""
+        own, count = self._place[labels], len(self.classes)
+        inside = own + self.first + (shift - self.first) % self._steps
+        return self.classes[torch.where(own < 0, shift - self.first, inside) % count]
 
     def state(self) -> dict[str, Tensor]:
         """Order, cursor, generator, and this epoch's labels."""

@@ -7,7 +7,7 @@ only when a quantile or a test is asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -162,16 +162,17 @@ class Floor:
     summary: Summary | None
 
 
-def retrain_floor(first: Sequence[Row], second: Sequence[Row], metrics: Sequence[str]) -> Floor:
+def retrain_floor(
+    first: Sequence[Row], second: Sequence[Row], distance: Callable[[Row, Row], float | None]
+) -> Floor:
     """The noise floor of AG: second Retrain against first, seed by seed.
 
     Args:
         first: Metrics of the Retrain that methods are compared with, one row per seed.
         second: Metrics of an independent Retrain on the same splits, in the same order.
-        metrics: What AG averages.
+        distance: (row, target) -> AG.
     """
-    pairs = zip(second, first, strict=True)
-    ags = tuple(average_gap(row, target, metrics) for row, target in pairs)
+    ags = tuple(distance(row, target) for row, target in zip(second, first, strict=True))
     measured = [value for value in ags if value is not None]
     return Floor(ags, summarise(measured) if measured else None)
 

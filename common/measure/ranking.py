@@ -1,8 +1,25 @@
-"""Ranks of rows, with ties and intervals."""
+"""Ranks of rows, with ties and intervals, and what they come from."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+
+
+def shares(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metric -> its share of the distances of all rows together; they add up to 1.
+
+    Args:
+        parts: Of each row: metric -> its part of the distance; the same metrics in every row.
+
+    Returns:
+        Nothing where no row is at any distance.
+    """
+    sums = {name: math.fsum(row[name] for row in parts) for name in (parts[0] if parts else ())}
+    total = math.fsum(sums.values())
+    return {name: value / total for name, value in sums.items()} if total else {}
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

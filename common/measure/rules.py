@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.measure.gaps import average_gap
+from common.measure.gaps import average_gap, gap
 from common.measure.goal import Goal, References, Role
 from common.measure.metric import MAX_GAP, GapColumn, Row
 
@@ -32,17 +32,39 @@ class RowFacts:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """One side of what a row should be: a named set of metrics, all in one unit.
+
+    A row's distance on an axis is the weighted mean of its absolute gaps to Retrain: below and
+    beyond Retrain's value count alike.
+
+    Attributes:
+        name: Key in derived tables.
+        title: Column head.
+        weights: Metric -> weight; only their ratios count.
+    """
+
+    name: str
+    title: str
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class GapRule:
     """How far a row is from Retrain, in one number: what orders a table and what tuning minimises.
 
     Attributes:
-        metrics: All in one unit; AG is the mean of their absolute gaps.
+        metrics: All in one unit; AG is the mean of their absolute gaps, or of the axes'.
         trial: The same for tuning: nothing that reads test data.
         title: Head of AG's column.
         words: The formula, for legends.
         columns: Main table of a suite that names none; ``metrics`` when empty.
         compact: Columns that a narrow terminal keeps.
         also: Further columns derived from gaps.
+        axes: Where there are any, AG is the mean of their distances, so that an axis of many
+            metrics does not outvote one of few.
+        unit: Of AG.
+        sample: By how much one sample may move a metric's mean, times the number of samples.
     """
 
     metrics: tuple[str, ...]
@@ -52,6 +74,9 @@ class GapRule:
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
     also: tuple[GapColumn, ...] = (MAX_GAP,)
+    axes: tuple[Axis, ...] = ()
+    unit: str = "points"
+    sample: float = 100.0
 
     @property
     def needs(self) -> frozenset[Role]:
@@ -63,15 +88,45 @@ class GapRule:
         """None: the distance alone orders."""
         return ()
 
+    def weights(self, *, trial: bool = False) -> dict[str, float]:
+        """Metric -> what its absolute gap counts for in AG; they add up to 1.
+
+        An axis of which nothing is measured is left out; its others share its weight.
+        """
+        names = self.trial if trial else self.metrics
+        groups = [axis.weights for axis in self.axes] or [dict.fromkeys(names, 1.0)]
+        present = [{m: w for m, w in group.items() if m in names} for group in groups]
+        present = [group for group in present if group]
+        return {
+            metric: weight / math.fsum(group.values()) / len(present)
+            for group in present
+            for metric, weight in group.items()
+        }
+
+    def contributions(
+        self, row: Row, references: References, *, trial: bool = False
+    ) -> dict[str, float] | None:
+        """Metric -> its part of AG, which is their sum; None while a side is unknown."""
+        parts = {}
+        for metric, weight in self.weights(trial=trial).items():
+            distance = gap(row, references.retrain or {}, metric)
+            if distance is None:
+                return None
+            parts[metric] = weight * abs(distance)
+        return parts
+
     def distance(self, row: Row, references: References, *, trial: bool) -> float | None:
         """AG: the mean absolute gap to Retrain; in a trial over :attr:`trial`."""
+        if self.axes:
+            parts = self.contributions(row, references, trial=trial)
+            return None if parts is None else math.fsum(parts.values())
         if references.retrain is None:
             return None
         return average_gap(row, references.retrain, self.trial if trial else self.metrics)
 
     def resolution(self, samples: int) -> float | None:
-        """What one sample of the forget set moves in AG, in percentage points."""
-        return 100.0 / samples / len(self.metrics)
+        """What one sample of the forget set moves in AG."""
+        return self.sample / samples / (len(self.axes) or len(self.metrics))
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By distance."""
@@ -95,6 +150,8 @@ class GoalRule:
         columns: Main table of a suite that names none; the goals' metrics and utility when empty.
         compact: Columns that a narrow terminal keeps.
         also: Further derived columns; goals have none.
+        axes: Goals have none either.
+        unit: Of the distance.
     """
 
     goals: tuple[Goal, ...]
@@ -104,6 +161,8 @@ class GoalRule:
     columns: tuple[str, ...] = ()
     compact: tuple[str, ...] = ()
     also: tuple[GapColumn, ...] = field(default=(), init=False)
+    axes: tuple[Axis, ...] = field(default=(), init=False)
+    unit: str = field(default="points", init=False)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -150,6 +209,9 @@ class GoalRule:
             return None
         total = math.fsum(excess for excess in excesses if excess is not None)
         return 100.0 * total / len(excesses) + lost
+
+    def contributions(self, row: Row, references: References) -> None:
+        """None: a distance to goals is no mean over metrics."""
 
     def resolution(self, samples: int) -> float | None:
         """None: a distance to goals is none between two models."""

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from common.methods.base import MethodInfo
 from common.methods.gradient import ShortConfig
 from common.methods.simple import BOTH, RandomLabel
+
+if TYPE_CHECKING:
+    from common.methods.task import UnlearnTask
 
 
 class Amnesiac(RandomLabel):
     """Amnesiac: train on fixed wrong labels for the forget set and true ones for the retain set.
 
-    Formula: once, y~ ~ U({0..C-1} without y) for each x of D_f; minimise CE on shuffled
-    {(x, y~): D_f} u D_r.  Unlike ``random_label``, an epoch does not redraw the labels and the true
-    one is never drawn.
+    Formula: once, y~ ~ U(retained classes without y) for each x of D_f; minimise CE on shuffled
+    {(x, y~): D_f} u D_r.  Unlike ``random_label``, an epoch does not redraw the labels, and neither
+    the true one is drawn nor that of a class which is forgotten as a whole.
 
-    Source: the Bad Teacher and SSD repositories (there 3 epochs of Adam, lr 1e-4, batches of 128).
+    Source: the Bad Teacher and SSD repositories (there 3 epochs of Adam at a constant 1e-4, batches
+    of 128; here AdamW with decay .05 along a cosine, batches of 64).
     Graves et al.'s own first method, undoing recorded updates, needs a log of Original's training.
     """
 
-    info = MethodInfo(1, "Graves et al. 2021 (arXiv 2010.10981)", BOTH)
+    info = MethodInfo(2, "Graves et al. 2021 (arXiv 2010.10981)", BOTH)
 
     class Config(ShortConfig, RandomLabel.Config):
         exclude_true: bool = True
         redraw: bool = False
+
+    def _classes(self, task: UnlearnTask) -> list[int]:
+        """Those that the retain set has."""
+        from common.data.labels import unretained_classes
+
+        every = range(task.family.num_classes)
+        gone = unretained_classes(task.source, every, task.indices("retain"))
+        return sorted(set(every) - set(gone))

@@ -38,6 +38,7 @@ class MethodInfo:
         modality: The benchmarks that it understands, such as ``vision``; empty means all.
         models: How many models answer at inference.  More than one is a generation-time method: no
             single checkpoint holds its result, and no later request can start from it.
+        reading: Tables call the row our reading: the source leaves too much open to be the method.
     """
 
     version: int
@@ -47,6 +48,7 @@ class MethodInfo:
     changes_model: bool = True
     modality: str = ""
     models: int = 1
+    reading: bool = False
 
     def inapplicable(self, *, scenario: str, modality: str, in_turn: bool = False) -> str | None:
         """Why the method says nothing about a benchmark, in words; None where it applies.

@@ -64,7 +64,8 @@ class CFk(UnlearningMethod):
     """CF-k: fine-tune the last k blocks on retain, freeze the rest, count on forgetting.
 
     Formula: minimise CE(B_r) over the last ``k`` blocks, the final norm and the head; ``k: 0``
-    trains norm and head only.  Never reads forget data.
+    trains norm and head only.  Never reads forget data.  With ``k: 1`` these are 24 % of the
+    weights of a small ViT of four blocks, and 8 % of those of a ViT-S of twelve.
 
     Source: Goel et al. 2022, arXiv 2201.06640; the ERASURE repository (SGD, lr 0.01, weight decay
     0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.

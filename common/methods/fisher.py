@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.config import Strict
@@ -11,7 +12,7 @@ from common.methods.base import MethodInfo, UnlearningMethod
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -19,28 +20,52 @@ if TYPE_CHECKING:
 
 
 class FisherForgetting(UnlearningMethod):
-    """Fisher forgetting: Gaussian noise of variance alpha / F_r on every parameter.
+    """Fisher forgetting: Gaussian noise where the retain set does not mind it.
 
-    Formula: ``theta + sqrt(alpha min(1/(F_r + 1e-8), cap)) N(0, 1)``; F_r is the diagonal of the
-    Fisher information on retain samples, ``mean_x sum_y p(y|x) (grad CE(x, y))^2`` (``expected``),
-    or with the true labels alone (``empirical``).  The head's variance is ``head_factor`` times
-    larger; where whole classes are forgotten their rows of the head are set to zero first.
-    Source: Golatkar et al. 2020 (arXiv 1911.04933); the SalUn repository's Fisher path for
-    cap and head factor.  The forget set is read for its labels alone.
+    Formula: ``theta + sqrt(v) N(0, 1)``, ``v = alpha min((F_r + 1e-8)^(-2 power), cap)``.  F_r is
+    the diagonal of the Fisher information on retain samples, ``mean_x sum_y p(y|x) (grad CE(x,
+    y))^2`` (``expected``), or with the true labels alone (``empirical``).
 
+    The default is what public code does, the same in Golatkar's notebook, the SalUn and the SSD
+    repository: the noise goes with F^-1/2; ``head_cap`` holds in the classifier; v of a matrix is
+    averaged over its second axis (``row_mean``), so that all weights into a unit get the same
+    noise; v of the classifier is ``head_factor`` times and that of all other vectors (biases,
+    norms) ``vector_factor`` times larger.  Where whole classes are forgotten, their rows of the
+    classifier are set to zero and get v = ``cleared`` (before the factor).
+    The preset ``paper`` is the formula of the article: noise with F^-1/4, and nothing else of this.
+    Its alpha is (lambda sigma^2)^1/2 there, on another scale.
+    Ours: F_r from ``samples`` retain samples.
+
+    Source: Golatkar et al. 2020 (arXiv 1911.04933).  The forget set is read for its labels alone.
     Memory: chunk x parameters x 8 bytes.  ``expected`` costs one backward per class and sample.
     alpha is the method's only real knob and differs by orders of magnitude between models: sweep
-    1e-9 to 1e-5.
+    1e-9 to 1e-5 (SSD's repository: 1e-6).
     """
 
-    info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
+    info = MethodInfo(2, "Golatkar et al. 2020 (arXiv 1911.04933)", frozenset({"forget", "retain"}))
 
     quick: ClassVar[Mapping[str, Any]] = {"samples": 16}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "power": 0.25,
+            "cap": None,
+            "head_cap": None,
+            "row_mean": False,
+            "head_factor": 1.0,
+            "vector_factor": 1.0,
+            "cleared": None,
+        },
+    }
 
     class Config(Strict):
-        alpha: Positive = 3e-7
-        cap: Positive = 1e3
+        alpha: Positive = 1e-6
+        power: Positive = 0.5
+        cap: Positive | None = 1e3
+        head_cap: Positive | None = 1e2
+        row_mean: bool = True
         head_factor: Positive = 10.0
+        vector_factor: Positive = 10.0
+        cleared: Positive | None = 1e-4
         fisher: Literal["expected", "empirical"] = "expected"
         samples: Count = 256
         parameters: tuple[str, ...] = ("*",)
@@ -55,9 +80,16 @@ class FisherForgetting(UnlearningMethod):
 
         config: Any = self.config
         gradients = SampleGradients(task.model, task.forward, config.parameters, chunk=config.chunk)
-        variance = (1 / (self._diagonal(task, gradients) + 1e-8)).clamp_max(config.cap)
-        variance = variance * config.alpha * self._head_factors(task, gradients)
-        self._zero_rows(task)
+        diagonal = self._diagonal(task, gradients)
+        gone = self._cleared(task)
+        sizes = [parameter.numel() for parameter in gradients.parameters.values()]
+        parts = [
+            self.variance(fisher.view_as(parameter), gone if _is_head(task, name) else None)
+            for (name, parameter), fisher in zip(
+                gradients.parameters.items(), diagonal.split(sizes), strict=True
+            )
+        ]
+        variance = torch.cat([part.flatten() for part in parts])
         start = gradients.flat()
         noise = torch.randn(start.shape, generator=task.generator("fisher")).to(start)
         gradients.write(start + variance.sqrt() * noise)
@@ -89,28 +121,42 @@ class FisherForgetting(UnlearningMethod):
                     total += next(weights) @ part.square()
         return total / len(chosen)
 
-    def _head_factors(self, task: UnlearnTask, gradients: SampleGradients) -> Tensor:
-        """(P,) ``head_factor`` on the classifier, 1 elsewhere."""
-        import torch
+    def variance(self, fisher: Tensor, gone: Sequence[int] | None) -> Tensor:
+        """The variance of one parameter's noise, of the parameter's shape.
 
-        return torch.cat(
-            [
-                torch.full((p.numel(),), self.config.head_factor if _is_head(task, name) else 1.0)
-                for name, p in gradients.parameters.items()
-            ]
-        ).to(gradients.flat())
+        Args:
+            fisher: Its part of the diagonal.
+            gone: The rows that were cleared, of a parameter of the classifier; None of others.
+        """
+        config: Any = self.config
+        caps = [config.cap, config.head_cap if gone is not None else None]
+        variance: Tensor = (fisher + 1e-8).pow(-2 * config.power)
+        variance = variance.clamp_max(min([c for c in caps if c is not None], default=math.inf))
+        variance = config.alpha * variance
+        if config.row_mean and variance.ndim > 1:
+            variance = variance.mean(dim=1, keepdim=True).expand_as(fisher).clone()
+        if gone is not None:
+            variance[list(gone)] = config.cleared or 0.0
+            factor = config.head_factor
+        else:
+            factor = config.vector_factor if variance.ndim == 1 else 1.0
+        scaled: Tensor = variance * factor
+        return scaled
 
-    def _zero_rows(self, task: UnlearnTask) -> None:
-        """Clears the head's rows of classes that the retain set no longer has."""
+    def _cleared(self, task: UnlearnTask) -> list[int]:
+        """Sets the head's rows of classes that the retain set no longer has to zero; which."""
         import torch
 
         from common.data.labels import forgotten_classes
 
+        if self.config.cleared is None:
+            return []
         gone = forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
-                if gone and _is_head(task, name) and len(parameter) == task.family.num_classes:
+                if gone and _is_head(task, name):
                     parameter[gone] = 0
+        return gone
 
 
 def _is_head(task: UnlearnTask, name: str) -> bool:

@@ -33,12 +33,24 @@ class SFRon(AdaptedMethod):
     transformer (Swin-T) among its settings, and sets the ViT defaults that others are run with.
 
     Source: Huang et al. 2024, arXiv 2409.19732; the Unified-Unlearning-w-Remain-Geometry
-    repository (``repository_swin``: its settings for Swin-T on Tiny-ImageNet).  Sweep alpha and lr.
+    repository (``repository_swin``: its settings for Swin-T on Tiny-ImageNet; ``repository_cnn``:
+    for a CNN on CIFAR-10).  The default's alpha 1 is ours, for small models from scratch, and far
+    below the published 500 and 25; suites have the preset as a row of its own.  Sweep alpha and lr.
     """
 
     info = MethodInfo(1, "Huang et al. 2024 (arXiv 2409.19732)", BOTH)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "repository_swin": {"lr": 2e-5, "steps": 1000, "alpha": 500.0, "batch_size": 128},
+        "repository_cnn": {
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "weight_decay": 5e-4,
+            "lr": 0.01,
+            "steps": 1800,
+            "alpha": 25.0,
+            "retain_steps": 5,
+            "batch_size": 128,
+        },
     }
 
     class Config(ShortConfig):

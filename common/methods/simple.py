@@ -103,6 +103,10 @@ class RandomLabel(AdaptedMethod):
         self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
         return task.model
 
+    def _classes(self, task: UnlearnTask) -> list[int] | None:
+        """What labels are drawn from; None for all classes."""
+        return None
+
     def _loader(self, task: UnlearnTask) -> Loader:
         from common.data.loader import ChainedLoader, RelabelledLoader
 
@@ -114,6 +118,7 @@ class RandomLabel(AdaptedMethod):
                 task.loader(*parts, batch_size=micro),
                 task.indices("forget"),
                 task.family.num_classes,
+                classes=self._classes(task),
                 exclude_true=config.exclude_true,
                 redraw=config.redraw,
             )

@@ -17,17 +17,18 @@ from common.base.numbers import Count
 from common.base.seeding import hash_order
 from common.data.parts import PARTS, Part, Role
 from common.measure.metric import MapAxes
-from common.measure.rules import GapRule
+from common.measure.rules import Axis, GapRule
+from common.protocol.benchmark import Versions
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
 from language.measure.evaluation import TofuEvaluation
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 from language.metrics.tofu import (
-    GAP_METRICS,
     HOLDOUT,
     LOKU_PART,
     LOKU_ROWS,
     METRICS,
+    RATES,
     tofu_compare,
     tofu_metrics,
 )
@@ -42,17 +43,42 @@ if TYPE_CHECKING:
     from common.measure.scores import Scores
     from language.measure.requests import TextMetric
 
+AXES = (
+    Axis(
+        "forget",
+        "forget",
+        {"forget_odds_top": 1.0, "forget_odds_rest": 1.0, "forget_log_ratio": 1.0},
+    ),
+    Axis("keep", "keep", {"retain_odds": 1.0, "ra_odds": 1.0, "wf_odds": 1.0}),
+)
+"""Probabilities saturate at both ends: forgetting beyond Retrain would cost nothing in percent, and
+a fact that is known by heart nothing until it is half lost.  In log odds, neither is free.  The two
+halves of the forget set are apart, so that what is left in some answers and what is destroyed in
+others do not cancel."""
+
 GAP = GapRule(
-    metrics=GAP_METRICS,
-    trial=("forget_prob", "forget_truth_ratio", "retain_prob", "retain_truth_ratio"),
-    title="AG6",
-    words="AG6 = mean |gap| over probability, ROUGE-L and truth ratio on forget and on retain; FQ "
-    "= p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
+    metrics=tuple(metric for axis in AXES for metric in axis.weights),
+    trial=(*AXES[0].weights, "retain_odds"),
+    columns=RATES,
+    title="AG",
+    words="AG = (forget + keep) / 2, a plain mean, as both are in nats per token. forget = mean "
+    "|gap| of the log odds of the likelier and of the other half of the forget answers and of "
+    "their log truth ratio; keep = the same of the log odds of answers about retained authors, "
+    "real authors and the world, as far as a suite has them. Forgetting beyond Retrain counts as a "
+    "gap. FQ = p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
+    axes=AXES,
+    unit="nats per token",
+    sample=1.0,
     compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
 )
+_LIKELIHOODS = ("forget_odds_top", "forget_odds_rest", "retain_odds")
+_OF_FILES = {
+    "text": (_LIKELIHOODS, ("prob",)),
+    "answers": (_LIKELIHOODS, ("prob", "rouge")),
+    "comparisons": ((*_LIKELIHOODS, "forget_log_ratio"), ("prob", "rouge", "truth_ratio")),
+}
+"""Rows of files -> the metrics of the rule, and the rates, that they can give."""
 MAP_AXES = MapAxes("forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02))
-_NEEDED = {"text": ("prob",), "answers": ("prob", "rouge")}
-"""Rows of files -> the metrics that they can give."""
 
 
 class EvaluationConfig(TofuEvaluation):
@@ -92,6 +118,7 @@ class TofuBenchmark(CausalBenchmark):
     metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
+    versions: ClassVar[Versions] = Versions(measure=2)
     Config: ClassVar[type[Strict]] = TofuConfig
     config: TofuConfig
     part_table: ClassVar[Mapping[str, Part]] = {
@@ -111,17 +138,13 @@ class TofuBenchmark(CausalBenchmark):
 
     @classmethod
     def gap_of(cls, config: Any) -> GapRule:
-        """AG6, or of the metrics that rows of files can give (``data.rows``)."""
-        if not isinstance(config.data, FilesData) or config.data.rows == "comparisons":
+        """Both axes, of the metrics that rows of files can give (``data.rows``)."""
+        if not isinstance(config.data, FilesData):
             return cls.gap
-        kinds = _NEEDED[config.data.rows]
-        metrics = tuple(name for name in GAP_METRICS if name.partition("_")[2] in kinds)
-        title = f"AG{len(metrics)}"
-        words = f"{title} = mean |gap| over {', '.join(metrics)}."
-        trial = tuple(name for name in metrics if name in cls.gap.trial)
-        return replace(
-            cls.gap, metrics=metrics, trial=trial, title=title, words=words, compact=metrics
-        )
+        ranked, shown = _OF_FILES[config.data.rows]
+        metrics = tuple(name for name in cls.gap.metrics if name in ranked)
+        columns = tuple(name for name in RATES if name.partition("_")[2] in shown)
+        return replace(cls.gap, metrics=metrics, trial=metrics, columns=columns, compact=columns)
 
     @classmethod
     def compare(

@@ -24,6 +24,7 @@ from language.metrics.truth import (
     Truth,
     closeness,
     compared,
+    log_truth_ratios,
     mass,
     normalised_probabilities,
     preference,
@@ -46,10 +47,13 @@ LOKU_PART = "loku_reference"
 """Part that ``fq_reference: loku`` compares with: the first 300 rows of forget10."""
 
 LOKU_ROWS = 300
-GAP_METRICS = tuple(
+RATES = tuple(
     f"{part}_{what}" for part in ("forget", "retain") for what in ("prob", "rouge", "truth_ratio")
 )
-"""The rates whose mean distance to Retrain is the language arm's AG."""
+"""What tables show of the forget set and of the retain set."""
+
+MOST_PROBABLE = 0.999
+"""A token of higher probability counts as this one: beyond it, nothing of interest is learnt."""
 
 _SETS = {
     "forget": "the forget set",
@@ -57,6 +61,11 @@ _SETS = {
     "ra": "real authors",
     "wf": "world facts",
 }
+
+
+def _odds(name: str, title: str, where: str) -> tuple[MetricSpec, ...]:
+    doc = f"mean log odds of a token in the {where}: log p / (1 - p), p = exp(-loss)"
+    return (MetricSpec(name, "target", title, unit="nats per token", digits=2, doc=doc),)
 
 
 _HEADLINES = (
@@ -87,6 +96,20 @@ _FURTHER = (
         "MU6",
         unit="",
         doc="harmonic mean of MU's six values that need no generation: what tuning sees",
+    ),
+    *_odds("forget_odds_top", "forget odds, likelier half", "likelier half of the forget answers"),
+    *_odds("forget_odds_rest", "forget odds, other half", "less likely half of the forget answers"),
+    *_odds("retain_odds", "retain odds", "answers about retained authors"),
+    *_odds("ra_odds", "ra odds", "answers about real authors"),
+    *_odds("wf_odds", "wf odds", "answers about the world"),
+    MetricSpec(
+        "forget_log_ratio",
+        "target",
+        "forget log r",
+        unit="nats per token",
+        digits=2,
+        doc="mean log truth ratio on the forget set: loss of the right answer less that of wrong "
+        "ones",
     ),
     MetricSpec(
         "extraction_strength",
@@ -175,6 +198,17 @@ def tofu_metrics(
     return metrics
 
 
+def log_odds(columns: Columns) -> np.ndarray:
+    """(N,) log p / (1 - p) of a token of each answer, p = exp(-loss), ascending; nats.
+
+    The loss itself, with its sign turned, where p is small; where p is near 1 the log of the loss.
+    So neither end saturates, down to a loss of any size and up to :data:`MOST_PROBABLE`.
+    """
+    losses = np.asarray(columns["answer_loss"], dtype=np.float64)
+    losses = np.sort(losses.clip(min=-math.log(MOST_PROBABLE)))[::-1]
+    return np.asarray(-losses - np.log(-np.expm1(-losses)))
+
+
 def _mean(values: np.ndarray) -> float:
     return float(np.mean(values, dtype=np.float64))
 
@@ -184,11 +218,19 @@ def _part_metrics(
 ) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {}
     options = prefix in ("ra", "wf")
+    odds = log_odds(columns)
+    if prefix == "forget":
+        half = -(-len(odds) // 2)
+        metrics |= {"odds_rest": _mean(odds[:half]), "odds_top": _mean(odds[-half:])}
+    else:
+        metrics["odds"] = _mean(odds)
     if not options:
         metrics["prob"] = 100.0 * _mean(probabilities(columns))
     if compared(columns).any():
         if options:
             metrics["prob"] = 100.0 * _mean(normalised_probabilities(columns, style))
+        if prefix == "forget":
+            metrics["log_ratio"] = _mean(log_truth_ratios(columns))
         ratio = closeness if prefix == "forget" else preference
         metrics["truth_ratio"] = 100.0 * _mean((mass if truth == "mass" else ratio)(columns, style))
     if "rouge_l_recall" in columns:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,9 +12,11 @@ from benchmarks.leaderboard.report import inapplicable_lines, sections
 from benchmarks.leaderboard.tables import main_table
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report import markdown
+from benchmarks.report.cells import spread
 from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.suite import FLOOR
 from common.base.errors import DataError
+from common.measure.rules import Axis
 from common.measure.scores import COLUMNS, Scores, save_scores
 from common.store.stages import StageStore
 from vision.benchmark import VisionBenchmark
@@ -141,6 +146,29 @@ def test_a_saturated_metric_is_named(board_of):
     }
     written = markdown.write(sections(board_of(dead)))
     assert "Carries nothing, being the same for Retrain and every row: TA (0)." in written
+
+
+def test_axes_are_columns_and_their_shares_are_told(board_of):
+    axes = (Axis("harm", "harm", {"ra": 1.0, "ta": 1.0}), Axis("trace", "trace", {"fa": 1.0}))
+    rule = replace(VisionBenchmark.gap, metrics=("ra", "ta", "fa"), axes=axes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisionBenchmark, "gap", rule)
+        board = board_of(TABLE)
+    gd, other = row(board, "gd"), row(board, FLOOR)
+    # gaps of seed 1: RA 2, TA 1, FA 2; of seed 2: 0, 0, 2
+    assert gd.derived["harm"].mean == pytest.approx((1.5 + 0) / 2)
+    assert gd.derived["trace"].mean == pytest.approx(2)
+    both = (gd.derived["harm"].mean + gd.derived["trace"].mean) / 2
+    assert gd.derived["ag"].mean == pytest.approx(both)
+    assert sum(gd.parts.values()) == pytest.approx(both)
+    assert board.floor.summary.mean == pytest.approx(other.derived["ag"].mean)
+    written = markdown.write(sections(board))
+    assert "| harm ↓ | trace ↓ | AG4 ↓ |" in written
+    assert f"; harm {spread(other.derived['harm'])}, trace" in written
+    line = next(text for text in written.splitlines() if text.startswith("Shares of AG4"))
+    told = [int(word) for word in re.findall(r"(\d+) %", line)]
+    assert len(told) == 5 and told[0] + told[3] == pytest.approx(100, abs=1)
+    assert told[1] + told[2] == pytest.approx(told[0], abs=1) and told[3] == told[4]
 
 
 def test_rank_is_retrain_floor_then_average_gap(board_of):
@@ -305,7 +333,7 @@ def test_a_method_for_another_scenario_is_not_applicable_and_is_not_run(board_of
     novo = row(board, "novo")
     assert novo.inapplicable == "for class forgetting only" and not novo.seeds
     assert board.complete and board.rows[-1] is novo
-    assert main_table(board).rows[-1][:3] == ("novo", "n/a", "–")
+    assert main_table(board).rows[-1][:3] == ("novo (our reading)", "n/a", "–")
     told = "novo: not applicable (for class forgetting only)"
     assert inapplicable_lines(board) == [told] and told in markdown.write(sections(board))
     assert to_json(board)["rows"][-1]["inapplicable"] == "for class forgetting only"

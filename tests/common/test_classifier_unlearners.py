@@ -23,6 +23,7 @@ from common.base.errors import AccessError, ConfigError, DataError
 from common.base.registry import METHODS
 from common.bounded.attach import adapted_layers
 from common.checks.methods import check_method
+from common.data.loader import Loader, RelabelledLoader
 from common.data.splits import ForgetSplit
 from common.methods.base import resolve_config, train_reference
 from common.objectives.positions import sample_cross_entropy, sample_distillation
@@ -43,6 +44,7 @@ FAST = {
     "neg_grad_plus": {"lr": 3e-3, "a": 0.8},
     "scrub": {"lr": 1e-2, "forget_batch_size": 4},
     "scrub_r": {"lr": 1e-2, "forget_batch_size": 4},
+    "bad_teacher": {"lr": 3e-3, "retain_share": 1.0},
     "ssd": {"alpha": 1.5},
     "unsir": {"lr": 3e-3, "noise_steps": 5, "noise_repeats": 2, "noise_samples": 8},
 }
@@ -386,6 +388,41 @@ def test_amnesiac_labels_are_wrong_and_drawn_once(make, split):
                 assert label == index % 4
     assert all(len(drawn) == 1 and drawn != {index % 4} for index, drawn in labels.items())
     assert len(set.union(*labels.values())) > 1
+
+
+def test_amnesiac_draws_from_what_is_retained(tiny, make):
+    """As its sources do: no class that is forgotten as a whole, and never the true one."""
+    method, task = make("amnesiac", {})
+    assert method._classes(task) == [0, 2, 3], "class 1 is the request"
+    loader = method._loader(task)
+    batches = [loader.next() for _ in range(loader.batches_per_epoch)]
+    labels = torch.cat([batch.labels for batch in batches])
+    assert 1 not in labels.tolist()
+
+
+def relabelled(tiny, members, classes, draws=4000, **options):
+    """(draws, members) labels that a request gets, each drawn anew."""
+    source = tiny.Source(noise=NOISE)
+    inner = Loader(source, members, len(members), torch.Generator().manual_seed(0))
+    loader = RelabelledLoader(inner, members, 4, classes=classes, **options)
+    rows = []
+    for _ in range(draws):
+        batch = loader.next()
+        rows.append(batch.labels[batch.indices.argsort()])
+    return torch.stack(rows)
+
+
+def test_labels_are_drawn_evenly_from_the_given_classes(tiny):
+    members = np.array([1, 2, 5, 6])  # classes 1, 2, 1, 2
+    drawn = relabelled(tiny, members, [0, 2, 3], exclude_true=True)
+    for place, allowed in enumerate(([0, 2, 3], [0, 3], [0, 2, 3], [0, 3])):
+        counts = torch.bincount(drawn[:, place], minlength=4).double() / len(drawn)
+        expected = torch.tensor([1 / len(allowed) if c in allowed else 0.0 for c in range(4)])
+        assert (counts - expected).abs().max() < 0.03, place
+    with_true = relabelled(tiny, members, [0, 2, 3])
+    assert set(with_true[:, 1].tolist()) == {0, 2, 3}
+    one_left = relabelled(tiny, members[:1], [3], draws=5, exclude_true=True)
+    assert set(one_left.flatten().tolist()) == {3}
 
 
 # -- teachers -------------------------------------------------------------------------------------

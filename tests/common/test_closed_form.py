@@ -12,9 +12,11 @@ from torch import nn
 
 from common.base.errors import ConfigError, Diverged
 from common.base.registry import METHODS
+from common.bounded.attach import trainable_share
 from common.data.access import DataAccess
 from common.data.batch import Batch
 from common.data.labels import forgotten_classes, unretained_classes
+from common.methods.base import resolve_config
 from common.methods.fast_ntk import FastNTK, ridge_solution, separate
 from common.methods.influence import lineage_recursion, woodbury
 from common.methods.tools.gradients import SampleGradients
@@ -236,11 +238,30 @@ def test_influence_takes_the_retain_gradient_from_retain_data(tiny, task_of):
 # -- Fisher forgetting ----------------------------------------------------------------------------
 
 
+def public_variance(fisher, given, *, head):
+    """What Golatkar's notebook, SalUn's and SSD's repository make of a diagonal, class 1 gone."""
+    value = (1 / (fisher + 1e-8)).clamp(max=min(50.0, 20.0 if head else 50.0)) * given["alpha"]
+    if fisher.ndim > 1:
+        value = value.mean(1, keepdim=True).expand(fisher.shape).clone()
+    if head:
+        value[1] = 1e-4
+    return value * (10 if head or fisher.ndim == 1 else 1)
+
+
+def paper_variance(fisher, given, *, head):
+    """Noise with F^-1/4, so variance with F^-1/2; no caps, no classifier of its own."""
+    return given["alpha"] / (fisher + 1e-8).sqrt()
+
+
+@pytest.mark.parametrize("preset", [None, "paper"])
 @pytest.mark.parametrize("kind", ["expected", "empirical"])
-def test_fisher_noise_has_the_variance_that_it_claims(tiny, task_of, kind):
+def test_fisher_noise_has_the_variance_that_it_claims(tiny, task_of, kind, preset):
     task = task_of("fisher")
-    given = {"fisher": kind, "alpha": 1e-4, "cap": 50.0, "samples": 10_000}
-    method = METHODS["fisher"](METHODS["fisher"].Config(**given))
+    given = {"fisher": kind, "alpha": 1e-4, "samples": 10_000}
+    caps = {} if preset else {"cap": 50.0, "head_cap": 20.0}
+    expected = paper_variance if preset else public_variance
+    config = resolve_config("fisher", preset, {**given, **caps}, origin="test")
+    method = METHODS["fisher"](config)
     model = task.model
     batch = everything(task, "retain")
     names = [name for name, _ in model.named_parameters()]
@@ -263,17 +284,41 @@ def test_fisher_noise_has_the_variance_that_it_claims(tiny, task_of, kind):
     method.unlearn(task)
     ratios = {"head": [], "rest": []}
     for name, p in model.named_parameters():
-        variance = 1e-4 * (1 / (fisher[name] + 1e-8)).clamp_max(50.0)
+        variance = expected(fisher[name], given, head=name.startswith("head"))
         start = before[name].clone()
-        if name.startswith("head"):
+        if name.startswith("head") and not preset:
             start[1] = 0  # class 1 is forgotten as a whole
-            variance *= 10
         group = "head" if name.startswith("head") else "rest"
         ratios[group].append(((p.detach() - start) / variance.sqrt()).flatten())
     for group, values in ratios.items():
         z = torch.cat(values)
         slack = 4 / (2 * len(z)) ** 0.5
         assert abs(float(z.std()) - 1) < slack and abs(float(z.mean())) < 2 * slack, group
+
+
+def test_fisher_gives_all_weights_into_a_unit_one_variance():
+    diagonal = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
+    public, paper = (
+        METHODS["fisher"](resolve_config("fisher", preset, {}, origin="test"))
+        for preset in (None, "paper")
+    )
+    assert public.variance(diagonal, None).unique(dim=1).shape == (5, 1)
+    assert paper.variance(diagonal, None).unique().numel() == 35
+    assert public.variance(torch.zeros(4), None).unique().item() == pytest.approx(1e-6 * 1e3 * 10)
+    cleared = public.variance(torch.zeros(4, 3), [2])
+    assert cleared[2].unique().item() == pytest.approx(1e-3)
+    assert cleared[0].unique().item() == pytest.approx(1e-6 * 1e2 * 10)
+
+
+def test_fast_ntk_trains_what_it_moves_alone(task_of):
+    task = task_of("fast_ntk")
+    before = {name: p.detach().clone() for name, p in task.model.named_parameters()}
+    model = METHODS["fast_ntk"](METHODS["fast_ntk"].Config(samples=16)).unlearn(task)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == name.startswith("head"), name
+        assert parameter.requires_grad or torch.equal(parameter, before[name]), name
+    trained, base = trainable_share(model)
+    assert trained == sum(p.numel() for p in model.head.parameters()) < base / 2
 
 
 def test_fisher_leaves_the_head_of_a_random_request(tiny, task_of):

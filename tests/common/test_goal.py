@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.measure.goal import ConstantGoal, MeasuredGoal, References, RetrainGoal
-from common.measure.rules import Criterion, GapRule, GoalRule, RowFacts, RuleSet
+from common.measure.rules import Axis, Criterion, GapRule, GoalRule, RowFacts, RuleSet
 
 ORIGINAL = {"el": 60.0, "el_unseen": 5.0, "utility": 50.0, "auc": 40.0}
 RETRAIN = {"el": 6.0, "utility": 52.0}
@@ -99,3 +101,41 @@ def test_a_gap_rule_is_a_rule_without_goals():
     assert rule.distance(row, REFERENCES, trial=True) == pytest.approx(2.0)
     assert rule.distance(row, References(ORIGINAL), trial=True) is None
     assert rule.order(RowFacts(2.0, {}, 0.0, 5)) == (2.0,)
+
+
+AXES = GapRule(
+    metrics=("near", "far", "kept"),
+    trial=("near", "kept"),
+    axes=(Axis("forget", "forget", {"near": 3.0, "far": 1.0}), Axis("keep", "keep", {"kept": 1.0})),
+    sample=1.0,
+)
+RETRAINED = References(retrain={"near": -4.0, "far": -6.0, "kept": 2.0})
+
+
+def test_axes_weigh_the_same_however_many_metrics_they_have():
+    assert AXES.weights() == {"near": 0.375, "far": 0.125, "kept": 0.5}
+    assert AXES.weights(trial=True) == {"near": 0.5, "kept": 0.5}
+    row = {"near": -2.0, "far": -6.0, "kept": 1.0}
+    assert AXES.contributions(row, RETRAINED) == {"near": 0.75, "far": 0.0, "kept": 0.5}
+    assert AXES.distance(row, RETRAINED, trial=False) == pytest.approx(1.25)
+    assert AXES.distance(row, RETRAINED, trial=True) == pytest.approx(1.5)
+    assert AXES.distance({**row, "far": None}, RETRAINED, trial=False) is None
+    assert AXES.distance(row, References(), trial=False) is None
+    assert AXES.resolution(20) == pytest.approx(1 / 40)
+
+
+def test_an_axis_that_lacks_a_metric_keeps_its_weight():
+    partial = replace(AXES, metrics=("far", "kept"))
+    assert partial.weights() == {"far": 0.5, "kept": 0.5}
+    plain = replace(AXES, axes=())
+    assert plain.weights() == dict.fromkeys(AXES.metrics, pytest.approx(1 / 3))
+    parts = plain.contributions({"near": 0.0, "far": 0.0, "kept": 0.0}, RETRAINED)
+    assert sum(parts.values()) == pytest.approx(12 / 3)
+
+
+def test_who_forgets_beyond_retrain_is_not_nearer_than_who_forgets_as_much_less():
+    def far_by(step):
+        row = {"near": -4.0 + step, "far": -6.0 + step, "kept": 2.0}
+        return AXES.distance(row, RETRAINED, trial=False)
+
+    assert far_by(-3.0) == far_by(3.0) > far_by(-0.1) > far_by(0.0) == 0

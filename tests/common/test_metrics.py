@@ -165,13 +165,16 @@ def test_summary_by_hand_and_of_one_value():
 
 
 def test_retrain_floor():
+    def ag4(row, target):
+        return average_gap(row, target, AG4)
+
     first = [RETRAIN, RETRAIN | {"ra": 98.0}, RETRAIN]
     second = [RETRAIN | {"mia": 24.0}, RETRAIN, RETRAIN | {"mia": None}]
-    floor = retrain_floor(first, second, AG4)
+    floor = retrain_floor(first, second, ag4)
     assert floor.per_seed == (1.0, 0.25, None)
     assert floor.summary.mean == 0.625 and floor.summary.n == 2
-    assert retrain_floor(first[:1], second[2:], AG4).summary is None
-    assert retrain_floor(first, first, AG4).per_seed == (0.0, 0.0, 0.0)
+    assert retrain_floor(first[:1], second[2:], ag4).summary is None
+    assert retrain_floor(first, first, ag4).per_seed == (0.0, 0.0, 0.0)
 
 
 @given(st.lists(st.tuples(percent, percent), min_size=2, max_size=8))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scipy import stats
 
-from common.measure.ranking import rank_intervals, ranks, shown
+from common.measure.ranking import rank_intervals, ranks, shares, shown
 
 
 def test_ties_share_the_best_rank():
@@ -44,3 +45,12 @@ def test_more_seeds_make_ranks_surer():
         ends = [rank_intervals(table, draws=200) for table in tables]
         widths.append(np.mean([high - low for low, high in ends]))
     assert widths == sorted(widths, reverse=True)
+
+
+def test_shares_of_a_distance_add_up_to_one():
+    drawn = np.random.default_rng(0).exponential(size=(7, 3))
+    rows = [dict(zip("abc", values, strict=True)) for values in drawn.tolist()]
+    share = shares(rows)
+    assert sum(share.values()) == pytest.approx(1)
+    assert share["b"] == pytest.approx(drawn[:, 1].sum() / drawn.sum())
+    assert shares([]) == shares([{"a": 0.0}]) == {}

@@ -16,7 +16,7 @@ from common.base.config import canonical, validate
 from common.base.errors import ConfigError, DataError
 from common.base.registry import BENCHMARKS, load_plugins
 from common.checks import check_benchmark
-from common.measure.gaps import average_gap
+from common.measure.goal import References
 from common.protocol.benchmark import Runtime
 from common.protocol.probe import PROBES
 from language.data.readers import TextDataConfig
@@ -108,21 +108,24 @@ def of_files(folder, rows, promised):
     return made("language", protocol, Runtime(device="cpu", data_root=folder))
 
 
-@pytest.mark.parametrize(("rows", "count"), [("text", 2), ("answers", 4), ("comparisons", 6)])
+@pytest.mark.parametrize(("rows", "count"), [("text", 3), ("answers", 3), ("comparisons", 4)])
 def test_files_of_ones_own_can_be_ranked(tmp_path, rows, count):
     bench = of_files(tmp_path, rows, rows)
     assert bench.scenario == "files"
     rule = bench.gap_of(bench.config)
-    assert rule.title == f"AG{count}" and len(rule.metrics) == count
+    assert len(rule.metrics) == count and len(rule.axes) == 2
+    assert sum(rule.weights().values()) == pytest.approx(1)
     split = bench.split(1)
-    for trial, names in ((False, rule.metrics), (True, rule.trial)):
+    for trial in (False, True):
         parts = bench.parts(split, trial=trial, seed=1)
         ours, theirs = (
             bench.evaluate(bench.score(bench.build(seed), parts, trial=trial), trial=trial, seed=1)
             for seed in (1, 2)
         )
-        gap = average_gap(ours, theirs, names)
+        gap = rule.distance(ours, References(retrain=theirs), trial=trial)
         assert gap is not None and gap > 0
+        assert not trial or all(name in ours for name in rule.trial)
+        assert trial or all(ours[name] is not None for name in rule.columns)
 
 
 @pytest.mark.parametrize(

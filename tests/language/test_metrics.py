@@ -8,6 +8,8 @@ import pytest
 from scipy.stats import hmean, ks_2samp
 
 from common.base.errors import DataError
+from common.measure.goal import References
+from language.benchmarks.tofu import TofuBenchmark
 from language.metrics import sequential, truth
 from language.metrics.memorization import (
     exact_memorization,
@@ -19,10 +21,12 @@ from language.metrics.memorization import (
 from language.metrics.rouge import common_subsequence, rouge, tokens_of
 from language.metrics.sequential import SEQUENTIAL_METRICS, chosen_right, sequential_metrics
 from language.metrics.tofu import (
-    GAP_METRICS,
     LOKU_PART,
     METRICS,
+    MOST_PROBABLE,
+    RATES,
     forget_quality,
+    log_odds,
     tofu_compare,
     tofu_metrics,
 )
@@ -261,9 +265,49 @@ def test_every_metric_has_a_specification():
     made = set(tofu_metrics(scores)) | set(tofu_compare(scores, reference))
     assert made == {spec.name for spec in METRICS}
     assert all(spec.doc for spec in METRICS)
-    assert set(GAP_METRICS) <= made and len(GAP_METRICS) == 6
+    assert set(RATES) <= made and set(TofuBenchmark.gap.metrics) <= made
     found = tofu_metrics(scores) | tofu_compare(scores, reference)
     assert all(value is not None and math.isfinite(value) for value in found.values())
+
+
+def of_losses(*values):
+    return {"forget": {"answer_loss": np.asarray(values)}}
+
+
+def test_log_odds_saturate_at_neither_end():
+    p = np.asarray([1e-4, 0.01, 0.5, 0.9])
+    odds = log_odds({"answer_loss": -np.log(p)})
+    np.testing.assert_allclose(odds, np.log(p / (1 - p)), rtol=1e-12)
+    far, further = (log_odds({"answer_loss": np.asarray([loss])})[0] for loss in (40.0, 70.0))
+    assert far - further == pytest.approx(30)
+    known = log_odds({"answer_loss": np.asarray([0.0, 1e-7])})
+    np.testing.assert_allclose(known, math.log(MOST_PROBABLE / (1 - MOST_PROBABLE)), rtol=1e-12)
+
+
+def test_remembered_and_destroyed_answers_do_not_cancel():
+    retrain, torn = tofu_metrics(of_losses(4, 4, 4)), tofu_metrics(of_losses(1, 4, 7))
+    assert torn["forget_odds_top"] > retrain["forget_odds_top"] + 1
+    assert torn["forget_odds_rest"] < retrain["forget_odds_rest"] - 1
+    one = tofu_metrics(of_losses(2))
+    assert one["forget_odds_top"] == one["forget_odds_rest"]
+
+
+def test_forgetting_beyond_retrain_is_not_free():
+    """Of two models that keep all, the one at Retrain's loss is nearer; in percent they are one."""
+    rule = TofuBenchmark.gap
+    scores, retrain = everything(0), everything(0)
+    scores["forget"] = dict(scores["forget"])
+    like, beyond = everything(0, shift=0.2), everything(0, shift=0.2)
+    for forgotten, extra in ((retrain, 9), (like, 8.5), (beyond, 18)):
+        losses = np.asarray(forgotten["forget"]["answer_loss"]) + extra
+        forgotten["forget"] = {**forgotten["forget"], "answer_loss": losses}
+    target, near, far, original = map(tofu_metrics, (retrain, like, beyond, scores))
+    assert abs(near["forget_prob"] - far["forget_prob"]) < 0.02
+    near_ag, far_ag, original_ag = (
+        rule.distance(row, References(retrain=target), trial=False) for row in (near, far, original)
+    )
+    assert near_ag < far_ag and near_ag < original_ag
+    assert far_ag - near_ag > 1
 
 
 # Memorisation ------------------------------------------------------------------------------------

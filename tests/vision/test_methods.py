@@ -341,6 +341,25 @@ def test_the_two_views_differ_and_resume(problem):
         plain.next()
 
 
+def test_coun_learns_classes_from_images_as_they_are(problem, task_of, tiny):
+    """Its own augmentation must not regularise it alone: without the contrast it is invisible."""
+    indices = torch.arange(6)
+    source = TwoViews(problem.source(), shift=1, noise=0.1, plain=True)
+    batch = source.fetch(indices, augment=generator(0, "views"))
+    own = problem.source().fetch(indices, augment=generator(0, "views")).inputs["x"]
+    first, *views = batch.inputs["x"].chunk(3)
+    assert len(batch) == 18 and torch.equal(first, own)
+    assert all(not torch.equal(view, own) for view in views)
+
+    def unlearned(**params):
+        config = resolve_config("coun", None, {**SHORT, **params}, origin="test")
+        return METHODS["coun"](config).unlearn(task_of("coun"))
+
+    plain = unlearned(weight=0.0, shift=1, noise=0.1)
+    assert tiny.same(plain, unlearned(weight=0.0, shift=1, noise=0.7))
+    assert not tiny.same(plain, unlearned(weight=0.5, shift=1, noise=0.1))
+
+
 def test_contrast_uses_the_input_of_the_head(problem):
     model, watcher = problem.net(), HeadInputs()
     x = problem.source().fetch(torch.arange(6)).inputs["x"]

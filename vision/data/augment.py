@@ -51,10 +51,11 @@ class TwoViews:
         source: Where images come from.
         shift: Largest shift in px of the network's input.
         noise: Standard deviation in units of the normalised image.
+        plain: Give the images before their views, with the data's own augmentation alone.
     """
 
-    def __init__(self, source: Source, *, shift: int, noise: float):
-        self.source, self.shift, self.noise = source, shift, noise
+    def __init__(self, source: Source, *, shift: int, noise: float, plain: bool = False):
+        self.source, self.shift, self.noise, self.plain = source, shift, noise, plain
 
     @property
     def digest(self) -> str:
@@ -62,16 +63,17 @@ class TwoViews:
         return self.source.digest
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
-        """2N images: the first views of ``indices`` (N,), then the second ones.
+        """2N images: the first views of ``indices`` (N,), then the second ones; 3N if ``plain``.
 
         Raises:
             ConfigError: Both views are the same, so that there is nothing to contrast.
         """
+        own = [self.source.fetch(indices, augment=augment)] if self.plain else []
         views = [self._view(self.source.fetch(indices, augment=augment), augment) for _ in "12"]
         first, second = (view.inputs["x"] for view in views)
         if torch.equal(first, second):
             raise ConfigError("the two views are equal: set shift, noise or data.augment")
-        return concatenate(views)
+        return concatenate([*own, *views])
 
     def _view(self, batch: Batch, stream: torch.Generator | None) -> Batch:
         if stream is None:

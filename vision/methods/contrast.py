@@ -71,7 +71,8 @@ class Contrasted:
     """``objective + weight * NT-Xent`` on two views of retain images.
 
     Args:
-        objective: What is minimised besides; None takes CE on the first views.
+        objective: What is minimised besides; None takes CE on the images that come before the
+            views.
         features: Watching the model that is trained.
         weight: lambda.
         temperature: tau.
@@ -94,14 +95,14 @@ class Contrasted:
         return (*(self.objective.parts if self.objective else ()), VIEWS)
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
-        """One forward over both views, after that of the objective."""
+        """One forward over all views, after that of the objective."""
         base = self.objective(forward, batches) if self.objective else None
         views = batches[VIEWS]
         logits = forward(views)
         assert self.features.latest is not None
-        contrast = nt_xent(self.features.latest, self.temperature)
+        count = 0 if base else len(views) // 3
+        contrast = nt_xent(self.features.latest[count:], self.temperature)
         if base is None:
-            count = len(views) // 2
             loss = F.cross_entropy(wide(logits[:count]), views.labels[:count])
             base = ObjectiveValue(loss, {"retain_loss": loss})
         total = base.total + self.weight * contrast

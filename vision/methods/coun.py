@@ -28,14 +28,17 @@ class CoUn(UnlearningMethod):
     """CoUn: supervised and contrastive learning on retain data; the forget set is never read.
 
     Formula, for two different augmentations x1, x2 of each retain image and h the normalised input
-    of the classifier: minimise ``CE(f(x1), y) + weight mean_i l_i`` over the 2N views,
+    of the classifier: minimise ``CE(f(x), y) + weight mean_i l_i`` over the 2N views,
     ``l_i = -s_{i,pos}/tau + logsumexp_{k != i} s_{ik}/tau``, s = h h^T (NT-Xent).
+    x is the image as every other row of the suite trains on it: with the data's own augmentation,
+    or clean where the protocol has none.  With CE on a view, CoUn alone would be regularised by
+    shifts and noise there, and differ from Retrain for being better.
     Source: CoUn, 2025 (arXiv 2509.16391), from its abstract: weight, tau, lr, epochs, augmentation
     and the absence of a projection head are ours.  Sweep weight {0.1, 0.5, 1, 2} and tau {0.07,
     0.1, 0.2, 0.5}.  The views must differ: equal ones raise.
     """
 
-    info = MethodInfo(1, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
+    info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
 
     class Config(FitConfig):
         epochs: Count | None = 5
@@ -134,7 +137,12 @@ class Contrasting(UnlearnTask):
 
         contrast, features = self.contrast, HeadInputs()
         views = Loader(
-            TwoViews(self.source, shift=contrast.shift, noise=contrast.noise),
+            TwoViews(
+                self.source,
+                shift=contrast.shift,
+                noise=contrast.noise,
+                plain=objective is None,
+            ),
             self.indices("retain"),
             config.micro_batch,
             self.generator("views", len(self.results)),

@@ -33,6 +33,8 @@ class LetheViT(UnlearningMethod):
     paper's text: sweep tau {0.07, 0.1, 0.5, 1} and both rates 1e-6 to 1e-3.  2 + 8 epochs and 5 %
     of the patches are the paper's.
     Source: LetheViT, 2025 (arXiv 2508.01569).  Ablations: ``mask: random``; preset ``phase_1``.
+    Attention can show an effect only where there is a class token and 5 % are several patches: the
+    suites ``lethevit-mask-*`` have 64 patches, of which 4 are masked.
     """
 
     info = MethodInfo(

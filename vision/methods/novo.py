@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Novo(UnlearningMethod):
-    """NOVO: train an unlearning-ready ViT with class keys, then delete the forgotten classes' keys.
+    """NOVO, our reading: train a ViT with one key per class, then delete the forgotten ones.
 
     Not a repair of Original: the method trains its own model (from Original's start, with its
     recipe, on all data), and deleting keys takes no step.  Each step hides every class with
@@ -42,6 +42,7 @@ class Novo(UnlearningMethod):
         frozenset({"forget", "retain", "initial"}),
         scenarios=frozenset({"class"}),
         modality="vision",
+        reading=True,
     )
 
     class Config(Strict):
