@@ -18,7 +18,7 @@ from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show as show_sections
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
 from benchmarks.spec.resolved import HEADS, resolved_table
-from benchmarks.spec.suite import find_suite, suite_groups, suite_names
+from benchmarks.spec.suite import find_suite, read_suite, suite_groups, suite_names
 from common.base.config import canonical, did_you_mean, read_yaml
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
@@ -38,7 +38,7 @@ def list_all(
 
     if what not in ("all", *LISTS):
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
-    suites = [[n, str(read_yaml(find_suite(n)).get("title", ""))] for n in suite_names()]
+    suites = [[n, str(read_suite(n)[1].get("title", ""))] for n in suite_names()]
     suites += [[name, ", ".join(members)] for name, members in suite_groups().items()]
     maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
     registered = {"methods": METHODS, "benchmarks": BENCHMARKS}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.spec.published import read_tables
+from benchmarks.spec.published import read_figures, read_tables
 from benchmarks.spec.suite import REFERENCES, Suite
 from common.base.config import Strict, did_you_mean
 from common.base.errors import ConfigError
@@ -73,6 +73,7 @@ def with_columns(
     _check_names(f"{origin}: columns: unknown metric", spec.columns, metrics)
     _check_names(f"{origin}: rules: no rule set", spec.rules, [*rule_sets(spec, every=True)])
     _check_names(f"{origin}: published: no table", spec.published, list(read_tables()))
+    _check_names(f"{origin}: figures: no figure", spec.figures, list(read_figures()))
     _check_references(spec, rule, origin)
     return spec
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
+from common.base.config import read_yaml
+
 FOLDER = Path(__file__).parents[1] / "published"
+FIGURES = FOLDER / "figures.yaml"
 TOLERANCE = 0.03
 """Printed and recomputed AG further apart than rounding of two decimals allows."""
 
@@ -87,6 +90,11 @@ def read_tables() -> dict[str, list[PublishedRow]]:
         label: [PublishedRow(method, values) for method, values in rows.items()]
         for label, rows in tables.items()
     }
+
+
+def read_figures() -> dict[str, dict[str, str]]:
+    """Label of a figure -> its ``title``, and in ``note`` what the suites show in another way."""
+    return read_yaml(FIGURES)
 
 
 def recomputed_gap(row: PublishedRow, reference: PublishedRow) -> float | None:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.spec.defaults import BudgetWord, budget_of, check_defaults, row_params
 from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
-from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
+from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite, read_suite
 from benchmarks.spec.tune import Draw, Search, search_of
 from common.base.config import (
     Strict,
-    apply_overrides,
     did_you_mean,
     digest,
     merge,
-    read_yaml,
     validate,
 )
 from common.base.errors import ConfigError
@@ -101,8 +99,7 @@ def load_suite(
         seeds: Replace the suite's seeds.
         only: Keep only these rows (and the references).
     """
-    path = find_suite(name)
-    data = apply_overrides(read_yaml(path), overrides)
+    path, data = read_suite(name, overrides)
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(Suite, data, str(path))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from benchmarks.spec.tune import Tune
+from benchmarks.spec.variables import variants, with_values
 from common.base.config import (
     Strict,
+    apply_overrides,
     did_you_mean,
     read_yaml,
 )
@@ -111,6 +115,7 @@ class Suite(Strict):
             model that the same row left there, instead of from Original (sequential requests).
         folds: Several forget sets, whose metrics are drawn as curves.
         published: Labels of published tables to print beside (never in) the measured one.
+        figures: Labels of published figures that the suite measures.
         audits: Audit -> its settings: run after the rows, and shown in the report.
         probes: Name -> settings of a probe, each final model's table on the probe's own data;
             ``probe`` in the settings names the registered one where the name is another.
@@ -135,6 +140,7 @@ class Suite(Strict):
     after: str | None = None
     folds: Folds | None = None
     published: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
     audits: dict[str, dict[str, Any] | None] = {}
     probes: dict[Name, dict[str, Any] | None] = {}
     rules: tuple[str, ...] = ()
@@ -158,9 +164,11 @@ class Suite(Strict):
         return self
 
 
+@cache
 def suite_names() -> list[str]:
-    """Built-in suites (files that start with an underscore are shared parts)."""
-    return sorted(path.stem for path in SUITES.glob("*.yaml") if not path.stem.startswith("_"))
+    """Built-in suites, all variants of each (files that start with an underscore are shared)."""
+    paths = [path for path in SUITES.glob("*.yaml") if not path.stem.startswith("_")]
+    return sorted(path.stem + v for path in paths for v in variants(read_yaml(path), str(path)))
 
 
 def suite_groups() -> dict[str, list[str]]:
@@ -168,15 +176,24 @@ def suite_groups() -> dict[str, list[str]]:
     return read_yaml(SUITES / "_groups.yaml")
 
 
+def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """A suite's file, and what it says of this suite: overridden, with the variables' values."""
+    path = find_suite(name)
+    variant = "" if path == Path(name) else name.removeprefix(path.stem)
+    data = apply_overrides(read_yaml(path), overrides)
+    return path, with_values(data, variant, str(path))
+
+
 def find_suite(name: str) -> Path:
     """A built-in suite's file, or a path given as such."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return Path(name)
     path = SUITES / f"{name}.yaml"
-    if not path.is_file():
-        groups = suite_groups()
-        group = groups.get(name)
-        if group:
-            raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-        raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
-    return path
+    if path.is_file():
+        return path
+    if name in suite_names():
+        return SUITES / f"{name.rpartition('-')[0]}.yaml"
+    groups = suite_groups()
+    if group := groups.get(name):
+        raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
+    raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
