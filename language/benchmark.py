@@ -95,7 +95,7 @@ class CausalBenchmark(Benchmark):
 
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
-        """On the meta device, for models of known sizes."""
+        """For models of known sizes."""
         from language.models.counting import count_targets, countable
 
         if not countable(config.model):

@@ -6,6 +6,7 @@ Authors are forgotten whole, but for the share of a request's rows that ``used``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -70,6 +71,13 @@ class TextScenarioConfig(Variant):
         """Authors to forget, by request."""
         raise NotImplementedError
 
+    def sizes(self, authors: int) -> list[int] | None:
+        """How many of so many authors are forgotten by this request and those before it, in order.
+
+        None where only the data tell.
+        """
+        return None
+
 
 class LastShare(TextScenarioConfig):
     """TOFU's named splits."""
@@ -79,6 +87,10 @@ class LastShare(TextScenarioConfig):
     def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
         """The last share of the authors."""
         return [_last_share(corpus, self.kind)]
+
+    def sizes(self, authors: int) -> list[int]:
+        """One group."""
+        return [round(SHARES[self.kind] * authors)]
 
 
 class Files(TextScenarioConfig):
@@ -112,6 +124,10 @@ class Authors(TextScenarioConfig):
             return [_own_authors(corpus, self.forget_authors, seed)]
         return [_chosen(corpus, self.forget_authors, self.draw, seed)]
 
+    def sizes(self, authors: int) -> list[int]:
+        """One group."""
+        return [self.forget_authors]
+
 
 class Requests(TextScenarioConfig):
     """Several groups one after the other.
@@ -144,6 +160,13 @@ class Requests(TextScenarioConfig):
         """Such as ``request-2-of-3-3-3``."""
         parts = [f"request-{self.request}-of", *(str(request) for request in self.requests)]
         return "-".join(parts) + ("-drawn" if self.draw else "")
+
+    def sizes(self, authors: int) -> list[int]:
+        """Each named split less those before it."""
+        counts = [request for request in self.requests if isinstance(request, int)]
+        named = [round(SHARES[name] * authors) for name in self.requests if isinstance(name, str)]
+        fresh = [end - start for start, end in pairwise([0, *named])]
+        return (counts or fresh)[: self.request]
 
     def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
         """A group per request."""

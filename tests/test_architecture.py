@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "language": "common.base common.protocol",
     "language.config": "common.base",
     "language.data": "common.base common.data config",
-    "language.models": "common.base common.data config",
+    "language.models": "common.base common.data common.protocol config",
     "language.metrics": "common.base common.measure config",
     "language.measure": "common.base common.measure config data models metrics",
     "language.scenarios": "common.base common.data config data",
@@ -80,21 +80,23 @@ MAY_IMPORT = {
     "benchmarks.audits": "common.base common.bounded common.measure common.store common.audits "
     "report spec pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
-    "common.protocol report spec pipeline audits",
+    "common.protocol report spec pipeline audits paper",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
     "common.store common.protocol common.methods common.audits report spec pipeline audits",
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
-    "benchmarks.costs": "common.base language.models report",
+    "benchmarks.costs": "common.base common.train common.protocol language.models vision.config "
+    "vision.models report spec",
+    "benchmarks.paper": "common.base report spec costs",
     "benchmarks.machine": "common.base common.measure language.measure language.metrics "
-    "common.store costs report spec",
+    "common.store paper report spec",
     "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models report",
     "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
     "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
-    "apply costs machine",
+    "apply costs machine paper",
 }
 """Room -> what it may import, at module level, in functions and for types.
 

@@ -17,10 +17,12 @@ from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
 from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
+from common.protocol.sizes import Workload
 from common.train.config import FitConfig
-from vision.config import CLASS_COUNTS, DataConfig, ModelConfig, ScenarioConfig
+from vision.config import CLASS_COUNTS, IMAGE_COUNTS, DataConfig, ModelConfig, ScenarioConfig
 from vision.metrics import GAP, MAP_AXES, METRICS, accuracy_metrics, vision_metrics
-from vision.models.family import ImageClassifiers
+from vision.models.family import ImageClassifiers, family_of
+from vision.models.sizes import count_adapters, positions_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,9 +115,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
-        """On the meta device; None for folders, whose classes only the data tell."""
-        from vision.models.build import count_adapters
-
+        """None for folders, whose classes only the data tell."""
         classes = CLASS_COUNTS.get(config.data.name)
         if classes is None:
             return None
@@ -125,6 +125,34 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
             num_classes=classes,
             in_chans=config.data.channels,
             image_size=config.data.image_size,
+        )
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """Of plain ViTs on data sets of known sizes; a position is a patch or the class token."""
+        data, model, scenario = config.data, config.model, config.scenario
+        positions, classes = positions_of(model, data.image_size), CLASS_COUNTS.get(data.name)
+        if positions is None or classes is None:
+            return None
+        shape = {"in_chans": data.channels, "image_size": data.image_size}
+        sizes = sizes_of(model, num_classes=classes, **shape)
+        assert sizes is not None
+        official, tests = IMAGE_COUNTS[data.name]
+        held_out = data.validation_images + (0 if tests else data.test_images or 0)
+        train = data.train_images or official - held_out
+        chosen = len(scenario.classes or ()) or scenario.num_classes
+        forget = round(train * (scenario.fraction or (chosen or 0) / classes))
+        retain = train - forget
+        seen = min(config.evaluation.retain_samples or retain, retain)
+        scored = forget + seen + data.validation_images + (data.test_images or tests)
+        return Workload(
+            sizes,
+            {"forget": forget, "retain": retain},
+            positions=positions,
+            longest=positions,
+            scored=scored * positions,
+            decoded=0,
+            targets=family_of(model.name).targets,
         )
 
     @property

@@ -20,6 +20,8 @@ DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 
 CLASS_COUNTS = {"digits": 10, "cifar10": 10, "cifar100": 100}
 """Data set -> classes; those of a folder are its subfolders."""
+IMAGE_COUNTS = {"digits": (1797, 0), "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000)}
+"""Data set -> its official training and test images."""
 
 _DATA_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {

@@ -90,13 +90,13 @@ def verify(
 
 
 def _verify_paper(form: str) -> None:
-    from benchmarks.machine.paper import paper_findings, sections, written
-    from benchmarks.report.terminal import show
+    from benchmarks.paper.findings import paper_findings
+    from benchmarks.paper.report import finding_sections, written
 
     if form not in ("text", "csv", "json"):
         raise ConfigError(f"verify paper --format {form}: choose text, csv or json")
     findings, count = paper_findings()
     if form == "text":
-        show(console, sections(findings, count))
+        show(console, finding_sections(findings, count))
     else:
         typer.echo(written(findings, form))

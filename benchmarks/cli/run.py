@@ -45,18 +45,25 @@ NEXT = (
 )
 
 
-@command("unlearn plan digits-class", "unlearn plan digits-class --keys")
+@command(
+    "unlearn plan digits-class",
+    "unlearn plan digits-class --keys",
+    "unlearn plan tofu-llama2-7b-forget10",
+)
 def plan(
     suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
     selection: Selection,
     store: Store = STORE,
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
-    """Say which stages a suite needs, and which are in the store already."""
+    """Say which stages a suite needs, which are stored, and what they cost on a GPU (derived)."""
+    from benchmarks.costs.estimate import estimates
+    from benchmarks.costs.report import estimate_sections
     from benchmarks.pipeline.planner import make_plan
 
     resolved, stages = selection.suite(suite), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
+    show(console, estimate_sections(estimates(resolved)))
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
@@ -210,8 +217,9 @@ def report(
     ] = "table",
 ) -> None:
     """Print a suite's leaderboard from the records that are there; runs nothing."""
-    from benchmarks.leaderboard.report import published_sections, sections
+    from benchmarks.leaderboard.report import sections
     from benchmarks.leaderboard.write import FORMATS
+    from benchmarks.paper.report import published_sections
 
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")

@@ -27,15 +27,23 @@ from common.bounded.presets import PRESETS
 LISTS = ("methods", "suites", "maps", "benchmarks")
 
 
-@command("unlearn ls", "unlearn ls methods", "unlearn ls suites", name="ls")
+@command(
+    "unlearn ls", "unlearn ls methods", "unlearn ls suites", "unlearn ls suites --paper", name="ls"
+)
 def list_all(
     what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """List suites, maps, methods and benchmarks."""
     register_all(plugin)
     from benchmarks.maps.resolve import find_map, map_names
 
+    if paper:
+        _list_paper(what)
+        return
     if what not in ("all", *LISTS):
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
     suites = [[n, str(read_suite(n)[1].get("title", ""))] for n in suite_names()]
@@ -63,6 +71,14 @@ def list_all(
         _show_words("Any method with an adapter, through", heads, crossed)
 
 
+def _list_paper(what: str) -> None:
+    from benchmarks.paper.coverage import coverage_section
+
+    if what != "suites":
+        raise ConfigError(f"ls {what} --paper: suites measure the paper: ls suites --paper")
+    show_sections(console, [coverage_section()])
+
+
 def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
     show_sections(console, [Section(title, content=table(heads, rows, words=True))])
 
@@ -71,6 +87,7 @@ def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
     "unlearn show gd_sine",
     "unlearn show digits-class",
     "unlearn show tofu-phi-1.5-forget10 --resolved",
+    "unlearn show lethevit-cifar10 --published",
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
@@ -84,6 +101,9 @@ def show(
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Of a suite: what each row runs, as a table.")
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Of a suite: the published tables it names.")
+    ] = False,
     plugin: Plugins = None,
 ) -> None:
     """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
@@ -94,15 +114,16 @@ def show(
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
     is_suite = name in suite_names() or name.endswith((".yaml", ".yml"))
-    if resolved and not is_suite:
-        raise ConfigError(f"show {name} --resolved: only a suite has rows; name one")
+    for option, given in (("--resolved", resolved), ("--published", published)):
+        if given and not is_suite:
+            raise ConfigError(f"show {name} {option}: only a suite has rows; name one")
     if name in METHODS:
         show_method(name)
     elif is_suite:
         path = find_suite(name)
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
-        show_resolved(name) if resolved else show_suite(name)
+        (show_resolved if resolved else show_published if published else show_suite)(name)
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
@@ -166,6 +187,16 @@ def show_resolved(name: str) -> None:
     suite = load_suite(name)
     cells = [[line[head] for head in HEADS] for line in resolved_table(suite)]
     _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
+
+
+def show_published(name: str) -> None:
+    """The published tables that a suite names, and what in them does not follow."""
+    from benchmarks.paper.report import published_sections
+
+    labels = load_suite(name).spec.published
+    if not labels:
+        raise ConfigError(f"show {name} --published: the suite names no published table")
+    show_sections(console, published_sections(labels))
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:

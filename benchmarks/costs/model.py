@@ -1,6 +1,6 @@
 """``unlearn show bounded [--plan MODEL]``: what the layer is, and what it costs on a known model.
 
-Models are built from their published sizes on the meta device: nothing is downloaded or allocated.
+Models are counted in closed form from their published sizes: nothing is built or downloaded.
 The formulas are in :mod:`benchmarks.costs.layer`.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from benchmarks.costs import layer as costs
 from benchmarks.costs.layer import Layers
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
-from language.models.families import CausalFamily, matches, published_models
-
-if TYPE_CHECKING:
-    from torch import nn
-
+from common.protocol.sizes import Shape, Sizes
+from language.models.families import CausalFamily, Published, published_models
+from language.models.sizes import causal_sizes
+from vision.config import ModelConfig
+from vision.models.family import family_of
+from vision.models.sizes import sizes_of as vit_sizes
 
 NAME = "bounded"
 PLACEMENTS = ("mlp", "attention", "all")
@@ -29,15 +29,12 @@ class Model:
     """A model whose layers can be counted.
 
     Attributes:
-        library: ``timm`` or ``transformers``.
-        sizes: What the library builds it from.
         base: What the number of parameters includes.
     """
 
-    library: str
+    sizes: Sizes
     mlp: tuple[str, ...]
     attention: tuple[str, ...]
-    sizes: Mapping[str, Any]
     base: str
 
     def patterns(self, placement: str) -> tuple[str, ...]:
@@ -47,20 +44,22 @@ class Model:
 
 
 def _vit(size: str) -> Model:
-    sizes = {"model_name": f"vit_{size}_patch16_224", "num_classes": 10}
-    attention = ("*.attn.qkv", "*.attn.proj")
-    return Model("timm", ("*.mlp.fc?",), attention, sizes, "with a head of 10 classes")
+    name = f"vit_{size}_patch16_224"
+    sizes, family = vit_sizes(ModelConfig(name=name), num_classes=10), family_of(name)
+    assert sizes is not None
+    return Model(sizes, family.mlp, family.attention, "with a head of 10 classes")
 
 
-def _causal(family: CausalFamily, sizes: Mapping[str, Any]) -> Model:
+def _causal(family: CausalFamily, published: Published) -> Model:
     tied = "embeddings included, the head tied to them"
     base = tied if family.tied else "embeddings and head included"
-    sizes = {"model_type": family.model_type, **sizes}
-    return Model("transformers", family.mlp, family.attention, sizes, base)
+    sizes = causal_sizes(family.model_type, published.sizes)
+    assert sizes is not None
+    return Model(sizes, family.mlp, family.attention, base)
 
 
 MODELS: Mapping[str, Model] = {
-    **{name: _causal(family, model.sizes) for name, (family, model) in published_models().items()},
+    **{name: _causal(family, model) for name, (family, model) in published_models().items()},
     "vit-s": _vit("small"),
     "vit-b": _vit("base"),
     "vit-l": _vit("large"),
@@ -109,7 +108,7 @@ class LayerCosts:
 def layer_costs(
     model: str, *, rank: int = 8, tokens: int = 4096, placement: str = "mlp"
 ) -> LayerCosts:
-    """Counts a known model's layers on the meta device.
+    """Counts a known model's layers.
 
     Raises:
         ConfigError: There is no such model or placement, or a size is not positive.
@@ -119,17 +118,12 @@ def layer_costs(
         raise ConfigError(f"--plan {model}: no such model{hint}")
     if placement not in PLACEMENTS:
         raise ConfigError(f"--placement {placement}: choose {', '.join(PLACEMENTS)}")
-    built = _on_meta(MODELS[model])
-    from torch import nn
-
-    linear = {name: m for name, m in built.named_modules() if isinstance(m, nn.Linear)}
-    patterns = MODELS[model].patterns(placement)
-    chosen = {n: m for n, m in linear.items() if matches(n, patterns)}
-    assert chosen, f"{model}: {patterns} match nothing"
+    sizes = MODELS[model].sizes
+    chosen = sizes.matched(MODELS[model].patterns(placement))
     return LayerCosts(
         model=model,
-        base=sum(parameter.numel() for parameter in built.parameters()),
-        linear=sum(module.weight.numel() for module in linear.values()),
+        base=sizes.parameters,
+        linear=sizes.weights,
         layers=_by_shape(chosen),
         rank=rank,
         tokens=tokens,
@@ -137,25 +131,11 @@ def layer_costs(
     )
 
 
-def _on_meta(model: Model) -> nn.Module:
-    import torch
-
-    with torch.device("meta"):
-        if model.library == "timm":
-            import timm
-
-            return timm.create_model(**model.sizes)
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.sizes))
-
-
-def _by_shape(linear: Mapping[str, Any]) -> tuple[Layers, ...]:
+def _by_shape(linear: Mapping[str, Shape]) -> tuple[Layers, ...]:
     """Layers of one shape together, in the model's order."""
-    shapes: dict[tuple[int, int], list[str]] = {}
-    for name, module in linear.items():
-        k, d = module.weight.shape
-        shapes.setdefault((k, d), []).append(name.rpartition(".")[2])
+    shapes: dict[Shape, list[str]] = {}
+    for name, shape in linear.items():
+        shapes.setdefault(shape, []).append(name.rpartition(".")[2])
     return tuple(
         Layers(k, d, len(names), tuple(dict.fromkeys(names))) for (k, d), names in shapes.items()
     )

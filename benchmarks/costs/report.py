@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.costs import layer as formulas
+from benchmarks.costs.estimate import A100, Card, Estimate, total_hours
 from benchmarks.costs.model import MODELS, LayerCosts
-from benchmarks.report.cells import giga, size, span
+from benchmarks.report.cells import MISSING, giga, size, span
 from benchmarks.report.section import Section, table
 
 FORMULA = """\
@@ -111,3 +114,37 @@ def expected_time(costs: LayerCosts) -> Section:
     heads = ["derived, not measured", "adapted layers", "all linear layers"]
     title = f"Expected time over LoRA's at {costs.tokens} tokens, forward and backward"
     return Section(title, content=table(heads, rows))
+
+
+def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Section]:
+    """Steps, tokens, memory and hours per row; nothing without lines."""
+    if not lines:
+        return []
+    heads = ["row", "steps", "tokens per step", "trained", "GB", "cards", "hours", "runs", "in all"]
+    rows = [
+        [
+            line.row,
+            MISSING if line.steps is None else f"{line.steps:,}",
+            f"{line.positions:,}",
+            f"{line.trained:,}",
+            f"{line.memory / 1e9:.0f}",
+            f"{cards(line, card)}",
+            f"{line.hours:.2f}",
+            f"{line.runs}",
+            f"{line.hours * line.runs:.1f}",
+        ]
+        for line in lines
+    ]
+    text = (
+        f"Derived from sizes, not measured: {card.flops / 1e12:.0f} TFLOP/s at {card.used:.0%},"
+        " 16 bytes per trained parameter, 2 or 4 per frozen one; tokens padded (patches of"
+        " images); evaluation included, decoding at most.  Frozen copies (KL, NPO, DPO,"
+        " distillation) and methods without steps cost more than is said here."
+    )
+    title = f"On {card.name}: {total_hours(lines):,.0f} hours in all, one run after the other"
+    return [Section(title, (text,), table(heads, rows))]
+
+
+def cards(line: Estimate, card: Card) -> int:
+    """Cards whose memory a row needs; hours are of one as fast."""
+    return max(1, -(-int(line.memory) // int(card.gigabytes * 1e9)))

@@ -13,6 +13,7 @@ from benchmarks.audits.report import to_json as audits_json
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.leaderboard.folds import to_json as folds_json
 from benchmarks.leaderboard.sweep import sources
+from benchmarks.paper.report import published_json
 from common.measure.gaps import Summary
 
 
@@ -42,6 +43,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "rows": [_row(row) for row in board.rows],
         "tuning": _tuning(board),
         "audits": audits_json(board.audits),
+        "published": published_json(board.suite.spec.published),
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
     }
 

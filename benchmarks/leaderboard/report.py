@@ -18,15 +18,13 @@ from benchmarks.leaderboard.tables import (
     main_table,
 )
 from benchmarks.leaderboard.verdict_section import LEGEND, verdict_sections
+from benchmarks.paper.report import published_sections
 from benchmarks.pipeline.stage import ASSUMED
-from benchmarks.report.cells import MISSING, number, spread
-from benchmarks.report.section import Section, Table, filled, table
+from benchmarks.report.cells import spread
+from benchmarks.report.section import Section, Table, filled
 from benchmarks.spec.goals import rule_sets
-from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
 from common.base.registry import METHODS
 from common.measure.ranking import shares
 
@@ -63,6 +61,7 @@ def sections(board: Leaderboard) -> list[Section]:
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
+        *published_sections(spec.published, "full"),
     )
 
 
@@ -240,42 +239,3 @@ def _provenance(board: Leaderboard) -> str:
         f"Data: {record.data.get('provenance', '?')}, digest {record.data['digest'][:12]}. "
         f"{', '.join([f'Commit {commit}', *versions])}."
     )
-
-
-# Published tables --------------------------------------------------------------------------------
-
-
-def published_sections(labels: Sequence[str]) -> list[Section]:
-    """A section per published table, to be shown beside the measured ones.
-
-    Raises:
-        ConfigError: No such table.
-    """
-    tables = read_tables()
-    for label in labels:
-        if label not in tables:
-            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
-    return [_published(label, tables[label]) for label in labels]
-
-
-def _published(label: str, published: Sequence[PublishedRow]) -> Section:
-    metrics = list(dict.fromkeys(name for row in published for name in row.values))
-    reference = next((row for row in published if row.method == "Retrain"), None)
-    rows = []
-    for row in published:
-        cells = [row.method, *[_printed(row.values.get(name)) for name in metrics]]
-        if reference is not None:
-            gap, printed = recomputed_gap(row, reference), row.values.get("AG")
-            differs = gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE
-            cells += [number(gap, 2), "differs from print" if differs else ""]
-        rows.append(cells)
-    heads = ["published", *metrics, *(["AG recomputed", ""] if reference is not None else ())]
-    title = f"{label} (published; not comparable with the measured table)"
-    return Section(title, content=table(heads, rows))
-
-
-def _printed(value: tuple[float, float | None] | None) -> str:
-    if value is None:
-        return MISSING
-    mean, std = value
-    return f"{mean:g}" if std is None else f"{mean:g}±{std:g}"

@@ -47,7 +47,9 @@ def with_values(data: Mapping[str, Any], variant: str, origin: str) -> dict[str,
     """
     every = variants(data, origin)
     if variant not in every:
-        raise ConfigError(f"{origin}: {KEY}: no variant '{variant}'{did_you_mean(variant, [*every])}")
+        raise ConfigError(
+            f"{origin}: {KEY}: no variant '{variant}'{did_you_mean(variant, [*every])}"
+        )
 
     def filled(value: Any) -> Any:
         if isinstance(value, Mapping):

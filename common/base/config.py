@@ -47,7 +47,7 @@ class Strict(BaseModel):
         return value
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML that refuses a key written twice."""
 
 

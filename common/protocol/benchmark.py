@@ -14,6 +14,7 @@ from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
 from common.measure.metric import MapAxes, MetricSpec
 from common.measure.rules import Rule, RuleSet
+from common.protocol.sizes import Workload
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -183,6 +184,11 @@ class Benchmark(ModelFamily):
 
         None where the model's sizes are not known without fetching anything.
         """
+        return None
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """What planning derives hours and memory from; None where the config does not tell."""
         return None
 
     @property

@@ -19,8 +19,10 @@ from common.data.parts import PARTS, Part, Role
 from common.measure.metric import MapAxes
 from common.measure.rules import Axis, GapRule
 from common.protocol.benchmark import Versions
+from common.protocol.sizes import Workload
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
+from language.data.tofu import TofuData
 from language.measure.evaluation import TofuEvaluation
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 from language.metrics.tofu import (
@@ -33,6 +35,8 @@ from language.metrics.tofu import (
     tofu_metrics,
 )
 from language.metrics.truth import options
+from language.models.families import family_of
+from language.models.sizes import model_type_of, sizes_of
 from language.scenarios import TEST_PARTS, Files, TextScenarioConfig
 
 if TYPE_CHECKING:
@@ -78,6 +82,13 @@ _OF_FILES = {
     "comparisons": ((*_LIKELIHOODS, "forget_log_ratio"), ("prob", "rouge", "truth_ratio")),
 }
 """Rows of files -> the metrics of the rule, and the rates, that they can give."""
+AUTHORS, AUTHOR_ROWS, WRONG, FACTS = 200, 20, 400, 217
+"""TOFU's authors, questions of each, retained questions with wrong answers, facts asked."""
+TOKENS = {"question_answer": (77, 134), "llama2_chat": (94, 164), "llama3_chat": (130, 200)}
+"""Template -> tokens of a row, padded to the longest of eight and at most: counted on TOFU's text
+with Phi's and LLaMA-2's tokenizer; LLaMA-3's are LLaMA-2's and 36 tokens of headers."""
+SLOTS, DECODED = 186, 64
+"""Token slots per question of a whole evaluation (docs/tofu_evaluation.md), answers at once."""
 MAP_AXES = MapAxes("forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02))
 
 
@@ -160,6 +171,35 @@ class TofuBenchmark(CausalBenchmark):
     def scenario_of(cls, config: Any) -> str:
         """``authors``: all questions about some authors are forgotten; or ``files``."""
         return "files" if isinstance(config.scenario, Files) else "authors"
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """Of TOFU's own text on models of known sizes."""
+        sizes, model = sizes_of(config.model), config.model
+        if sizes is None or not isinstance(config.data, TofuData):
+            return None
+        data, scenario = config.data, config.scenario
+        authors = AUTHORS if data.authors is None else data.authors + (data.forget_authors or 0)
+        groups = scenario.sizes(authors)
+        if groups is None:
+            return None
+        rows, last = AUTHOR_ROWS * authors, AUTHOR_ROWS * groups[-1]
+        retain = rows - AUTHOR_ROWS * sum(groups)
+        used = round(getattr(scenario, "used", 1.0) * last)
+        asked = last + min(config.evaluation.retain_samples or WRONG, retain, WRONG) + FACTS
+        mean, longest = TOKENS[model.template]
+        family = family_of(model_type_of(model))
+        return Workload(
+            sizes,
+            {"forget": used, "retain": retain},
+            positions=mean,
+            longest=longest,
+            scored=SLOTS * asked,
+            decoded=config.evaluation.max_new_tokens * -(-asked // DECODED),
+            targets=family.targets,
+            half=model.dtype != "float32",
+            checkpointing=model.gradient_checkpointing,
+        )
 
     @classmethod
     def choices(cls, scores: Scores) -> np.ndarray | None:

@@ -1,18 +1,15 @@
-"""Parameter counts of models and adapters, on the meta device."""
+"""Parameter counts of models and adapters, without a weight."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import nn
 
 from common.base.errors import ConfigError
+from common.protocol.sizes import Sizes, adapter_parameters
 from language.config import CausalModelConfig
-from language.models.build import fetch_config, tiny_config
-from language.models.families import family_of, matches, published_sizes
+from language.models.families import family_of, published_sizes
+from language.models.sizes import model_type_of, sizes_of
 
 
 @dataclass(frozen=True)
@@ -38,20 +35,6 @@ def countable(config: CausalModelConfig) -> bool:
     return published_sizes(config.name) is not None or isinstance(config.tokenizer, int)
 
 
-def _architecture(config: CausalModelConfig, vocab_size: int | None) -> Any:
-    """The transformers config of a model, for shapes only."""
-    from transformers import AutoConfig
-
-    if config.name == "tiny":
-        assert isinstance(vocab_size or config.tokenizer, int), "a tiny model needs its vocabulary"
-        return tiny_config(config, int(vocab_size or config.tokenizer or 0), None)
-    published = published_sizes(config.name)
-    if published is None:
-        return fetch_config(config.name, config.revision)
-    model_type, sizes = published
-    return AutoConfig.for_model(model_type, **sizes)
-
-
 def count_targets(
     config: CausalModelConfig,
     rank: int,
@@ -60,7 +43,7 @@ def count_targets(
     targets: Sequence[str] | None = None,
     vocab_size: int | None = None,
 ) -> ParameterShare:
-    """Counts adapters on a model without allocating or fetching a weight (meta device).
+    """Counts adapters on a model without allocating or fetching a weight.
 
     Args:
         config: Which model; the sizes of the paper's models are known without a network.
@@ -77,22 +60,43 @@ def count_targets(
         ConfigError: No layer matches.
         DataError: The config of an unknown model cannot be fetched.
     """
-    from transformers import AutoModelForCausalLM
+    sizes, model_type = sizes_of(config, vocab_size), model_type_of(config)
+    if sizes is None:
+        sizes, model_type = _built(config, vocab_size)
+    patterns = targets or family_of(model_type).targets.get(placement, ())
+    layers = sizes.matched(patterns)
+    if not layers:
+        raise ConfigError(
+            f"model {config.name}: no layer of a {model_type} for placement {placement}; give"
+            " targets"
+        )
+    return ParameterShare(adapter_parameters(layers, rank), sizes.parameters)
 
-    architecture = _architecture(config, vocab_size)
-    patterns = targets or family_of(architecture.model_type).targets.get(placement, ())
+
+def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, str]:
+    """Counted on the architecture; its model type."""
+    import torch
+    from torch import nn
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from language.models.build import fetch_config, tiny_config
+
+    published = published_sizes(config.name)
+    if config.name == "tiny":
+        entries = vocab_size or config.tokenizer
+        assert isinstance(entries, int), "a tiny model needs its vocabulary"
+        architecture = tiny_config(config, entries, None)
+    elif published is not None:
+        architecture = AutoConfig.for_model(published[0], **published[1])
+    else:
+        architecture = fetch_config(config.name, config.revision)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     model.tie_weights()
-    layers = [
-        layer
+    linear = {
+        name: (layer.out_features, layer.in_features)
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and matches(name, patterns)
-    ]
-    if not layers:
-        raise ConfigError(
-            f"model {config.name}: no layer of a {architecture.model_type} for placement"
-            f" {placement}; give targets"
-        )
-    trainable = rank * sum(layer.in_features + layer.out_features for layer in layers)
-    return ParameterShare(trainable, sum(p.numel() for p in model.parameters()))
+        if isinstance(layer, nn.Linear)
+    }
+    count = sum(p.numel() for p in model.parameters())
+    return Sizes(count, linear, 0, 0, 0), architecture.model_type

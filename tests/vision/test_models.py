@@ -15,9 +15,10 @@ from common.bounded.config import AdapterConfig
 from vision.benchmark import VisionBenchmark
 from vision.config import ModelConfig
 from vision.models import build as models
-from vision.models.build import build_model, count_adapters, input_spec
+from vision.models.build import build_model, input_spec
 from vision.models.checkpoint import load_checkpoint
 from vision.models.family import VIT, family_of
+from vision.models.sizes import count_adapters
 
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 

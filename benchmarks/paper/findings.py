@@ -6,19 +6,16 @@ what does not follow is a finding.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 
-from benchmarks.machine.grid import nearest_on_grid
-from benchmarks.report.section import Section, table
+from benchmarks.costs.model import layer_costs
+from benchmarks.paper.grid import nearest_on_grid
 from benchmarks.spec.published import TOLERANCE, Printed, read_printed, read_tables, recomputed_gap
 
-HEADS = ("table", "row", "metric", "printed", "recomputed", "rule")
 GRIDS = {"forget01": ((40, 300), (40, 40)), "forget05": ((200, 300), (200, 200))}
 """Truth ratios that forget quality compares: LoKU's code takes 300 rows of the model retrained
 without forget10 for every split, TOFU's as many as the split has."""
@@ -65,6 +62,7 @@ class Finding:
     rule: str
 
 
+@cache
 def paper_findings() -> tuple[list[Finding], int]:
     """(what does not follow, how many numbers were read)."""
     values = read_printed()
@@ -143,9 +141,7 @@ def _utilities(values: Sequence[Printed]) -> Iterator[Finding]:
 
 
 def _shares(values: Sequence[Printed]) -> Iterator[Finding]:
-    """Parameters of adapters, counted on a model without weights."""
-    from benchmarks.costs.model import layer_costs
-
+    """Parameters of adapters, counted."""
     counted: dict[tuple[str, int], dict[str, float]] = {}
     for value in values:
         model, rank = MODELS.get(value.model), RANKS.get(value.dataset)
@@ -223,22 +219,3 @@ def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
             if abs(other.number - first.number) > first.half_unit + other.half_unit:
                 rule = f"the same run is printed in {first.table}"
                 yield _finding(other, first.text, rule)
-
-
-def sections(findings: Sequence[Finding], count: int) -> list[Section]:
-    """All findings as one table."""
-    rows = [[*asdict(finding).values()] for finding in findings]
-    title = f"The paper's numbers against themselves: {len(rows)} findings in {count:,} numbers"
-    return [Section(title, content=table([*HEADS], rows, words=True))]
-
-
-def written(findings: Sequence[Finding], form: str) -> str:
-    """The findings as ``csv`` or ``json``."""
-    lines = [asdict(finding) for finding in findings]
-    if form == "json":
-        return json.dumps(lines, indent=1, ensure_ascii=False)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, HEADS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return stream.getvalue().rstrip("\n")

@@ -1,0 +1,187 @@
+"""Steps, tokens, memory and hours of a suite on a card, derived from sizes; nothing is measured.
+
+The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 2205.05198):
+
+- a forward pass is 2 FLOPs per position and weight of a linear layer, and 2 T d per block for the
+  scores of T positions at width d; the backward pass is twice that, for frozen weights once;
+- a bounded layer adds one product per adapted weight in the backward pass, LoRA the skinny
+  products; recomputed activations are one forward pass more;
+- a parameter that is trained is float32: itself, its gradient and AdamW's two moments, 16 bytes;
+  under autocast to bfloat16 its copy, 2 more;
+- activations are 34 bytes per position, width and block in bfloat16; recomputed ones 2, and one
+  block's 34.  Logits are 10 bytes per position and entry: float32, its softmax, two bytes each way;
+- greedy decoding reads all weights once per step.
+
+What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
+steps, data, compilation, and cards in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.costs.layer import ADAM_BYTES
+from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from benchmarks.spec.suite import REFERENCES
+from common.base.registry import BENCHMARKS, METHODS
+from common.protocol.sizes import Workload, adapter_parameters
+from common.train.config import FitConfig
+from common.train.rates import total_steps
+
+
+@dataclass(frozen=True)
+class Card:
+    """An accelerator.
+
+    Attributes:
+        flops: Peak FLOP/s of dense bfloat16 products.
+        used: Share of the peak that training is assumed to reach.
+        bandwidth: Bytes per second of its memory, at the share that decoding is assumed to reach.
+        gigabytes: Of memory.
+    """
+
+    name: str
+    flops: float
+    used: float
+    bandwidth: float
+    gigabytes: float
+
+
+A100 = Card("A100, 80 GB", 312e12, 0.35, 0.6 * 2.0e12, 80)
+SMALL = 10_000_000
+"""Models of fewer parameters are for a CPU: nothing is estimated."""
+ACTIVATION, KEPT, LOGIT, COPY = 34, 2, 10, 2
+"""Bytes of the model above."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one row costs.
+
+    Attributes:
+        steps: Of one training; None where the method has no length in steps.
+        positions: Of one step: tokens or patches.
+        trained: Parameters.
+        memory: Bytes.
+        hours: Of one training and its evaluations.
+        runs: Trainings, trials included.
+    """
+
+    row: str
+    steps: int | None
+    positions: int
+    trained: int
+    memory: float
+    hours: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """As much of a loader as lengths ask for."""
+
+    samples: int
+    micro_batch: int
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.samples // self.micro_batch)
+
+
+def estimates(suite: ResolvedSuite, card: Card = A100) -> list[Estimate]:
+    """A line per row; empty where the sizes are not known, or those of a CPU."""
+    work = BENCHMARKS[suite.spec.benchmark].workload(suite.protocol)
+    if work is None or work.sizes.parameters < SMALL:
+        return []
+    return [_estimate(suite, row, work, card) for row in suite.rows]
+
+
+def total_hours(lines: Sequence[Estimate]) -> float:
+    """Of all trainings and evaluations one after the other."""
+    return math.fsum(line.hours * line.runs for line in lines)
+
+
+def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card) -> Estimate:
+    reference = row.method in REFERENCES
+    protocol: Any = suite.protocol
+    config: Any = protocol.train if reference else row.config
+    parts = _parts_of(row, work)
+    fit, steps, positions = None, None, 0
+    if isinstance(config, FitConfig):
+        fit = FitConfig.of(config)
+        loaders: Any = {name: _Part(n, fit.micro_batch) for name, n in parts.items()}
+        steps = total_steps(fit, loaders)
+        positions = fit.batch_size * work.positions * len(parts)
+    layers = _adapted(config, work)
+    rank = config.adapter.rank if layers else 0
+    trained = adapter_parameters(layers, rank) if layers else work.sizes.parameters
+    evaluations = 1 + (steps // fit.evaluate_every if fit and fit.evaluate_every and steps else 0)
+    seconds = (steps or 0) * positions * _training(work, config, layers) / (card.flops * card.used)
+    seconds += evaluations * _evaluation(work, card)
+    memory = _memory(work, fit, len(parts), trained, whole=not layers) if fit else 0.0
+    hours = seconds / 3600
+    return Estimate(row.label, steps, positions, trained, memory, hours, _runs(suite, row))
+
+
+def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:
+    """Part -> samples of what a row trains on, each with batches of its own."""
+    if row.method == "original":
+        return {"train": sum(work.parts.values())}
+    access = METHODS[row.method].info.access
+    return {name: n for name, n in work.parts.items() if name in access or not access}
+
+
+def _adapted(config: Any, work: Workload) -> dict[str, tuple[int, int]]:
+    adapter = getattr(config, "adapter", None)
+    if adapter is None:
+        return {}
+    return work.sizes.matched(adapter.targets or work.targets.get(adapter.placement, ()))
+
+
+def _forward(work: Workload) -> float:
+    """FLOPs per position."""
+    return 2 * work.sizes.weights + 2 * work.positions * work.sizes.width * work.sizes.depth
+
+
+def _training(work: Workload, config: Any, layers: Mapping[str, tuple[int, int]]) -> float:
+    """FLOPs per position: forward, recomputed forward, gradients of inputs and of parameters."""
+    forward = _forward(work)
+    passes = (3 if work.checkpointing else 2) * forward
+    if not layers:
+        return passes + forward
+    if config.adapter.phi == "identity":
+        return passes + 6 * adapter_parameters(layers, config.adapter.rank)
+    return passes + 2 * sum(k * d for k, d in layers.values())
+
+
+def _evaluation(work: Workload, card: Card) -> float:
+    """Seconds."""
+    read = work.sizes.parameters * (2 if work.half else 4) / card.bandwidth
+    return work.scored * _forward(work) / (card.flops * card.used) + work.decoded * read
+
+
+def _memory(work: Workload, fit: FitConfig, parts: int, trained: int, *, whole: bool) -> float:
+    """Bytes: weights, gradients and moments, activations and logits of a micro-batch."""
+    sizes, autocast = work.sizes, work.half or fit.mixed_precision != "no"
+    frozen = 0 if whole else sizes.parameters * (2 if work.half else 4 + COPY * autocast)
+    states = trained * (ADAM_BYTES + COPY * autocast)
+    positions = fit.micro_batch * parts * work.longest
+    blocks = ACTIVATION * sizes.depth
+    if work.checkpointing:
+        blocks = KEPT * sizes.depth + ACTIVATION
+    wide = 1 if autocast else 2
+    return frozen + states + positions * (wide * sizes.width * blocks + LOGIT * sizes.outputs)
+
+
+def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
+    spec = suite.spec
+    tuned = len(spec.tune.seeds) if spec.tune else 0
+    if row.method == "original":
+        return len(spec.seeds) + tuned
+    if row.method == "retrain":
+        return len(spec.seeds) * spec.retrains + tuned
+    trials = spec.tune.trials * tuned if spec.tune and row.search is not None else 0
+    return len(spec.seeds) + trials

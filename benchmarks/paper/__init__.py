@@ -1,0 +1,1 @@
+"""What the paper prints: its tables, what in them does not follow, and which suites measure it."""

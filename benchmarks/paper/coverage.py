@@ -1,0 +1,88 @@
+"""Which suites measure which tables and figures of the paper, and how far that is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.costs.estimate import A100, estimates, total_hours
+from benchmarks.report.section import Section, table
+from benchmarks.spec.published import read_figures, read_tables
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import SUITES, read_suite, suite_names
+
+RESULTS = SUITES.parent / "results"
+NOTE = (
+    "measured here: its report is in benchmarks/results. small: a suite for a CPU. Hours and memory"
+    f" of the others are derived for one card ({A100.name}; unlearn plan SUITE): hours of all rows"
+    " and seeds in turn, memory of the row that needs most. Suites of one setting share Original"
+    " and Retrain."
+)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """One table or figure.
+
+    Attributes:
+        label: In the paper.
+        title: Of a figure.
+        suites: That measure it, the small ones first.
+        note: What they show in another way.
+    """
+
+    label: str
+    title: str
+    suites: tuple[str, ...]
+    note: str
+
+
+def coverage() -> list[Covered]:
+    """Every table and figure, in the order of the published files."""
+    named = _named()
+    labels: dict[str, Mapping[str, str]] = {label: {} for label in read_tables()}
+    labels |= read_figures()
+    return [
+        Covered(label, figure.get("title", ""), tuple(named[label]), figure.get("note", ""))
+        for label, figure in labels.items()
+    ]
+
+
+def _named() -> dict[str, list[str]]:
+    """Label -> suites that name it."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(suite_names(), key=lambda name: ("small" not in name, name)):
+        suite = read_suite(name)[1]
+        for label in (*suite.get("published", ()), *suite.get("figures", ())):
+            named[label].append(name)
+    return named
+
+
+def state_of(name: str) -> str:
+    """How far a suite is, in a few words."""
+    if (RESULTS / name / "leaderboard.json").is_file():
+        return "measured here"
+    suite = load_suite(name)
+    protocol: Any = suite.protocol
+    lines, own = estimates(suite), protocol.model.name in ("tiny", "scratch")
+    if not lines:
+        return "small" if own else "needs the hub and a GPU"
+    most = max(line.memory for line in lines) / 1e9
+    needs = "a GPU" if own else "the hub and a GPU"
+    return f"needs {needs}, {total_hours(lines):,.1f} h, {most:,.0f} GB"
+
+
+def coverage_section() -> Section:
+    """Every table and figure as lines of one table, a suite each."""
+    rows, every = [], coverage()
+    states = {name: state_of(name) for name in {n for c in every for n in c.suites}}
+    for covered in every:
+        what = covered.label + (f": {covered.title}" if covered.title else "")
+        for index, name in enumerate(covered.suites):
+            rows.append([what if index == 0 else "", name, states[name]])
+    notes = [f"{covered.label}: {covered.note}" for covered in every if covered.note]
+    title = f"The paper: {len(every)} tables and figures, {len(states)} suites"
+    content = table(["table or figure", "suite", "state"], rows, words=True)
+    return Section(title, (NOTE,), content, tuple(notes))

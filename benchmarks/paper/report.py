@@ -1,0 +1,107 @@
+"""Published tables and what in them does not follow -> sections, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.paper.findings import Finding, paper_findings
+from benchmarks.report.cells import MISSING, number
+from benchmarks.report.section import Level, Section, table
+from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
+from common.base.config import did_you_mean
+from common.base.errors import ConfigError
+
+HEADS = ("table", "row", "metric", "printed", "recomputed", "rule")
+
+
+def finding_sections(findings: Sequence[Finding], count: int) -> list[Section]:
+    """All findings as one table."""
+    title = f"The paper's numbers against themselves: {len(findings)} findings in {count:,} numbers"
+    return [Section(title, content=_findings(findings))]
+
+
+def written(findings: Sequence[Finding], form: str) -> str:
+    """The findings as ``csv`` or ``json``."""
+    lines = [asdict(finding) for finding in findings]
+    if form == "json":
+        return json.dumps(lines, indent=1, ensure_ascii=False)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, HEADS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return stream.getvalue().rstrip("\n")
+
+
+def published_sections(labels: Sequence[str], level: Level = "compact") -> list[Section]:
+    """Per published table a section, and one of what in it does not follow from itself.
+
+    They stand beside measured tables, never in them.
+
+    Raises:
+        ConfigError: No such table.
+    """
+    sections = []
+    for label, rows, findings in _published(labels):
+        sections.append(_section(label, rows, level))
+        if findings:
+            title = f"{label}: {len(findings)} published numbers do not follow"
+            sections.append(Section(title, content=_findings(findings), level=level))
+    return sections
+
+
+def published_json(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """The same as plain numbers: nothing here was measured.
+
+    Raises:
+        ConfigError: No such table.
+    """
+    return [
+        {
+            "table": label,
+            "kind": "published",
+            "rows": [{"row": row.method, "values": row.values} for row in rows],
+            "findings": [asdict(finding) for finding in findings],
+        }
+        for label, rows, findings in _published(labels)
+    ]
+
+
+def _published(labels: Sequence[str]) -> list[tuple[str, list[PublishedRow], list[Finding]]]:
+    tables = read_tables() if labels else {}
+    every = paper_findings()[0] if labels else []
+    for label in labels:
+        if label not in tables:
+            raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
+    return [(label, tables[label], [f for f in every if f.table == label]) for label in labels]
+
+
+def _findings(findings: Sequence[Finding]) -> Any:
+    return table([*HEADS], [[*asdict(finding).values()] for finding in findings], words=True)
+
+
+def _section(label: str, published: Sequence[PublishedRow], level: Level) -> Section:
+    metrics = list(dict.fromkeys(name for row in published for name in row.values))
+    reference = next((row for row in published if row.method == "Retrain"), None)
+    rows = []
+    for row in published:
+        cells = [row.method, *[_printed(row.values.get(name)) for name in metrics]]
+        if reference is not None:
+            gap, printed = recomputed_gap(row, reference), row.values.get("AG")
+            differs = gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE
+            cells += [number(gap, 2), "differs from print" if differs else ""]
+        rows.append(cells)
+    heads = ["published", *metrics, *(["AG recomputed", ""] if reference is not None else ())]
+    title = f"{label} (published; not comparable with the measured table)"
+    return Section(title, content=table(heads, rows), level=level)
+
+
+def _printed(value: tuple[float, float | None] | None) -> str:
+    if value is None:
+        return MISSING
+    mean, std = value
+    return f"{mean:g}" if std is None else f"{mean:g}±{std:g}"
