@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.leaderboard import trajectory
+from benchmarks.leaderboard import dynamics, trajectory
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.leaderboard.data import to_csv, to_json
 from benchmarks.leaderboard.picture import picture
@@ -28,7 +28,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
 
 
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
-    """A file per format, records.jsonl, trajectories if there are some, TensorBoard ``events``."""
+    """A file per format, records.jsonl, pictures of what was logged, TensorBoard ``events``."""
     files = {file: text(board) for file, text in FORMATS.values()}
     pictures = (section.content for section in sections(board))
     files |= {shown.file: shown.svg for shown in pictures if isinstance(shown, Picture)}
@@ -42,6 +42,10 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     if trajectories:
         files["trajectory.json"] = json_text(trajectory.to_json(trajectories))
         files["trajectory.svg"] = trajectory.to_svg(board, trajectories)
+    probed = dynamics.read_dynamics(board, StageStore(root))
+    if probed:
+        files["dynamics.json"] = json_text(trajectory.to_json(probed))
+        files["dynamics.svg"] = dynamics.to_svg(board, probed)
     write_files(root / "suites" / board.suite.name, files)
     if events:
         export_events(board, root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ class Panel:
         ends: The first and the last place of the axis.
         axis: What stands under the last place.
         references: Dash pattern -> a grey curve.
+        log: Whether the vertical axis is logarithmic; values that are not positive are left out.
     """
 
     title: str
@@ -30,26 +32,33 @@ class Panel:
     ends: tuple[int, int]
     axis: str
     references: Mapping[str, Line] = field(default_factory=dict)
+    log: bool = False
 
 
-def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
+def draw(
+    panels: Sequence[Panel], names: Sequence[str], title: str, *, columns: int | None = None
+) -> str:
     """The panels side by side, with the names below them.
 
     Args:
         panels: Each with a line at least.
         names: In the order of their colours.
         title: Of the picture.
+        columns: Panels beside each other, before the next begin a row; all when absent.
     """
-    bottom = TOP + PANEL[1] + 50
+    columns = columns or len(panels)
+    pitch = PANEL[1] + GAP
+    bottom = TOP + pitch * -(-len(panels) // columns) - 10
     styles = {name: _style(index) for index, name in enumerate(names)}
     body = [
-        _panel(panel, styles, LEFT + index * (PANEL[0] + GAP)) for index, panel in enumerate(panels)
+        _panel(panel, styles, LEFT + (i % columns) * (PANEL[0] + GAP), TOP + i // columns * pitch)
+        for i, panel in enumerate(panels)
     ]
     for index, name in enumerate(names):
         y = bottom + 18 * index
         body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
         body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
-    width, height = LEFT + len(panels) * (PANEL[0] + GAP), bottom + 18 * len(names)
+    width, height = LEFT + columns * (PANEL[0] + GAP), bottom + 18 * len(names)
     return svg.picture(width, height, body, title=title)
 
 
@@ -59,30 +68,36 @@ def _style(index: int) -> dict[str, str]:
     return {"stroke": COLOURS[index % len(COLOURS)], **dashes}
 
 
-def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int) -> str:
+def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int, top: int) -> str:
     every = [*panel.lines.values(), *panel.references.values()]
-    values = [value for line in every for value in line.values()]
+    values = [value for line in every for value in _shown(panel, line).values()]
     low, high = min(values), max(values)
     first, last = panel.ends
-    right, bottom = left + PANEL[0], TOP + PANEL[1]
+    right, bottom = left + PANEL[0], top + PANEL[1]
+    scale = math.log10 if panel.log else float
 
     def at(place: int, value: float) -> tuple[float, float]:
-        share = (value - low) / ((high - low) or 1.0)
+        share = (scale(value) - scale(low)) / ((scale(high) - scale(low)) or 1.0)
         along = (place - first) / ((last - first) or 1)
         return left + PANEL[0] * along, bottom - PANEL[1] * share
 
     side = {"text_anchor": "end", "fill": svg.GREY}
-    frame = {"x": left, "y": TOP, "width": PANEL[0], "height": PANEL[1]}
+    frame = {"x": left, "y": top, "width": PANEL[0], "height": PANEL[1]}
     parts = [
         svg.element("rect", **frame, fill="none", stroke="#ccc"),
-        svg.text(left, TOP - 8, panel.title),
-        svg.text(left - 4, TOP + 10, f"{high:.3g}", **side),
+        svg.text(left, top - 8, panel.title),
+        svg.text(left - 4, top + 10, f"{high:.3g}", **side),
         svg.text(left - 4, bottom, f"{low:.3g}", **side),
         svg.text(right, bottom + 16, panel.axis, **side),
     ]
     for dashes, line in panel.references.items():
-        points = [at(*point) for point in line.items()]
+        points = [at(*point) for point in _shown(panel, line).items()]
         parts.append(svg.polyline(points, stroke="#888", stroke_dasharray=dashes))
     for name, line in panel.lines.items():
-        parts.append(svg.polyline([at(*point) for point in line.items()], **styles[name]))
+        points = [at(*point) for point in _shown(panel, line).items()]
+        parts.append(svg.polyline(points, **styles[name]))
     return "".join(parts)
+
+
+def _shown(panel: Panel, line: Line) -> Line:
+    return {place: v for place, v in line.items() if v > 0} if panel.log else line
