@@ -10,8 +10,9 @@ from collections import Counter
 import pytest
 from scipy.stats import ks_2samp
 
-from benchmarks.machine.grid import exact_p, nearest_on_grid
-from benchmarks.machine.paper import HEADS, OURS, UNCHANGED, paper_findings
+from benchmarks.paper.findings import OURS, UNCHANGED, paper_findings
+from benchmarks.paper.grid import exact_p, nearest_on_grid
+from benchmarks.paper.report import HEADS
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_claims_and_repetitions(findings):
 
 
 def test_the_command_writes_text_csv_and_json(cli, monkeypatch, findings):
-    monkeypatch.setattr("benchmarks.machine.paper.paper_findings", lambda: (findings, 3000))
+    monkeypatch.setattr("benchmarks.paper.findings.paper_findings", lambda: (findings, 3000))
     lines = list(csv.DictReader(cli("verify", "paper", "--format", "csv").out.splitlines()))
     assert tuple(lines[0]) == HEADS and len(lines) == len(findings)
     assert json.loads(cli("verify", "paper", "--format", "json").out)[0] == lines[0]

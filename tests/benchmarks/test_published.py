@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.leaderboard.data import to_json
 from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import published_sections
 from benchmarks.leaderboard.write import FORMATS
+from benchmarks.paper.report import published_sections
 from benchmarks.spec.published import read_tables, recomputed_gap
 from common.base.errors import ConfigError
 
@@ -46,7 +46,9 @@ def test_recomputed_average_gaps(label):
 
 
 def test_tables_flag_what_does_not_follow_from_themselves():
-    (section,) = published_sections(["tab:vit_cifar100/left"])
+    section, findings = published_sections(["tab:vit_cifar100/left"])
+    assert "9 published numbers do not follow" in findings.title
+    assert len(findings.content.rows) == 9
     title, heads, rows = section.title, section.content.heads, section.content.rows
     assert "not comparable" in title
     assert heads[0] == "published" and heads[-2:] == ["AG recomputed", ""]
@@ -71,7 +73,7 @@ def test_unknown_table_is_refused():
         published_sections(["tab:vit_cifar100/lft"])
 
 
-def test_published_numbers_stay_out_of_measured_reports(hand_made, tmp_path, cli):
+def test_published_numbers_stand_beside_measured_ones(hand_made, tmp_path, cli):
     table = {
         "original": {1: (100, 100, 90, 10)},
         "retrain": {1: (80, 99, 88, 30)},
@@ -80,13 +82,35 @@ def test_published_numbers_stay_out_of_measured_reports(hand_made, tmp_path, cli
     label = "tab:vit_cifar100/right"
     suite, store = hand_made(tmp_path, table, published=[label])
     board = make_leaderboard(suite, store)
-    names = {row.method for row in read_tables()[label]}
-    foreign = names - {"Retrain"}
-    for text in (write(board) for _, write in FORMATS.values()):
-        assert not [name for name in foreign if f"{name} " in text or f">{name}<" in text]
-        assert "37.48" not in text
-    assert to_json(board)["kind"] == "measured"
+    foreign = {row.method for row in read_tables()[label]} - {"Retrain"}
+    beside = f"{label} (published; not comparable"
+
+    def is_measured_alone(text: str) -> bool:
+        return "37.48" not in text and not [
+            name for name in foreign if f"{name} " in text or f">{name}<" in text
+        ]
+
+    for form in ("csv", "svg"):
+        assert is_measured_alone(FORMATS[form][1](board)), form
+    for form in ("md", "html"):
+        measured, _, published = FORMATS[form][1](board).partition(beside)
+        assert is_measured_alone(measured) and "37.48" in published, form
+        assert "do not follow" in published and "AG is the mean absolute gap" in published
+    data = to_json(board)
+    (published,) = data.pop("published")
+    assert data["kind"] == "measured" and is_measured_alone(str(data))
+    assert (published["table"], published["kind"]) == (label, "published")
+    assert {row["row"] for row in published["rows"]} > foreign
+    assert {finding["table"] for finding in published["findings"]} == {label}
     shown = cli("report", tmp_path / "tiny.yaml", "--store", tmp_path / "store")
     assert shown.code == 0
-    measured, _, published = shown.out.partition(f"{label} (published; not comparable")
+    measured, _, published = shown.out.partition(beside)
     assert "GD+Sine" in published and "GD+Sine" not in measured
+
+
+def test_published_tables_need_no_run(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = cli("show", "lethevit-cifar10", "--published").out
+    assert "98.71" in shown and "9 published numbers do not follow" in shown
+    refused = cli("show", "digits-class", "--published")
+    assert refused.code == 2 and "names no published table" in refused.err

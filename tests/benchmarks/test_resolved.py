@@ -18,7 +18,12 @@ TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
 FULL = [
     name
     for name in suite_names()
-    if name.startswith("tofu") and ("-7b-" in name or "-8b-" in name or "phi-1.5" in name)
+    if name.startswith("tofu-") and "-forget" in name and "70b" not in name
+]
+ABLATIONS = [
+    name
+    for name in suite_names()
+    if name.startswith("tofu-") and "-forget" not in name and ("-7b-" in name or "phi-1.5" in name)
 ]
 VISION = [
     "cifar100-class10",
@@ -112,17 +117,22 @@ def test_full_tofu_suites_run_tofu_s_protocol(name):
     shared = SHARED | {"trained in": f"float32, autocast bf16{type_}"}
     shared["batch"] = "32 = 8 x 4" if "8b" in name else shared["batch"]
     split = "" if phi else " split"
+    rank = int(name.partition("-rank")[2] or 4)
     recipe = "2e-05" if phi else "1e-05"
     for label, length in (("original", "5 epochs"), ("retrain", "5 epochs")):
         cells = {**shared, "length": length, "rate": f"adamw {recipe}, decay 0.01"}
         assert table[label] == {**cells, "adapter": "whole model", "compat": ""}
     loku = {**shared, "rate": f"adamw {'0.0002' if phi else '0.0001'}, decay 0.01"}
-    loku["adapter"] = f"identity r 4 alpha 8 on all{split}"
-    for label, compat in (("loku", "fila loku"), ("gd_fila", "fila loku"), ("ihl_lora", "")):
+    loku["adapter"] = f"identity r {rank} alpha {2 * rank} on all{split}"
+    own = {"loku": "fila loku", "gd_fila": "fila loku", "ihl_lora": "", "npo_gdr_lora": ""}
+    for label, compat in own.items():
         assert table[label] == {**loku, "compat": compat}, label
     paper = {**shared, "rate": "adamw 5e-05, decay 0.01", "compat": ""}
-    assert table["gd_lora"] == {**paper, "adapter": f"identity r 4 alpha 16 on mlp{split}"}
-    assert table["gd_sine"] == {**paper, "adapter": f"sine omega 100 r 4 alpha 16 on mlp{split}"}
+    assert table["gd_lora"] == {**paper, "adapter": f"identity r {rank} alpha 16 on mlp{split}"}
+    assert table["gd_sine"] == {
+        **paper,
+        "adapter": f"sine omega 100 r {rank} alpha 16 on mlp{split}",
+    }
     whole = {**shared, "rate": "adamw 1e-05, decay 0.01", "adapter": "whole model", "compat": ""}
     for label in ("ascent", "gd", "npo_gdr", "idk"):
         assert table[label] == whole, label
@@ -132,6 +142,36 @@ def test_full_tofu_suites_run_tofu_s_protocol(name):
         for head in ("batch", "schedule", "trained in", "loss average"):
             expected = "samples" if (label, head) == ("rmu", "loss average") else shared[head]
             assert line[head] == expected, (label, head)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablations_and_requests_keep_the_paper_s_adapter(name):
+    """Rank 4, alpha 16, 5e-5 and TOFU's batches, but for what each of them varies."""
+    table = {line["row"]: line for line in resolved_table(load_suite(name))}
+    assert table["original"]["length"] == "5 epochs"
+    adapted = {
+        label: line
+        for label, line in table.items()
+        if line["adapter"] != "whole model" and "matched" not in label and label != "gd_ul"
+    }
+    assert adapted
+    for label, line in adapted.items():
+        assert line["batch"] == "32 = 4 x 8" and line["loss average"] == "tokens", label
+        assert "r 4 alpha 16 on" in line["adapter"], label
+        assert line["rate"] == "adamw 5e-05, decay 0.01", label
+        steps = "1000 steps" if "dynamics" in name else "5 epochs of forget"
+        assert line["length"] == steps, label
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_full_vision_suites_have_every_row_of_the_paper(name):
+    labels = {row.label for row in load_suite(name).rows}
+    paper = {"finetune", "ascent", "salun", "novo", "lethevit", "coun", "fast_ntk"}
+    paper |= {"gd_lora", "gd_tanh", "gd_sine"}
+    bounds = ("lora", "tanh", "sigmoid", "weight_clip", "relu", "sine")
+    assert paper | {f"gd_{bound}_dropout" for bound in bounds} <= labels
+    suite = load_suite(name, only=["gd_sine_dropout"])
+    assert suite.row("gd_sine_dropout").config.adapter.dropout == 0.05
 
 
 @pytest.mark.parametrize(("split", "steps"), [("forget01", 6), ("forget05", 31), ("forget10", 62)])

@@ -1,0 +1,150 @@
+"""All of the paper: each table and figure has a suite; what suites cost is derived."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.costs.estimate import A100, estimates, total_hours
+from benchmarks.leaderboard.dynamics import PROBES
+from benchmarks.paper import coverage
+from benchmarks.spec.published import read_figures, read_tables
+from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.suite import read_suite, suite_names
+from benchmarks.spec.variables import variants, with_values
+from common.base.errors import ConfigError
+from common.protocol.sizes import linear_parameters
+
+TEX = sorted((Path(__file__).resolve().parents[3] / "shared" / "seed").glob("*.txt"))
+SAME = {"tab:muse_results": "tab:muse_comprehensive"}
+"""A second label of one table."""
+
+
+def test_every_table_and_figure_has_a_suite():
+    without = [covered.label for covered in coverage.coverage() if not covered.suites]
+    assert without == []
+
+
+@pytest.mark.skipif(not TEX, reason="the paper's text is not here")
+def test_no_label_of_the_paper_is_missing():
+    labels = re.findall(r"\\label\{((?:tab|fig):[^}]+)\}", TEX[0].read_text(encoding="utf-8"))
+    ours = {label.partition("/")[0] for label in (*read_tables(), *read_figures())}
+    assert {SAME.get(label, label) for label in labels} == ours
+
+
+def test_the_list_says_how_far_a_suite_is(monkeypatch, cli):
+    assert coverage.state_of("tofu-small") == "measured here"
+    assert coverage.state_of("tofu-small-ihl") == "small"
+    state = coverage.state_of("tofu-llama3.1-70b-forget10-rank8")
+    assert state.startswith("needs the hub and a GPU, ") and state.endswith("1,271 GB")
+    assert coverage.state_of("coun-cifar100-scratch").startswith("needs a GPU, ")
+    monkeypatch.setattr(coverage, "state_of", lambda name: f"state of {name}")
+    monkeypatch.setenv("COLUMNS", "250")
+    shown = cli("ls", "suites", "--paper").out
+    assert "tab:tofu_phi_rank16/forget05" in shown and "state of tofu-small-omega" in shown
+    refused = cli("ls", "methods", "--paper")
+    assert refused.code == 2 and "ls suites --paper" in refused.err
+
+
+# A suite per value of a variable ------------------------------------------------------------------
+
+
+def test_one_file_is_a_suite_per_rank():
+    assert {"tofu-phi-1.5-forget10", "tofu-phi-1.5-forget10-rank32"} <= {*suite_names()}
+    plain, wide = (load_suite(f"tofu-phi-1.5-forget10{v}") for v in ("", "-rank32"))
+    assert (plain.name, wide.name) == ("tofu-phi-1.5-forget10", "tofu-phi-1.5-forget10-rank32")
+    assert [s.row("gd_sine").config.adapter.rank for s in (plain, wide)] == [4, 32]
+    assert [s.row("loku").config.adapter.alpha for s in (plain, wide)] == [8, 64]
+    assert wide.spec.published == ("tab:tofu_phi_rank32/forget10",)
+    assert "rank 32" in wide.spec.title
+    assert wide.row("gd").config == plain.row("gd").config, "whole models are trained once"
+
+
+def test_variables_that_cannot_be_are_refused():
+    data = {"suite": "s", "variables": {"rank": [4, 8]}, "notes": "$rank of $rang"}
+    assert [*variants(data, "f")] == ["", "-rank8"]
+    assert with_values({**data, "notes": "$rank"}, "-rank8", "f") == {
+        "suite": "s-rank8",
+        "notes": 8,
+    }
+    with pytest.raises(ConfigError, match=r"\$rang: no such variable; did you mean 'rank'"):
+        with_values(data, "", "f")
+    for wrong, words in (({"rank": 4}, "write lists"), ({"a": [1], "b": [1, 2]}, "as many values")):
+        with pytest.raises(ConfigError, match=words):
+            variants({"variables": wrong}, "f")
+    with pytest.raises(ConfigError, match=r"did you mean 'tofu-phi-1\.5-forget10-rank8'"):
+        read_suite("tofu-phi-1.5-forget10-rank9")
+
+
+# Estimates ---------------------------------------------------------------------------------------
+
+
+def test_an_estimate_by_hand():
+    """LLaMA-2-7B at forget10: 62 steps of 2 x 32 rows of 94 tokens (LoKU's length)."""
+    suite = load_suite("tofu-llama2-7b-forget10", only=["gd", "gd_lora", "gd_sine", "gd_ul"])
+    lines = {line.row: line for line in estimates(suite)}
+    gd, lora, sine = (lines[label] for label in ("gd", "gd_lora", "gd_sine"))
+    assert (gd.steps, gd.positions, gd.runs) == (62, 2 * 32 * 94, 3)
+    assert gd.trained == 6_738_415_616 and sine.trained == lora.trained == 5_799_936
+    assert gd.memory == pytest.approx(18 * gd.trained, rel=0.02), "states, and a little more"
+    assert lora.memory == pytest.approx(2 * gd.trained, rel=0.15)
+    assert gd.hours > sine.hours > lora.hours > gd.hours / 2
+    weights = 6_738_415_616 - 32_000 * 4096  # every matrix but the embeddings
+    floor = 4 * 2 * weights * gd.steps * gd.positions / (A100.flops * A100.used) / 3600
+    assert floor < gd.hours < 1.5 * floor, "and an evaluation"
+    assert lines["original"].steps == 625 and lines["retrain"].runs == 6
+    assert total_hours([gd, lora]) == pytest.approx(3 * (gd.hours + lora.hours))
+    slow = replace(A100, flops=A100.flops / 2)
+    again = {line.row: line for line in estimates(suite, slow)}
+    assert again["gd"].hours > 1.8 * gd.hours
+
+
+def test_trials_are_counted_and_small_models_are_not():
+    lines = {line.row: line for line in estimates(load_suite("lethevit-cifar10"))}
+    assert lines["gd_sine"].runs == 3 + 6 and lines["gd_sine_dropout"].runs == 3
+    assert lines["gd_sine"].positions == 2 * 128 * 197 and lines["ssd"].steps is None
+    assert lines["finetune"].steps == 10 * -(-40_500 // 128)
+    assert estimates(load_suite("digits-class")) == []
+    assert estimates(load_suite("tofu-small")) == []
+
+
+def test_plan_says_that_it_is_derived(monkeypatch, cli, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    store = ("--store", tmp_path)
+    shown = cli("plan", "tofu-llama2-7b-forget10", "--only", "gd_sine", *store).out
+    assert "On A100, 80 GB" in shown and "Derived from sizes, not measured" in shown
+    assert "5,799,936" in shown
+    assert "A100" not in cli("plan", "digits-class", "--only", "gd", *store).out
+
+
+def test_linear_parameters_by_hand():
+    assert linear_parameters({"a": (3, 2)}, bias=True) == 9
+    assert linear_parameters({"a": (3, 2)}, bias=False) == 6
+
+
+# Figures of training -----------------------------------------------------------------------------
+
+
+def test_probed_rows_get_a_picture_of_norms(tiny_suite, tmp_path, cli):
+    rows = {
+        "original": None,
+        "retrain": None,
+        "gd_lora": {"params": {"steps": 4, "probe_every": 2, "log_every": 1}},
+        "gd": {"params": {"steps": 4}},
+    }
+    path = tiny_suite(tmp_path, suite="probed", methods=rows)
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 0, done.err
+    folder = tmp_path / "store" / "suites" / "probed"
+    probed = json.loads((folder / "dynamics.json").read_text())
+    assert list(probed) == ["gd_lora"]
+    assert set(probed["gd_lora"]["1"]["2"]) == set(PROBES), "frozen attention and head too"
+    assert set(probed["gd_lora"]["1"]["3"]) == {"logits/mean", "logits/spread"}
+    picture = ElementTree.fromstring((folder / "dynamics.svg").read_text())
+    titles = [e.text for e in picture.iter() if e.tag.endswith("text")]
+    assert {"gradient norm, head", "gradient norm, head (log)"} <= {*titles}
