@@ -62,7 +62,7 @@ class Estimate:
     """What one row costs.
 
     Attributes:
-        steps: Of one training; None where the method has no length in steps.
+        steps: Of one training; None where the method has no length in steps, or nothing is trained.
         positions: Of one step: tokens or patches.
         trained: Parameters.
         memory: Bytes.
@@ -92,11 +92,14 @@ class _Part:
 
 
 def estimates(suite: ResolvedSuite, card: Card = A100) -> list[Estimate]:
-    """A line per row; empty where the sizes are not known, or those of a CPU."""
-    work = BENCHMARKS[suite.spec.benchmark].workload(suite.protocol)
-    if work is None or work.sizes.parameters < SMALL:
-        return []
-    return [_estimate(suite, row, work, card) for row in suite.rows]
+    """A line per row and fold; empty where the sizes are not known, or those of a CPU."""
+    lines = []
+    for fold in (*suite.folds, suite):
+        work = BENCHMARKS[suite.spec.benchmark].workload(fold.protocol)
+        if work is None or work.sizes.parameters < SMALL:
+            return []
+        lines += [_estimate(fold, row, work, card) for row in fold.rows]
+    return lines
 
 
 def total_hours(lines: Sequence[Estimate]) -> float:
@@ -105,9 +108,11 @@ def total_hours(lines: Sequence[Estimate]) -> float:
 
 
 def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card) -> Estimate:
-    reference = row.method in REFERENCES
     protocol: Any = suite.protocol
-    config: Any = protocol.train if reference else row.config
+    config: Any = row.config
+    if row.method in REFERENCES:
+        fetched = getattr(protocol.model, row.method, None) is not None
+        config = None if fetched else protocol.train
     parts = _parts_of(row, work)
     fit, steps, positions = None, None, 0
     if isinstance(config, FitConfig):
@@ -123,7 +128,8 @@ def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card
     seconds += evaluations * _evaluation(work, card)
     memory = _memory(work, fit, len(parts), trained, whole=not layers) if fit else 0.0
     hours = seconds / 3600
-    return Estimate(row.label, steps, positions, trained, memory, hours, _runs(suite, row))
+    label = f"{row.label} {suite.fold}".rstrip()
+    return Estimate(label, steps, positions, trained, memory, hours, _runs(suite, row))
 
 
 def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:

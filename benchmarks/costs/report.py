@@ -127,11 +127,11 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
             MISSING if line.steps is None else f"{line.steps:,}",
             f"{line.positions:,}",
             f"{line.trained:,}",
-            f"{line.memory / 1e9:.0f}",
+            f"{line.memory / 1e9:.0f}" if line.memory else MISSING,
             f"{cards(line, card)}",
-            f"{line.hours:.2f}",
+            f"{line.hours:.2g}",
             f"{line.runs}",
-            f"{line.hours * line.runs:.1f}",
+            f"{line.hours * line.runs:.2g}",
         ]
         for line in lines
     ]

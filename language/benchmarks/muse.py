@@ -19,6 +19,7 @@ from common.base.seeding import hash_order
 from common.data.parts import EARLIER, PARTS, Part, Role
 from common.measure.goal import ConstantGoal, Goal, RetrainGoal
 from common.measure.rules import Criterion, GapRule, RuleSet
+from common.protocol.sizes import Workload
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.config import Variant
 from language.data.muse import SHOTS, MuseData
@@ -33,6 +34,8 @@ from language.metrics.muse import (
     muse_compare,
     muse_metrics,
 )
+from language.models.families import family_of
+from language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +58,13 @@ GAP = GapRule(
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
     compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
 )
+
+
+FORGET_CHUNKS, RETAIN_CHUNKS = 408, 816
+"""Chunks of 2,048 tokens in News' raw/forget, by the published run's steps, and in raw/retain1, by
+its number of texts."""
+ASKED, DECODED, LONGEST_ANSWER = 100, 32, 128
+"""Rows of each of its sets of questions and texts; answers at once; tokens of one, at most."""
 
 
 def _memorisation(*names: str) -> tuple[Goal, ...]:
@@ -244,6 +254,26 @@ class MuseBenchmark(CausalBenchmark):
     def scenario_of(cls, config: Any) -> str:
         """The kind of the scenario."""
         return str(config.scenario.kind)
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """Of MUSE-News on models of known sizes; chunks are full."""
+        sizes, data, model = sizes_of(config.model), config.data, config.model
+        if sizes is None or data.corpus != "news" or data.passages is not None:
+            return None
+        length, scenario = data.max_length, config.scenario
+        folds = scenario.fold if scenario.kind == "scal" else 1
+        return Workload(
+            sizes,
+            {"forget": folds * FORGET_CHUNKS, "retain": RETAIN_CHUNKS},
+            positions=length,
+            longest=length,
+            scored=length * (2 * (config.evaluation.chunks or FORGET_CHUNKS) + 3 * ASKED),
+            decoded=3 * -(-ASKED // DECODED) * LONGEST_ANSWER,
+            targets=family_of(model_type_of(model)).targets,
+            half=model.dtype != "float32",
+            checkpointing=model.gradient_checkpointing,
+        )
 
     @property
     def label(self) -> str:

@@ -113,6 +113,14 @@ def test_trials_are_counted_and_small_models_are_not():
     assert estimates(load_suite("tofu-small")) == []
 
 
+def test_what_is_fetched_is_not_trained_and_folds_grow():
+    suite = load_suite("muse-news-llama2-7b-scal", only=["gd_sine"])
+    lines = {line.row: line for line in estimates(suite)}
+    assert lines["original fold-1"].steps is None and lines["original fold-1"].memory == 0
+    steps = [lines[f"gd_sine fold-{fold}"].steps for fold in (1, 2, 3, 4)]
+    assert steps == [1020, 2040, 3060, 4080], "102 a pass, as in MUSE"
+
+
 def test_plan_says_that_it_is_derived(monkeypatch, cli, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     store = ("--store", tmp_path)
