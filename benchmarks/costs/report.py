@@ -141,7 +141,7 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
         " images); evaluation included, decoding at most.  Frozen copies (KL, NPO, DPO,"
         " distillation) and methods without steps cost more than is said here."
     )
-    title = f"On {card.name}: {total_hours(lines):,.0f} hours in all, one run after the other"
+    title = f"On {card.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
     return [Section(title, (text,), table(heads, rows))]
 
 

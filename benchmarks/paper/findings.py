@@ -207,12 +207,13 @@ def _same_at_every_rank(values: Sequence[Printed]) -> Iterator[Finding]:
 
 
 def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
-    """The same model, split, rank and method in two tables."""
-    same: dict[tuple[str, str, str], list[Printed]] = defaultdict(list)
+    """The same model, data, split, rank and method in two tables."""
+    same: dict[tuple[str, ...], list[Printed]] = defaultdict(list)
     for value in values:
-        rank4 = value.table.endswith("rank4/forget10") or "rank" not in value.table
-        if value.model == "Phi-1.5B" and rank4 and value.split == "forget10":
-            same[value.metric, value.method, value.split].append(value)
+        first = value.table.endswith("rank4/forget10") or "rank" not in value.table
+        if first and value.split in ("", "forget10"):
+            run = (value.model, value.dataset, value.split, value.method)
+            same[*run, value.metric].append(value)
     for cells in same.values():
         first = cells[0]
         for other in cells[1:]:

@@ -77,6 +77,14 @@ def test_claims_and_repetitions(findings):
     }
 
 
+def test_a_run_that_is_printed_in_two_tables(findings):
+    twice = {(f.table, f.row): f for f in findings if f.rule.startswith("the same run")}
+    reasoning = twice["tab:bounded_unbounded_comparison/TDEC", OURS]
+    assert (reasoning.printed, reasoning.recomputed) == ("52.1", "50.1")
+    assert twice["tab:ihl_gd_ablation", OURS].printed == "0.722"
+    assert not any("rank8" in table for table, _ in twice), "another rank is another run"
+
+
 def test_the_command_writes_text_csv_and_json(cli, monkeypatch, findings):
     monkeypatch.setattr("benchmarks.paper.findings.paper_findings", lambda: (findings, 3000))
     lines = list(csv.DictReader(cli("verify", "paper", "--format", "csv").out.splitlines()))
