@@ -12,7 +12,7 @@ import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class Strict(BaseModel):
         return value
 
 
-class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML that refuses a key written twice."""
 
 
@@ -116,10 +116,16 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text ({error})") from None
-    mapping = parse_yaml(text, str(path))
+    mapping = _parsed(text, str(path))
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values")
-    return mapping
+    return dict(mapping)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, origin: str) -> Any:
+    """Files that many others extend are parsed once; nobody changes what is inside."""
+    return parse_yaml(text, origin)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
