@@ -21,11 +21,13 @@ from common.base.errors import ConfigError
 from common.base.seeding import derive
 from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
+from common.protocol.sizes import Workload
 from common.train.config import FitConfig
 from language.config import CausalModelConfig
 from language.data.readers import READERS, TextDataConfig
 from language.measure.evaluation import RequestConfig
-from language.models.families import tiny_family
+from language.models.families import family_of, tiny_family
+from language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +107,24 @@ class CausalBenchmark(Benchmark):
         )
         return share.trainable, share.base
 
+    @classmethod
+    def causal_workload(
+        cls, model: CausalModelConfig, *, positions: int, longest: int | None = None, **numbers: Any
+    ) -> Workload | None:
+        """The workload of a causal model of known sizes; rows of equal length need no longest one."""
+        sizes = sizes_of(model)
+        if sizes is None:
+            return None
+        return Workload(
+            sizes=sizes,
+            positions=positions,
+            longest=longest or positions,
+            targets=family_of(model_type_of(model)).targets,
+            half=model.dtype != "float32",
+            checkpointing=model.gradient_checkpointing,
+            **numbers,
+        )
+
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)
         import torch
@@ -155,8 +175,6 @@ class CausalBenchmark(Benchmark):
     @cached_property
     def family(self) -> CausalFamily:
         """Of the architecture."""
-        from language.models.families import family_of
-
         return family_of(self._shape.config.model_type)
 
     @property

@@ -210,8 +210,8 @@ def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
     """The same model, data, split, rank and method in two tables."""
     same: dict[tuple[str, ...], list[Printed]] = defaultdict(list)
     for value in values:
-        first = value.table.endswith("rank4/forget10") or "rank" not in value.table
-        if first and value.split in ("", "forget10"):
+        rank4 = value.table.endswith("rank4/forget10") or "rank" not in value.table
+        if rank4 and value.split in ("", "forget10"):
             run = (value.model, value.dataset, value.split, value.method)
             same[*run, value.metric].append(value)
     for cells in same.values():

@@ -22,7 +22,7 @@ from common.measure.rules import Criterion, GapRule, RuleSet
 from common.protocol.sizes import Workload
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.config import Variant
-from language.data.muse import SHOTS, MuseData
+from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.metrics.muse import (
@@ -34,8 +34,6 @@ from language.metrics.muse import (
     muse_compare,
     muse_metrics,
 )
-from language.models.families import family_of
-from language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,13 +56,6 @@ GAP = GapRule(
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
     compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
 )
-
-
-FORGET_CHUNKS, RETAIN_CHUNKS = 408, 816
-"""Chunks of 2,048 tokens in News' raw/forget, by the published run's steps, and in raw/retain1, by
-its number of texts."""
-ASKED, DECODED, LONGEST_ANSWER = 100, 32, 128
-"""Rows of each of its sets of questions and texts; answers at once; tokens of one, at most."""
 
 
 def _memorisation(*names: str) -> tuple[Goal, ...]:
@@ -258,21 +249,16 @@ class MuseBenchmark(CausalBenchmark):
     @classmethod
     def workload(cls, config: Any) -> Workload | None:
         """Of MUSE-News on models of known sizes; chunks are full."""
-        sizes, data, model = sizes_of(config.model), config.data, config.model
-        if sizes is None or data.corpus != "news" or data.passages is not None:
+        data, scenario, length = config.data, config.scenario, config.data.max_length
+        if data.corpus != "news" or data.passages is not None:
             return None
-        length, scenario = data.max_length, config.scenario
-        folds = scenario.fold if scenario.kind == "scal" else 1
-        return Workload(
-            sizes,
-            {"forget": folds * FORGET_CHUNKS, "retain": RETAIN_CHUNKS},
+        forget = FORGET_CHUNKS * (scenario.fold if scenario.kind == "scal" else 1)
+        return cls.causal_workload(
+            config.model,
+            parts={"forget": forget, "retain": RETAIN_CHUNKS},
             positions=length,
-            longest=length,
             scored=length * (2 * (config.evaluation.chunks or FORGET_CHUNKS) + 3 * ASKED),
-            decoded=3 * -(-ASKED // DECODED) * LONGEST_ANSWER,
-            targets=family_of(model_type_of(model)).targets,
-            half=model.dtype != "float32",
-            checkpointing=model.gradient_checkpointing,
+            decoded=DECODED,
         )
 
     @property

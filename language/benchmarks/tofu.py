@@ -35,8 +35,6 @@ from language.metrics.tofu import (
     tofu_metrics,
 )
 from language.metrics.truth import options
-from language.models.families import family_of
-from language.models.sizes import model_type_of, sizes_of
 from language.scenarios import TEST_PARTS, Files, TextScenarioConfig
 
 if TYPE_CHECKING:
@@ -175,8 +173,7 @@ class TofuBenchmark(CausalBenchmark):
     @classmethod
     def workload(cls, config: Any) -> Workload | None:
         """Of TOFU's own text on models of known sizes."""
-        sizes, model = sizes_of(config.model), config.model
-        if sizes is None or not isinstance(config.data, TofuData):
+        if not isinstance(config.data, TofuData):
             return None
         data, scenario = config.data, config.scenario
         authors = AUTHORS if data.authors is None else data.authors + (data.forget_authors or 0)
@@ -187,18 +184,14 @@ class TofuBenchmark(CausalBenchmark):
         retain = rows - AUTHOR_ROWS * sum(groups)
         used = round(getattr(scenario, "used", 1.0) * last)
         asked = last + min(config.evaluation.retain_samples or WRONG, retain, WRONG) + FACTS
-        mean, longest = TOKENS[model.template]
-        family = family_of(model_type_of(model))
-        return Workload(
-            sizes,
-            {"forget": used, "retain": retain},
+        mean, longest = TOKENS[config.model.template]
+        return cls.causal_workload(
+            config.model,
+            parts={"forget": used, "retain": retain},
             positions=mean,
             longest=longest,
             scored=SLOTS * asked,
             decoded=config.evaluation.max_new_tokens * -(-asked // DECODED),
-            targets=family.targets,
-            half=model.dtype != "float32",
-            checkpointing=model.gradient_checkpointing,
         )
 
     @classmethod

@@ -54,6 +54,13 @@ ReadSplit = Callable[[str, str], list[Any] | None]
 """(config, split) -> rows, None where they are not there."""
 
 
+FORGET_CHUNKS, RETAIN_CHUNKS = 408, 816
+"""Chunks of 2,048 tokens in News' raw/forget, by the published run's steps, and in raw/retain1, by
+its number of texts."""
+ASKED, DECODED = 100, 3 * 4 * 128
+"""Rows of each set of questions or texts; steps of decoding three of them, 32 at once, 128 each."""
+
+
 class MuseData(TextDataConfig):
     """Which corpus, and how much of it.
 
