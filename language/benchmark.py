@@ -111,7 +111,7 @@ class CausalBenchmark(Benchmark):
     def causal_workload(
         cls, model: CausalModelConfig, *, positions: int, longest: int | None = None, **numbers: Any
     ) -> Workload | None:
-        """The workload of a causal model of known sizes; rows of equal length need no longest one."""
+        """The workload of a model of known sizes; rows of one length need no ``longest``."""
         sizes = sizes_of(model)
         if sizes is None:
             return None
