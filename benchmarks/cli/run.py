@@ -252,7 +252,8 @@ def demo(
     """Real digits, invented authors and notes: class, random, author and text forgetting."""
     started = time.monotonic()
     runtime = Machine(store, device="cpu", threads=threads).runtime()
-    digits, authors, notes = Selection(None, "1,2,3"), Selection(None, "1,2,3"), Selection()
+    rows = "finetune,ascent,gd,gd_lora,gd_lora_omega,gd_tanh,gd_sine,gd_ul"
+    digits, authors, notes = Selection(None, "1,2,3", rows), Selection(None, "1,2,3"), Selection()
     if quick:
         rows = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
         epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
