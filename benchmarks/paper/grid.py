@@ -7,7 +7,6 @@ from bisect import bisect_left
 from functools import cache
 
 import numpy as np
-from scipy.special import gammaln
 
 
 @cache
@@ -42,6 +41,8 @@ def exact_p(steps: int, n: int, m: int) -> float:
 
 def _exits(counts: np.ndarray, right: int, up: np.ndarray, log_all: float) -> float:
     """Share of all paths that go on from these points, ``right`` and ``up`` steps from the end."""
+    from scipy.special import gammaln  # a report without such tables needs no scipy
+
     chosen = counts > 0
     rest = up[chosen]
     if not len(rest):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
-from common.data.loader import Loader
 from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    from common.data.loader import Loader
 
 
 def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:

@@ -53,7 +53,7 @@ def rows_of(suite):
 
 def test_built_in_suites_load_plan_and_report_without_heavy_imports(filled, spawn):
     process = spawn(filled.paths["class"], filled.store, script=LIGHT_DRIVER, PYTHONHASHSEED="7")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     codes, heavy, keys = json.loads(out.splitlines()[-1])
     assert codes == [0] * 7
