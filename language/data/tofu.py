@@ -20,8 +20,9 @@ from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from common.base.numbers import Count
 from language.data.corpus import FACTS, Corpus, Item
+from language.data.fictitious import FictitiousData
 from language.data.files import Row, item_of, lines_of, read_rows
-from language.data.readers import FirstReaders, Reader
+from language.data.readers import FirstReaders, Reader, TextDataConfig
 from language.data.wording import REFUSAL_LINES
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,19 @@ class TofuReader(Reader):
         """The sets that the config keeps."""
         corpus = _fewer_facts(_subset(_whole(config, data_root), config), config.facts)
         return corpus.with_facts() if config.train_on_facts else corpus
+
+    @classmethod
+    def stand_in(cls, config: TofuData, data_root: Path | None) -> TextDataConfig:
+        """As many fictitious authors."""
+        if _folder(data_root) is not None:
+            return config.model_copy(update={"source": "folder"})
+        authors, forget = config.authors or 180, config.forget_authors or 20
+        return FictitiousData(
+            authors=authors,
+            forget_authors=forget,
+            train_on_facts=config.train_on_facts,
+            max_length=config.max_length,
+        )
 
 
 def _whole(config: TofuData, data_root: Path | None) -> Corpus:
