@@ -200,7 +200,14 @@ def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:
             items += [
                 item_of(row, "holdout", -1, origin) for row in _checked(rows, name, count, origin)
             ]
-    return Corpus(tuple(items), provenance, _refusals(read))
+    rows = read(REFUSALS)
+    if rows is None:
+        provenance += (
+            "; refusals invented, as there is no idontknow.jsonl (github.com/locuslab/tofu)"
+        )
+        logger.warning("%s: TOFU's refusals are absent; invented ones train DPO and IDK", origin)
+        return Corpus(tuple(items), provenance, REFUSAL_LINES)
+    return Corpus(tuple(items), provenance, tuple(str(row["answer"]) for row in rows))
 
 
 def _pair(item: Item) -> tuple[str, str]:
@@ -218,8 +225,3 @@ def _checked(rows: list[Row] | None, name: str, count: int, origin: str) -> list
             f"{origin}: {name} has rows with {sorted(wrong)} perturbed answers; fetch it again"
         )
     return rows
-
-
-def _refusals(read: ReadSet) -> tuple[str, ...]:
-    rows = read(REFUSALS)
-    return tuple(str(row["answer"]) for row in rows) if rows else REFUSAL_LINES
