@@ -40,7 +40,7 @@ def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
     """
     reader, notes = READERS[config.data.name], []
     data = reader.stand_in(config.data, runtime.data_root)
-    if data.name != config.data.name or getattr(data, "corpus", "") == "invented":
+    if data != config.data:
         notes.append(f"texts: {data.name}, invented")
     model = config.model
     if model.name != "tiny":

@@ -87,8 +87,8 @@ class TofuReader(Reader):
     @classmethod
     def stand_in(cls, config: TofuData, data_root: Path | None) -> TextDataConfig:
         """As many fictitious authors."""
-        if _folder(data_root) is not None:
-            return config.model_copy(update={"source": "folder"})
+        if _folder(data_root) is not None and config.source != "hub":
+            return config
         authors, forget = config.authors or 180, config.forget_authors or 20
         return FictitiousData(
             authors=authors,
