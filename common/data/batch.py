@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.data.padding import PadTo
+
 IGNORE = -100
 """The label of a position that counts for nothing."""
 
@@ -119,11 +121,11 @@ class BoundedSource(Protocol):
 class UnmaskedSource(Protocol):
     """It can make every position of a batch count, padding included."""
 
-    def everywhere(self, batch: Batch, pad_to: int | None = None) -> Batch:
+    def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
         """The batch with all positions counted."""
 
 
-def every_position(source: object, pad_to: int | None = None) -> Callable[[Batch], Batch]:
+def every_position(source: object, pad_to: PadTo | None = None) -> Callable[[Batch], Batch]:
     """What turns a batch into one whose every position counts, padding included.
 
     Published code that forgets its mask averages over these.  Where a source has no masks, a

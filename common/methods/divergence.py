@@ -22,15 +22,15 @@ class KL(ForgetRetainMethod):
     Formula: minimise -CE(B_f) + KL(p_ref || p_theta)(B_r), p_ref Original's.
     ``compat: tofu`` averages the divergence over all positions, the question's and padding's too,
     and the cross-entropy over tokens, as the TOFU repository (dataloader.py) does with texts padded
-    to 500 tokens, and ``compat: openunlearning`` with texts padded to the batch's longest; the
-    default counts labelled positions.
+    to ``data.max_length`` (500 there), and ``compat: openunlearning`` with texts padded to the
+    batch's longest; the default counts labelled positions.
     Source: TOFU, arXiv 2401.06121, sec. 3; the repository locuslab/tofu.
     """
 
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
 
     class Config(PaddedConfig):
-        padding = {"tofu": 500, "openunlearning": 0}
+        padding = {"tofu": "max_length", "openunlearning": "batch"}
         lr: Positive = 3e-5
         compat: Literal["none", "tofu", "openunlearning"] = "none"
 

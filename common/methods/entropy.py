@@ -23,8 +23,8 @@ class MEGD(ForgetRetainMethod):
     Formula: minimise w_f mean KL(U || p_theta)(B_f) + CE(B_r); the minimum of the first is the
     uniform distribution.
     ``compat: published`` is the repository's default ``mask: false``: the entropy runs over the
-    question, the answer and the padding up to 500 tokens but for the last position, with 1e-12
-    inside the logarithm, and cross-entropy is averaged over tokens.
+    question, the answer and the padding up to ``data.max_length`` (500 there) but for the last
+    position, with 1e-12 inside the logarithm, and cross-entropy is averaged over tokens.
     Source: arXiv 2410.08109; sail-sg/closer-look-LLM-unlearning (w_f 0.1 on TOFU, 1 in sequences).
     """
 
@@ -43,7 +43,7 @@ class MEGD(ForgetRetainMethod):
     }
 
     class Config(PaddedConfig):
-        padding = {"published": 500}
+        padding = {"published": "max_length"}
         forget_weight: NonNegative = 0.1
         compat: Literal["none", "published"] = "none"
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from common.base.config import Strict
-from common.base.numbers import Amount, Count, NonNegative, Positive
+from common.base.numbers import Count, NonNegative, Positive
 from common.bounded.config import FilaConfig
+from common.data.padding import PadTo
 from common.methods.gradient import AdaptedConfig, GradientMethod
 from common.methods.task import UnlearnTask
 from common.train.config import LATER
@@ -61,15 +62,15 @@ class PaddedConfig(RetainConfig):
     """The same, where a ``compat`` counts padding.
 
     Attributes:
-        pad_to: Tokens to which texts whose padding counts are padded with the tokenizer's padding
-            or end token; 0: the longest of the batch.  Filled in by ``compat``.
+        pad_to: How far texts whose padding counts are padded with the tokenizer's padding or end
+            token: to the longest of the ``batch``, or to ``data.max_length``.  ``compat`` sets it.
     """
 
-    padding: ClassVar[Mapping[str, int]] = {}
+    padding: ClassVar[Mapping[str, PadTo]] = {}
     """compat -> ``pad_to`` of that code."""
     later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "pad_to": None}
     compat: str = "none"
-    pad_to: Amount | None = None
+    pad_to: PadTo | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -18,13 +18,14 @@ from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
+    from common.data.padding import PadTo
     from common.objectives.terms import Term
 
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
 
 def _every_position(
-    task: UnlearnTask, *parts: str, pad_to: int | None = None
+    task: UnlearnTask, *parts: str, pad_to: PadTo | None = None
 ) -> Mapping[str, Callable[[Batch], Batch]]:
     """Views of parts whose padding counts too, where published code does not mask."""
     from common.data.batch import every_position
@@ -108,7 +109,7 @@ class NPOKlr(ForgetRetainMethod):
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
     class Config(PaddedConfig):
-        padding = {"openunlearning": 0}
+        padding = {"openunlearning": "batch"}
         beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 

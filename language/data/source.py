@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.base.errors import DataError
 from common.data.batch import IGNORE, Batch
+from common.data.padding import PadTo
 from language.data.corpus import Corpus, Encoded
 from language.data.templates import Template
 from language.data.tokenizers import check_template, tokenizer_digest
@@ -252,11 +253,12 @@ class TextSource:
         """Answers that refuse; possibly none."""
         return self.corpus.refusals
 
-    def everywhere(self, batch: Batch, pad_to: int | None = None) -> Batch:
+    def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
         """See :func:`language.data.unmasked.everywhere`."""
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
-        return everywhere(batch, pad, pad_to)
+        lengths = {None: None, "batch": 0, "max_length": self.encoder.max_length}
+        return everywhere(batch, pad, lengths[pad_to])
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Token ids of one pair, kept: a text is tokenised once per process.

@@ -8,7 +8,7 @@ from torch import nn
 from common.data.batch import Batch
 
 
-def everywhere(batch: Batch, pad: int, pad_to: int | None = None) -> Batch:
+def everywhere(batch: Batch, pad: int, length: int | None = None) -> Batch:
     """The batch with all L positions of every row counted, question and padding too.
 
     Labels are the next token, 0 at the last position.
@@ -16,12 +16,12 @@ def everywhere(batch: Batch, pad: int, pad_to: int | None = None) -> Batch:
     Args:
         batch: Of :func:`language.data.source.collate`.
         pad: The padding token.
-        pad_to: L, at least; nothing attends to a text's end token then, which is padding too where
+        length: L, at least; nothing attends to a text's end token then, which is padding too where
             texts are padded with it (TOFU's code).  0: as long as the batch, and the end token is
             a token.  None: as long as the batch, padded with token 0.
     """
-    if pad_to is not None:
-        batch = _padded(batch, pad, pad_to)
+    if length is not None:
+        batch = _padded(batch, pad, length)
     ids = batch.inputs["input_ids"]
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
