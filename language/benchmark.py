@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from common.protocol.stand_in import StandIn
     from language.data.corpus import Encoded, Item
     from language.data.source import TextSource
     from language.measure.requests import TextMetric
@@ -124,6 +126,16 @@ class CausalBenchmark(Benchmark):
             checkpointing=model.gradient_checkpointing,
             **numbers,
         )
+
+    @classmethod
+    def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
+        """See :mod:`language.stand_in`; epochs count the real texts where theirs are invented."""
+        from language.stand_in import stand_in
+
+        made = stand_in(config, runtime, folder)
+        assert isinstance(made.config, CausalConfig)
+        workload = None if made.config.data == config.data else cls.workload(config)
+        return made if workload is None else replace(made, samples=workload.parts)
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)

@@ -49,13 +49,15 @@ MAY_IMPORT = {
     "vision.scenarios": "common.base common.data config data",
     "vision.methods": "common.base common.data common.objectives common.train common.methods data "
     "models",
+    "vision.stand_in": "common.protocol config models",
     "vision.tiny": "common.base common.train common.checks config data models",
     "vision.apply": "common.base common.data common.measure common.membership common.store "
     "common.protocol config data models",
     "vision.benchmark": "common.base common.bounded common.data common.train common.measure "
-    "common.protocol config data models metrics scenarios",
+    "common.protocol config data models metrics scenarios stand_in",
     "language": "common.base common.protocol",
     "language.config": "common.base",
+    "language.stand_in": "common.base common.protocol config data models",
     "language.data": "common.base common.data config",
     "language.models": "common.base common.data common.protocol config",
     "language.metrics": "common.base common.measure config",
@@ -66,7 +68,7 @@ MAY_IMPORT = {
     "language.apply": "common.base common.data common.measure common.store common.protocol config "
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "
-    "common.protocol config data models measure",
+    "common.protocol config data models measure stand_in",
     "language.probes": "common.base common.measure common.protocol config data metrics measure "
     "benchmark apply",
     "language.benchmarks": "common.base common.bounded common.data common.train common.measure "
@@ -74,7 +76,8 @@ MAY_IMPORT = {
     "benchmarks": "vision language",
     "benchmarks.__main__": "cli",
     "benchmarks.report": "common.base common.measure",
-    "benchmarks.spec": "common.base common.measure common.protocol common.methods common.audits",
+    "benchmarks.spec": "common.base common.train common.measure common.protocol common.methods "
+    "common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
     "common.measure common.store common.protocol common.methods spec",
     "benchmarks.audits": "common.base common.bounded common.measure common.store common.audits "
@@ -83,6 +86,8 @@ MAY_IMPORT = {
     "common.protocol report spec pipeline audits paper",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
     "common.store common.protocol common.methods common.audits report spec pipeline audits",
+    "benchmarks.rehearsal": "common.base common.train common.protocol common.store report spec "
+    "pipeline audits leaderboard",
     "benchmarks.apply": "common.base common.bounded common.data common.train common.store "
     "common.protocol common.methods pipeline",
     "benchmarks.costs": "common.base common.train common.protocol language.models vision.config "
@@ -96,7 +101,7 @@ MAY_IMPORT = {
     "language.metrics language.models vision.config vision.data vision.models report",
     "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
     "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
-    "apply costs machine paper",
+    "apply costs machine paper rehearsal",
 }
 """Room -> what it may import, at module level, in functions and for types.
 

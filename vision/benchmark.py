@@ -25,6 +25,8 @@ from vision.models.family import ImageClassifiers, family_of
 from vision.models.sizes import count_adapters, positions_of, sizes_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from torch import nn
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from common.measure.metric import MapAxes, MetricSpec
     from common.measure.rules import GapRule
     from common.measure.scores import Scores
+    from common.protocol.stand_in import StandIn
     from vision.data.source import ImageSource
 
 
@@ -98,6 +101,13 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
             return {"evaluation": config.evaluation.model_dump(exclude={"features"})}
         assert kind == "measure", kind
         return {"features": config.evaluation.features}
+
+    @classmethod
+    def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
+        """See :mod:`vision.stand_in`."""
+        from vision.stand_in import stand_in
+
+        return stand_in(config, runtime)
 
     def __init__(self, config: Any, runtime: Runtime):
         super().__init__(config, runtime)

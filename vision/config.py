@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from common.base.config import Strict
 from common.base.numbers import Amount, Count, NonNegative, Positive
@@ -62,6 +62,7 @@ class DataConfig(Strict):
             in the layout train/CLASS/x.png and test/CLASS/x.png, or CLASS/x.png alone.
         source: Where CIFAR comes from: ``parquet`` files below the data root, the ``torchvision``
             archive, or the ``hub`` of the datasets library.  ``auto`` takes the first that works.
+            ``invented`` images of the same number and size are noise around a colour per class.
         image_size: Input side of the network in px; the model's own when absent.
         native_size: Side in px to which images are resized once, antialiased, when they are
             loaded; kept as they are when absent.  Digits: 16 (from 8).  Folders need it.
@@ -82,7 +83,7 @@ class DataConfig(Strict):
     """
 
     name: DataName = "digits"
-    source: Literal["auto", "parquet", "hub", "torchvision"] = "auto"
+    source: Literal["auto", "parquet", "hub", "torchvision", "invented"] = "auto"
     image_size: Count | None = None
     native_size: Count | None = None
     train_images: Count | None = None
@@ -144,6 +145,8 @@ class ModelConfig(Strict):
         stem: ``patch`` is one linear projection per patch; ``conv`` puts two 3x3 convolutions
             of stride 2 (32 and 64 channels, GroupNorm(8), GELU) before it.
         pool: Classify from the class ``token`` or from the ``avg`` of the patch tokens.
+        shrunk: Build timm's architecture narrow and with few blocks: it stands in for the whole
+            one in rehearsals.
     """
 
     name: str = "scratch"
@@ -157,6 +160,12 @@ class ModelConfig(Strict):
     mlp_ratio: Positive | None = None
     stem: Literal["patch", "conv"] | None = None
     pool: Literal["token", "avg"] | None = None
+    shrunk: bool = False
+
+    @model_serializer(mode="wrap")
+    def _only_if_shrunk(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return {key: value for key, value in fields.items() if key != "shrunk" or value}
 
     @model_validator(mode="before")
     @classmethod

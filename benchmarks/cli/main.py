@@ -10,7 +10,16 @@ from typing import Any
 
 import typer
 
-from benchmarks.cli import apply, audit, machine, map, probe, run, show  # noqa: F401
+from benchmarks.cli import (  # noqa: F401
+    apply,
+    audit,
+    machine,
+    map,
+    probe,
+    rehearse,
+    run,
+    show,
+)
 from benchmarks.cli.command import app
 from benchmarks.cli.options import print_error
 from common.base import processes

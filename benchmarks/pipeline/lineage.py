@@ -46,11 +46,16 @@ class Lineage:
             parents: Role -> stage.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
-        benchmark = self.suite.spec.benchmark
+        benchmark, rehearsal = self.suite.spec.benchmark, self.suite.rehearsal
         typed = KINDS[kind].Spec(
-            benchmark=benchmark, protocol=canonical(self.suite.protocol), **spec
+            benchmark=benchmark,
+            protocol=canonical(self.suite.protocol),
+            rehearsal=rehearsal,
+            **spec,
         )
         hashed = _hashed({"benchmark": benchmark, **identity})
+        if rehearsal is not None:
+            hashed["rehearsal"] = rehearsal
         if self.suite.fold and kind != "original" and self.suite.fold not in name.split("/"):
             name = f"{self.suite.fold}/{name}"
         stage = Stage(kind, typed, hashed, parents, name)

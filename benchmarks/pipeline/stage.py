@@ -11,6 +11,7 @@ from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.tune import Draw
 from common.base.config import Strict, canonical, digest
 from common.store.stages import ENGINE_VERSION
+from common.train.rehearsal import Rehearsal
 
 ASSUMED = "assumed"
 """Training data of a published model that says nothing of them."""
@@ -21,11 +22,13 @@ class StageSpec(Strict):
 
     Attributes:
         protocol: The benchmark's config, as plain values.
+        rehearsal: How much of it is done, where this is a rehearsal.
     """
 
     benchmark: str
     protocol: dict[str, Any]
     seed: int
+    rehearsal: Rehearsal | None = None
 
 
 class ModelSpec(StageSpec):

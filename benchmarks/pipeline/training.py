@@ -36,7 +36,7 @@ class Original(StageKind[ModelSpec]):
         from common.methods.base import train_reference
 
         own = "split" in site.stage.parents
-        split = site.split() if own else site.benchmark.split(spec.seed)
+        split = site.split() if own else site.cut(site.benchmark.split(spec.seed))
         access = frozenset({*split.train_parts, "initial"})
         _train(site, split, access, lambda task: train_reference(task, split.train_parts))
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.train.protocols import EvaluateDuring
+    from common.train.rehearsal import Ends
 
 SCALARS = "scalars.jsonl"
 Progress = Callable[[int, int], None]
@@ -67,6 +68,7 @@ class Worksite:
         self._store = StageStore(runtime.store)
         self._events, self._progress = events, progress
         self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": stage.spec.seed}
+        self._ends: Ends | None = None
 
     @property
     def benchmark(self) -> Benchmark:
@@ -110,7 +112,7 @@ class Worksite:
         Raises:
             DataError: They were made on other data.
         """
-        split = ForgetSplit.load(self.folder("split") / SPLIT_FILE)
+        split = self.cut(ForgetSplit.load(self.folder("split") / SPLIT_FILE))
         digest = self.benchmark.source.digest
         if split.source_digest != digest:
             raise DataError(
@@ -118,6 +120,12 @@ class Worksite:
                 f"this is {digest[:12]} ({self.benchmark.provenance}); use the same data or "
                 "another --store"
             )
+        return split
+
+    def cut(self, split: ForgetSplit) -> ForgetSplit:
+        """The split; in a rehearsal a few samples of each of its parts."""
+        if self.stage.spec.rehearsal is not None:
+            split, self._ends = self.stage.spec.rehearsal.cut(split)
         return split
 
     def model(self, role: str, *, exact: bool = False) -> nn.Module:
@@ -186,7 +194,8 @@ class Worksite:
                 f"{done['data'][:12]}, this is {split.source_digest[:12]} "
                 f"({self.benchmark.provenance}); use the same data or another --store"
             )
-        assert done["trained_on"] in (ids_digest(split.train), ASSUMED), (
+        rehearsed = self.stage.spec.rehearsal is not None  # its few samples differ by request
+        assert rehearsed or done["trained_on"] in (ids_digest(split.train), ASSUMED), (
             "Original was not trained on the union of forget, retain and earlier requests"
         )
 
@@ -251,6 +260,7 @@ class Worksite:
             seed=_derived(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
             leaders=benchmark.leaders,
+            ends=self._ends,
         )
 
     @contextmanager

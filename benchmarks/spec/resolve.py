@@ -24,6 +24,7 @@ from common.methods.base import MethodInfo, resolve_config
 
 if TYPE_CHECKING:
     from common.audits.base import Audit
+    from common.train.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class ResolvedSuite:
         probes: By name.
         fold: Its name among the folds; empty without any.
         folds: The folds before the last, each a suite.
+        rehearsal: How much of it is done, where it is only rehearsed.
     """
 
     spec: Suite
@@ -73,6 +75,7 @@ class ResolvedSuite:
     probes: Mapping[str, SuiteProbe] = field(default_factory=dict)
     fold: str = ""
     folds: tuple[ResolvedSuite, ...] = ()
+    rehearsal: Rehearsal | None = None
 
     @property
     def name(self) -> str:

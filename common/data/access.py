@@ -20,6 +20,7 @@ from common.data.batch import (
     Source,
     every_position,
 )
+from common.data.padding import PadTo
 from common.data.splits import ForgetSplit
 
 
@@ -246,6 +247,6 @@ class GuardedSource:
         """Values of what is masked out, as far as they are known."""
         return self._source.blank_inputs if isinstance(self._source, BoundedSource) else {}
 
-    def everywhere(self, batch: Batch) -> Batch:
+    def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
         """The batch with all positions counted, padding included."""
-        return every_position(self._source)(batch)
+        return every_position(self._source, pad_to)(batch)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from common.data.padding import PadTo
 
 IGNORE = -100
 """The label of a position that counts for nothing."""
@@ -118,14 +121,20 @@ class BoundedSource(Protocol):
 class UnmaskedSource(Protocol):
     """It can make every position of a batch count, padding included."""
 
-    def everywhere(self, batch: Batch) -> Batch:
+    def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
         """The batch with all positions counted."""
 
 
-def every_position(source: object) -> Callable[[Batch], Batch]:
+def every_position(source: object, pad_to: PadTo | None = None) -> Callable[[Batch], Batch]:
     """What turns a batch into one whose every position counts, padding included.
 
     Published code that forgets its mask averages over these.  Where a source has no masks, a
     sample has one position, which counts.
+
+    Args:
+        source: Where batches come from.
+        pad_to: See :attr:`common.methods.forget_retain.PaddedConfig.pad_to`.
     """
-    return source.everywhere if isinstance(source, UnmaskedSource) else lambda batch: batch
+    if not isinstance(source, UnmaskedSource):
+        return lambda batch: batch
+    return source.everywhere if pad_to is None else partial(source.everywhere, pad_to=pad_to)

@@ -8,7 +8,7 @@ the very next batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class Loader:
         self.source = source
         self.indices = torch.as_tensor(np.asarray(indices, dtype=np.int64))
         self.batch_size = min(batch_size, len(self.indices))
+        self.real = len(self.indices), batch_size
         self.generator = generator
         self.augmenter = _child(generator, 0) if augment else None
         self.shard = (0, 1)
@@ -59,15 +60,26 @@ class Loader:
         if self.augmenter is not None:
             self.augmenter = _child(self.generator, rank)
 
+    def stand_for(self, samples: Callable[[np.ndarray], int], batch_size: int) -> None:
+        """From now on epochs count those of a larger set, and batches are small.
+
+        Args:
+            samples: Index set -> samples of the set that it stands for.
+            batch_size: Samples per batch, at most.
+        """
+        self.real = samples(self.indices.numpy()), self.real[1]
+        self.batch_size = min(self.batch_size, batch_size)
+
     @property
     def samples(self) -> int:
         """Samples of one epoch."""
-        return len(self.indices)
+        return self.real[0]
 
     @property
     def batches_per_epoch(self) -> int:
         """Batches until every sample was seen once."""
-        return -(-len(self.indices) // self.batch_size)
+        samples, batch_size = self.real
+        return -(-samples // min(batch_size, samples))
 
     def next(self) -> Batch:
         """The next batch; starts a new shuffled epoch when the set is used up."""
@@ -204,6 +216,11 @@ class ChainedLoader(Loader):
             place -= loader.batches_per_epoch
         raise AssertionError("unreachable")
 
+    def stand_for(self, samples: Callable[[np.ndarray], int], batch_size: int) -> None:
+        """Every loader stands for a larger one."""
+        for loader in {id(loader): loader for loader in self.loaders}.values():
+            loader.stand_for(samples, batch_size)
+
     def take_shard(self, rank: int, world: int) -> None:
         """Every loader takes its shard."""
         for loader in self.loaders:
@@ -245,4 +262,4 @@ class PairedLoader(Loader):
             np.arange(len(leader.indices)) % len(indices)
         ]
         augment = leader.augmenter is not None
-        super().__init__(source, partners, leader.batch_size, generator, augment=augment)
+        super().__init__(source, partners, leader.real[1], generator, augment=augment)

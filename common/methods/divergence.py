@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
 from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
@@ -21,16 +21,18 @@ class KL(ForgetRetainMethod):
 
     Formula: minimise -CE(B_f) + KL(p_ref || p_theta)(B_r), p_ref Original's.
     ``compat: tofu`` averages the divergence over all positions, the question's and padding's too,
-    and the cross-entropy over tokens, as the TOFU repository (dataloader.py) and open-unlearning
-    do; the default counts labelled positions.
+    and the cross-entropy over tokens, as the TOFU repository (dataloader.py) does with texts padded
+    to ``data.max_length`` (500 there), and ``compat: openunlearning`` with texts padded to the
+    batch's longest; the default counts labelled positions.
     Source: TOFU, arXiv 2401.06121, sec. 3; the repository locuslab/tofu.
     """
 
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
 
-    class Config(RetainConfig):
+    class Config(PaddedConfig):
+        padding = {"tofu": "max_length", "openunlearning": "batch"}
         lr: Positive = 3e-5
-        compat: Literal["none", "tofu"] = "none"
+        compat: Literal["none", "tofu", "openunlearning"] = "none"
 
     def retain_term(self, task: UnlearnTask) -> Term:
         """KL to Original."""
@@ -39,12 +41,14 @@ class KL(ForgetRetainMethod):
         return Divergence(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
-        """Every position of retain texts, with ``compat: tofu``."""
+        """Every position of retain texts, with a ``compat``."""
         from common.data.batch import every_position
 
-        return {"retain": every_position(task.source)} if self.config.compat == "tofu" else {}
+        if self.config.compat == "none":
+            return {}
+        return {"retain": every_position(task.source, self.config.pad_to)}
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
-        """Over tokens, with ``compat: tofu``."""
-        return "tokens" if self.config.compat == "tofu" else super().over
+        """Over tokens, with a ``compat``."""
+        return super().over if self.config.compat == "none" else "tokens"

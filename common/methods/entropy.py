@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.numbers import NonNegative
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
 from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
@@ -23,8 +23,8 @@ class MEGD(ForgetRetainMethod):
     Formula: minimise w_f mean KL(U || p_theta)(B_f) + CE(B_r); the minimum of the first is the
     uniform distribution.
     ``compat: published`` is the repository's default ``mask: false``: the entropy runs over the
-    question, the answer and the padding (of the batch, not up to 500 tokens), with 1e-12 inside the
-    logarithm, and cross-entropy is averaged over tokens.
+    question, the answer and the padding up to ``data.max_length`` (500 there) but for the last
+    position, with 1e-12 inside the logarithm, and cross-entropy is averaged over tokens.
     Source: arXiv 2410.08109; sail-sg/closer-look-LLM-unlearning (w_f 0.1 on TOFU, 1 in sequences).
     """
 
@@ -42,7 +42,8 @@ class MEGD(ForgetRetainMethod):
         }
     }
 
-    class Config(RetainConfig):
+    class Config(PaddedConfig):
+        padding = {"published": "max_length"}
         forget_weight: NonNegative = 0.1
         compat: Literal["none", "published"] = "none"
 
@@ -58,9 +59,21 @@ class MEGD(ForgetRetainMethod):
         """Every position of forget texts, as published."""
         from common.data.batch import every_position
 
-        return {"forget": every_position(task.source)} if self.config.compat == "published" else {}
+        if self.config.compat != "published":
+            return {}
+        every = every_position(task.source, self.config.pad_to)
+        return {"forget": lambda batch: _predicting(every(batch))}
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
         """Over tokens, as published."""
         return "tokens" if self.config.compat == "published" else super().over
+
+
+def _predicting(batch: Batch) -> Batch:
+    """Without the last position, which predicts nothing."""
+    from common.data.batch import Batch
+
+    positions = batch.inputs["positions"][:, :-1]
+    inputs = {**batch.inputs, "positions": positions}
+    return Batch(inputs, batch.labels[:, :-1], batch.indices)

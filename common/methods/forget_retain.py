@@ -10,6 +10,7 @@ from pydantic import model_validator
 from common.base.config import Strict
 from common.base.numbers import Count, NonNegative, Positive
 from common.bounded.config import FilaConfig
+from common.data.padding import PadTo
 from common.methods.gradient import AdaptedConfig, GradientMethod
 from common.methods.task import UnlearnTask
 from common.train.config import LATER
@@ -55,6 +56,34 @@ class RetainConfig(ForgetConfig):
     """
 
     retain_weight: NonNegative = 1.0
+
+
+class PaddedConfig(RetainConfig):
+    """The same, where a ``compat`` counts padding.
+
+    Attributes:
+        pad_to: How far texts whose padding counts are padded with the tokenizer's padding or end
+            token: to the longest of the ``batch``, or to ``data.max_length``.  ``compat`` sets it.
+    """
+
+    padding: ClassVar[Mapping[str, PadTo]] = {}
+    """compat -> ``pad_to`` of that code."""
+    later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "pad_to": None}
+    compat: str = "none"
+    pad_to: PadTo | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _padded_as_there(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("pad_to") is None:
+            return {**data, "pad_to": cls.padding.get(data.get("compat", "none"))}
+        return data
+
+    @model_validator(mode="after")
+    def _only_where_padding_counts(self) -> PaddedConfig:
+        if self.pad_to is not None and self.compat not in self.padding:
+            raise ValueError("pad_to: only where compat counts padding; leave it out")
+        return self
 
 
 def lambda_field(config: type[Strict]) -> str | None:

@@ -7,22 +7,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.numbers import Positive
 from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
+from common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetRetainMethod,
+    PaddedConfig,
+    RetainConfig,
+)
 from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
+    from common.data.padding import PadTo
     from common.objectives.terms import Term
 
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
 
-def _every_position(task: UnlearnTask, *parts: str) -> Mapping[str, Callable[[Batch], Batch]]:
+def _every_position(
+    task: UnlearnTask, *parts: str, pad_to: PadTo | None = None
+) -> Mapping[str, Callable[[Batch], Batch]]:
     """Views of parts whose padding counts too, where published code does not mask."""
     from common.data.batch import every_position
 
-    return dict.fromkeys(parts, every_position(task.source))
+    return dict.fromkeys(parts, every_position(task.source, pad_to))
 
 
 def _negative_preference(task: UnlearnTask, config: Any) -> Term:
@@ -100,7 +108,8 @@ class NPOKlr(ForgetRetainMethod):
 
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
-    class Config(RetainConfig):
+    class Config(PaddedConfig):
+        padding = {"openunlearning": "batch"}
         beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 
@@ -121,7 +130,8 @@ class NPOKlr(ForgetRetainMethod):
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position where the published code does not mask."""
         unmasked = {"openunlearning": ("retain",), "muse_bench": ("forget", "retain")}
-        return _every_position(task, *unmasked.get(self.config.compat, ()))
+        parts = unmasked.get(self.config.compat, ())
+        return _every_position(task, *parts, pad_to=self.config.pad_to)
 
 
 class SimNPO(ForgetRetainMethod):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Stateful,
         Telemetry,
     )
+    from common.train.rehearsal import Ends
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class UnlearnTask:
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
         results: One per finished :meth:`fit`.
+        ends: In a rehearsal: what every training does.
     """
 
     model: nn.Module
@@ -75,6 +77,7 @@ class UnlearnTask:
     telemetry: Telemetry | None = None
     checkpoint: Path | None = None
     results: list[FitResult] = field(default_factory=list)
+    ends: Ends | None = None
 
     @property
     def source(self) -> GuardedSource:
@@ -186,6 +189,7 @@ class UnlearnTask:
             hooks=Hooks(after_step, penalty, {**(stateful or {}), "reads": reads}),
             telemetry=self._telemetry(),
             checkpoint=path,
+            ends=self.ends,
         )
         reads.join(before)
         self.results.append(result)

@@ -15,6 +15,7 @@ from common.data.parts import PARTS, Part, Role, part_of
 from common.measure.metric import MapAxes, MetricSpec
 from common.measure.rules import Rule, RuleSet
 from common.protocol.sizes import Workload
+from common.protocol.stand_in import StandIn
 from common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -190,6 +191,14 @@ class Benchmark(ModelFamily):
     def workload(cls, config: Any) -> Workload | None:
         """What planning derives hours and memory from; None where the config does not tell."""
         return None
+
+    @classmethod
+    def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
+        """A small protocol of the same kind, for a rehearsal; the config itself by default.
+
+        ``runtime`` says where local data lie; files that the stand-in needs go to ``folder``.
+        """
+        return StandIn(config)
 
     @property
     @abstractmethod

@@ -19,6 +19,7 @@ from common.train.config import FitConfig
 from common.train.loop import TrainingRun
 from common.train.precision import full_precision
 from common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
+from common.train.rehearsal import Ends
 from common.train.telemetry import fork_rng
 
 
@@ -33,6 +34,7 @@ def fit(
     hooks: Hooks | None = None,
     telemetry: Telemetry | None = None,
     checkpoint: Path | None = None,
+    ends: Ends | None = None,
 ) -> FitResult:
     """Trains ``model`` in place.
 
@@ -48,6 +50,8 @@ def fit(
         telemetry: Who looks: tracker, progress, evaluation in training.
         checkpoint: File for checkpoints.  An existing one of this very run is resumed; any other
             is replaced.  The last one stays: it is the caller's to delete.
+        ends: In a rehearsal: only the first and last steps are taken, each is logged, and nothing
+            stops the run early.
 
     Returns:
         Its cost and last values; ``stopped`` says what ended it early: the limits of
@@ -65,7 +69,7 @@ def fit(
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
     with full_precision(model, config) as config:
-        run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry)
+        run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint)

@@ -22,6 +22,7 @@ from common.train.launch import make_accelerator, make_sharded
 from common.train.optimizer import make_optimizer
 from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
+from common.train.rehearsal import Ends
 from common.train.resume import resume, save
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
@@ -40,12 +41,15 @@ class TrainingRun:
         seed: int,
         hooks: Hooks,
         telemetry: Telemetry,
+        ends: Ends | None = None,
     ):
-        self.seed = seed
+        self.seed, self.ends = seed, ends
         self.config, self.model, self.objective = config, model, objective
         self.hooks, self.telemetry = hooks, telemetry
         self.loaders = dict(loaders)
         self.stateful: dict[str, Stateful] = {**self.loaders, **hooks.stateful}
+        if ends is not None:
+            ends.prepare(loaders)
         self.total = total_steps(config, loaders)
         self.warmup = warmup_steps(config, loaders)
         self.evaluate_every, self.stops_from = evaluation_steps(config, loaders)
@@ -101,7 +105,7 @@ class TrainingRun:
         while step < self.total and stopped is None:
             self._advance(step, checkpoint)
             stopped = self._stops(step)
-            step += 1
+            step = step + 1 if self.ends is None else self.ends.after(step, self.total)
         self.total = step
         self.check(step - 1, final=True)
         if checkpoint is not None and not complete:
@@ -116,7 +120,10 @@ class TrainingRun:
     def _advance(self, step: int, checkpoint: Path | None) -> None:
         """One optimizer step, and whatever follows from it: hooks, guard, logs, checkpoint."""
         self._logged = (
-            (step + 1) % self.config.log_every == 0 or step == 0 or step + 1 == self.total
+            (step + 1) % self.config.log_every == 0
+            or step == 0
+            or step + 1 == self.total
+            or self.ends is not None
         )
         scalars = self.step(step)
         if self.hooks.after_step:
@@ -156,7 +163,7 @@ class TrainingRun:
         if reason is None and self.hooks.stop_when is not None:
             with self.whole(), looking(self.model, self.accelerator.device):
                 reason = self.hooks.stop_when(self.model, step + 1)
-        return reason
+        return reason if self.ends is None else None
 
     # One step ------------------------------------------------------------------------------------
 

@@ -140,7 +140,11 @@ class TofuBenchmark(CausalBenchmark):
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
         """As for any text; what the truth-ratio metrics average changes no score."""
         if kind == "score":
-            return {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+            scored = {"evaluation": config.evaluation.model_dump(exclude={"truth"})}
+            chat = config.model.template == "llama3_chat"
+            if chat and config.evaluation.style == "openunlearning":
+                scored["greedy"] = "end tokens of the prompt are masked"  # once they were not
+            return scored
         if kind == "measure":
             return {"truth": config.evaluation.truth}
         return super().identity(config, kind)

@@ -139,6 +139,12 @@ class MuseReader(Reader):
         return Corpus(tuple(items), provenance, REFUSAL_LINES)
 
     @classmethod
+    def stand_in(cls, config: MuseData, data_root: Path | None) -> MuseData:
+        """Invented news."""
+        here = config.corpus == "invented" or _folder(data_root, config.corpus) is not None
+        return config.model_copy(update={} if here else {"corpus": "invented"})
+
+    @classmethod
     def vocabulary(cls, config: MuseData, corpus: Corpus) -> Corpus:
         """Every text once, so that forgotten and held-out text come in tokens of one kind."""
         items = [i for i in corpus.items if i.set not in ("verbmem", "privleak_forget")]

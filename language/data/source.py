@@ -18,9 +18,11 @@ from torch import Tensor
 
 from common.base.errors import DataError
 from common.data.batch import IGNORE, Batch
+from common.data.padding import PadTo
 from language.data.corpus import Corpus, Encoded
 from language.data.templates import Template
 from language.data.tokenizers import check_template, tokenizer_digest
+from language.data.unmasked import everywhere
 
 logger = logging.getLogger(__name__)
 
@@ -251,16 +253,12 @@ class TextSource:
         """Answers that refuse; possibly none."""
         return self.corpus.refusals
 
-    def everywhere(self, batch: Batch) -> Batch:
-        """The batch with all L positions of every row counted, question and padding too.
-
-        Published code that forgets its mask averages over these.  Labels are the next token, 0 at
-        the last position.
-        """
-        ids = batch.inputs["input_ids"]
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
-        return Batch({**batch.inputs, "positions": positions}, labels, batch.indices)
+    def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
+        """See :func:`language.data.unmasked.everywhere`."""
+        pad = self.tokenizer.pad_token_id
+        pad = self.tokenizer.eos_token_id if pad is None else pad
+        lengths = {None: None, "batch": 0, "max_length": self.encoder.max_length}
+        return everywhere(batch, pad, lengths[pad_to])
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Token ids of one pair, kept: a text is tokenised once per process.

@@ -108,6 +108,14 @@ class TdecReader(Reader):
         return _corpus(config, sets, streams, f"{config.forget}, {len(sets)} set(s)")
 
     @classmethod
+    def stand_in(cls, config: TdecData, data_root: Path | None) -> TdecData:
+        """As many embedded notes."""
+        root = data_root or Path.cwd()
+        absent = config.forget is not None and not any(root.glob(config.forget))
+        notes = dict.fromkeys(("forget", "retain", "unseen", "test"))
+        return config.model_copy(update=notes if absent else {})
+
+    @classmethod
     def in_pieces(cls, config: TdecData, corpus: Corpus, encoder: Encoder) -> Corpus:
         """Every text cut to T tokens."""
         return replace(corpus, items=tuple(_cut(item, encoder) for item in corpus.items))

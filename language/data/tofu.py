@@ -20,8 +20,9 @@ from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from common.base.numbers import Count
 from language.data.corpus import FACTS, Corpus, Item
+from language.data.fictitious import FictitiousData
 from language.data.files import Row, item_of, lines_of, read_rows
-from language.data.readers import FirstReaders, Reader
+from language.data.readers import FirstReaders, Reader, TextDataConfig
 from language.data.wording import REFUSAL_LINES
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,19 @@ class TofuReader(Reader):
         """The sets that the config keeps."""
         corpus = _fewer_facts(_subset(_whole(config, data_root), config), config.facts)
         return corpus.with_facts() if config.train_on_facts else corpus
+
+    @classmethod
+    def stand_in(cls, config: TofuData, data_root: Path | None) -> TextDataConfig:
+        """As many fictitious authors."""
+        if _folder(data_root) is not None and config.source != "hub":
+            return config
+        authors, forget = config.authors or 180, config.forget_authors or 20
+        return FictitiousData(
+            authors=authors,
+            forget_authors=forget,
+            train_on_facts=config.train_on_facts,
+            max_length=config.max_length,
+        )
 
 
 def _whole(config: TofuData, data_root: Path | None) -> Corpus:
@@ -186,7 +200,14 @@ def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:
             items += [
                 item_of(row, "holdout", -1, origin) for row in _checked(rows, name, count, origin)
             ]
-    return Corpus(tuple(items), provenance, _refusals(read))
+    rows = read(REFUSALS)
+    if rows is None:
+        provenance += (
+            "; refusals invented, as there is no idontknow.jsonl (github.com/locuslab/tofu)"
+        )
+        logger.warning("%s: TOFU's refusals are absent; invented ones train DPO and IDK", origin)
+        return Corpus(tuple(items), provenance, REFUSAL_LINES)
+    return Corpus(tuple(items), provenance, tuple(str(row["answer"]) for row in rows))
 
 
 def _pair(item: Item) -> tuple[str, str]:
@@ -204,8 +225,3 @@ def _checked(rows: list[Row] | None, name: str, count: int, origin: str) -> list
             f"{origin}: {name} has rows with {sorted(wrong)} perturbed answers; fetch it again"
         )
     return rows
-
-
-def _refusals(read: ReadSet) -> tuple[str, ...]:
-    rows = read(REFUSALS)
-    return tuple(str(row["answer"]) for row in rows) if rows else REFUSAL_LINES

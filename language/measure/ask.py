@@ -13,6 +13,7 @@ import numpy as np
 
 from common.measure.scores import COLUMNS, Scores
 from language.data.corpus import Encoded, Item
+from language.measure.drafts import Prompt, beginnings, drafts
 from language.measure.evaluation import RequestConfig
 from language.measure.generation import generate
 from language.measure.likelihood import teacher_forced
@@ -97,11 +98,18 @@ def ask(
     )
     continued = [request for request in distinct if isinstance(request, Continue)]
     places = {request: place for place, request in enumerate(likelihoods)}
-    return ModelReplies(places, scored, _written(model, source, continued, config))
+    begun = beginnings(likelihoods, scored)
+    written = _written(model, source, continued, config, begun, masked_id)
+    return ModelReplies(places, scored, written)
 
 
 def _written(
-    model: nn.Module, source: TextSource, requests: Sequence[Continue], config: RequestConfig
+    model: nn.Module,
+    source: TextSource,
+    requests: Sequence[Continue],
+    config: RequestConfig,
+    begun: dict[Prompt, Prompt],
+    masked_id: int | None,
 ) -> dict[Continue, np.ndarray]:
     """Requests with the same ends go together."""
     groups: dict[Any, list[Continue]] = {}
@@ -118,6 +126,8 @@ def _written(
             max_new_tokens=[request.limit for request in members],
             batch_size=config.generation_batch,
             token_budget=config.token_budget,
+            drafts=drafts(members, begun, masked_id),
+            masked_id=masked_id,
         )
         written |= dict(zip(members, texts, strict=True))
     return written
@@ -180,7 +190,7 @@ def score_rows(
     for part, rows in items.items():
         for metric in metrics[part]:
             further.update(dict.fromkeys(metric.follow_up(source, rows, replies)))
-    written = _written(model, source, list(further), config)
+    written = _written(model, source, list(further), config, {}, masked_id)
     replies = replace(replies, written={**replies.written, **written})
     scores = {}
     for part, indices in parts.items():

@@ -1,7 +1,8 @@
 """Greedy answers: prompts of similar length together, and a row leaves when it is finished.
 
 The batch shrinks with every finished row (the cache drops it too), so a forward costs what its
-unfinished rows cost; nobody waits for the slowest row of a batch.
+unfinished rows cost; nobody waits for the slowest row of a batch.  What a teacher-forced pass has
+shown to be the beginning of an answer is not written again: decoding starts behind it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ class Ends:
         newest = self.decode(written[-window:])
         return any(text in newest for text in self.texts)
 
+    def within(self, draft: Sequence[int], limit: int) -> tuple[list[int], bool]:
+        """What of a draft belongs to the text, and whether the text ends there."""
+        written: list[int] = []
+        for token in draft:
+            if token in self.tokens or len(written) >= limit:
+                return written, True
+            written.append(token)
+            if self.reached(written):
+                return written, True
+        return written, len(written) >= limit
+
 
 def generate(
     model: nn.Module,
@@ -55,6 +67,8 @@ def generate(
     decode: Callable[[Sequence[int]], str] | None = None,
     batch_size: int = 128,
     token_budget: int = 8192,
+    drafts: Sequence[Sequence[int]] | None = None,
+    masked_id: int | None = None,
 ) -> list[np.ndarray]:
     """Greedy continuations, each what the model would say to its prompt alone.
 
@@ -67,6 +81,10 @@ def generate(
         decode: Token ids -> text; needed for ``stop_text``.
         batch_size: Rows per batch.
         token_budget: Token slots (padding included) of the first forward of a batch.
+        drafts: Per prompt the tokens with which its greedy continuation begins, as far as they are
+            known (:func:`language.measure.drafts.drafts`); they may go beyond its end.
+        masked_id: A token of prompts that nothing attends to and that takes no position, as where
+            a code base derives attention and positions from the padding token's id.
 
     Returns:
         New tokens per prompt, int64, without the one of ``stop`` that ended it, and with the one
@@ -74,13 +92,20 @@ def generate(
     """
     assert decode is not None or not stop_text, "stop_text needs decode"
     limits = np.broadcast_to(np.asarray(max_new_tokens, dtype=np.int64), (len(prompts),))
-    written: list[list[int]] = [[] for _ in prompts]
     ends = Ends(frozenset(stop), tuple(stop_text), decode)
+    begun = map(ends.within, drafts or [()] * len(prompts), limits.tolist())
+    written, over = map(list, zip(*begun, strict=True)) if len(prompts) else ([], [])
+    lengths = np.asarray([len(tokens) for tokens in written], dtype=np.int64)
+    remaining = np.where(over, 0, limits - lengths) if len(prompts) else limits
+    starts = [np.r_[prompt, tokens] for prompt, tokens in zip(prompts, written, strict=True)]
+    shown = [np.ones_like(start) for start in starts]
+    for mask, prompt in zip(shown, prompts, strict=True):
+        mask[: len(prompt)] = True if masked_id is None else prompt != masked_id
     model.eval()
     with torch.inference_mode():
         room = getattr(unwrapped(model).config, "max_position_embeddings", None)
-        for rows in _batches(prompts, limits, batch_size, token_budget, room or math.inf):
-            _write(unwrapped(model), prompts, rows, ends, limits, written)
+        for rows in _batches(starts, remaining, batch_size, token_budget, room or math.inf):
+            _write(unwrapped(model), starts, shown, rows, ends, limits, written)
     return [np.asarray(tokens, dtype=np.int64) for tokens in written]
 
 
@@ -111,13 +136,16 @@ def _batches(
 def _write(
     model: nn.Module,
     prompts: Sequence[np.ndarray],
+    shown: Sequence[np.ndarray],
     rows: list[int],
     ends: Ends,
     limits: np.ndarray,
     written: list[list[int]],
 ) -> None:
     """Writes one batch to its end."""
-    tokens, seen = _left_padded([prompts[row] for row in rows], device_of(model))
+    tokens, seen = (
+        _left_padded([table[row] for row in rows], device_of(model)) for table in (prompts, shown)
+    )
     positions = (seen.cumsum(dim=1) - 1).clamp_min(0)
     cache: Any = None
     while rows:
@@ -139,13 +167,12 @@ def _write(
         seen = torch.cat([seen, seen.new_ones(len(seen), 1)], dim=1)
 
 
-def _left_padded(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(map(len, prompts))
-    tokens = np.zeros((len(prompts), width), dtype=np.int64)
-    seen = np.zeros_like(tokens)
-    for row, mask, prompt in zip(tokens, seen, prompts, strict=True):
-        row[width - len(prompt) :], mask[width - len(prompt) :] = prompt, 1
-    return torch.from_numpy(tokens).to(device), torch.from_numpy(seen).to(device)
+def _left_padded(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    width = max(map(len, arrays))
+    table = np.zeros((len(arrays), width), dtype=np.int64)
+    for row, array in zip(table, arrays, strict=True):
+        row[width - len(array) :] = array
+    return torch.from_numpy(table).to(device)
 
 
 def _last_logits(

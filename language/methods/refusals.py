@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,13 +55,34 @@ def _answering(task: UnlearnTask, answers: Sequence[Any], stream: str) -> Guarde
 class IDK(ForgetRetainMethod):
     """IDK: fine-tune on refusals for forget questions and on the retain set.
 
-    Formula: minimise w_f CE(y_idk | B_f) + w_r CE(B_r).  The published code averages over the
-    tokens of both batches together; ``average: tokens`` does over those of each.
+    Formula: minimise w_f CE(y_idk | B_f) + w_r CE(B_r).  ``compat: tofu`` takes one mean over the
+    tokens of both batches together, as that code does, where refusals weigh little, being short.
     Source: TOFU, arXiv 2401.06121; locuslab/tofu (dataloader.py).  A refusal is drawn once per
     sample there each time it is read, here once per run.
     """
 
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH, modality="language")
+
+    class Config(RetainConfig):
+        pooled: ClassVar[str] = "tofu"
+        later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "compat": "none"}
+        compat: Literal["none", "tofu"] = "none"
+
+        @model_validator(mode="after")
+        def _pooled_has_no_weights(self) -> IDK.Config:
+            weights = (self.forget_weight, self.retain_weight)
+            if self.compat == self.pooled and weights != (1.0, 1.0):
+                raise ValueError(
+                    f"compat: {self.pooled} pools both batches; leave the weights at 1"
+                )
+            return self
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Two terms, or one mean over both batches."""
+        from common.objectives.objectives import PooledCrossEntropy
+
+        pooled = self.config.compat == self.Config.pooled
+        return PooledCrossEntropy() if pooled else super().prepare(task)
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Cross-entropy on the refusal."""
@@ -93,20 +114,10 @@ class Mismatch(IDK):
 
     info = MethodInfo(1, "LLMU, Yao et al. 2023 (arXiv 2310.10683)", BOTH, modality="language")
 
-    class Config(RetainConfig):
-        compat: Literal["none", "flat"] = "none"
-
-        @model_validator(mode="after")
-        def _flat_has_no_weights(self) -> Mismatch.Config:
-            if self.compat == "flat" and (self.forget_weight, self.retain_weight) != (1.0, 1.0):
-                raise ValueError("compat: flat pools both batches; leave the weights at 1")
-            return self
-
-    def prepare(self, task: UnlearnTask) -> Objective:
-        """Two terms, or one mean over both batches."""
-        from common.objectives.objectives import PooledCrossEntropy
-
-        return PooledCrossEntropy() if self.config.compat == "flat" else super().prepare(task)
+    class Config(IDK.Config):
+        pooled = "flat"
+        later: ClassVar[Mapping[str, Any]] = RetainConfig.later
+        compat: Literal["none", "flat"] = "none"  # type: ignore[assignment]
 
     def answers(self, task: UnlearnTask) -> GuardedSource:
         """Forget questions with answers of retain samples.

@@ -115,8 +115,10 @@ def construct(
     if config.name == "scratch":
         return _scratch(config, num_classes, in_chans, image_size)
     _check_name(config.name)
-    sized = image_size is not None and family_of(config.name).takes_size
+    family = family_of(config.name)
+    sized = image_size is not None and family.takes_size
     sizes: dict[str, Any] = {"img_size": image_size} if sized else {}
+    sizes |= family.shrunk if config.shrunk else {}
     build: Callable[[], nn.Module] = partial(
         create_model,
         config.name,

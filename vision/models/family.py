@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.protocol.benchmark import ModelFamily
@@ -28,6 +28,7 @@ class Family:
         attention: Patterns of the names of the attention's linear layers; likewise.
         heads: Modules of the classifier.
         takes_size: Whether timm builds it for a given image size; else it takes any.
+        shrunk: Arguments of timm that make a small one.
     """
 
     architectures: tuple[str, ...]
@@ -35,6 +36,7 @@ class Family:
     attention: tuple[str, ...]
     heads: tuple[str, ...]
     takes_size: bool = True
+    shrunk: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def targets(self) -> Mapping[str, tuple[str, ...]]:
@@ -70,6 +72,7 @@ VIT = Family(
     _blocks("", *_MLP),
     _blocks("", *_ATTENTION),
     heads=("head", "head_dist"),
+    shrunk={"embed_dim": 48, "depth": 2, "num_heads": 3},
 )
 FAMILIES = (
     VIT,

@@ -1,0 +1,73 @@
+"""A rehearsal of a training: its ends alone, on a few samples, at the rates of the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from common.base.config import Strict
+from common.base.numbers import Count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.data.loader import Loader
+    from common.data.splits import ForgetSplit
+
+
+class Rehearsal(Strict):
+    """How much of every training and of every part of the data is left.
+
+    Attributes:
+        rows: Samples of a part that are left: the first and the last ones.
+        ends: Optimizer steps that are taken at either end of a training.
+        micro_batch: Samples per forward in training, at most.
+        samples: Part -> samples of the real data, where those that are read stand for others.
+    """
+
+    rows: Count = 16
+    ends: Count = 2
+    micro_batch: Count = 2
+    samples: dict[str, int] = {}
+
+    def cut(self, split: ForgetSplit) -> tuple[ForgetSplit, Ends]:
+        """A split with a few samples of each part, and what they stand for."""
+        import numpy as np
+
+        parts: dict[str, np.ndarray] = {}
+        stands_for: dict[int, float] = {}
+        for part, ids in split.parts.items():
+            ends = np.r_[ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]]
+            few = ids if len(ids) <= self.rows else ends
+            share = self.samples.get(part, len(ids)) / max(1, len(few))
+            parts[part] = few
+            stands_for |= dict.fromkeys(few.tolist(), share)
+        return replace(split, parts=parts), Ends(self, stands_for)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a training does in a rehearsal.
+
+    Attributes:
+        rehearsal: Its sizes.
+        stands_for: Index -> how many samples of the real data it stands for.
+    """
+
+    rehearsal: Rehearsal
+    stands_for: Mapping[int, float]
+
+    def samples(self, indices: np.ndarray) -> int:
+        """Samples of the real set that an index set stands for."""
+        return round(sum(self.stands_for.get(index, 1.0) for index in indices.tolist()))
+
+    def prepare(self, loaders: Mapping[str, Loader]) -> None:
+        """Makes loaders count the epochs of the real data, in small batches."""
+        for loader in loaders.values():
+            loader.stand_for(self.samples, self.rehearsal.micro_batch)
+
+    def after(self, step: int, total: int) -> int:
+        """The step that follows ``step`` of ``total``: the middle is left out."""
+        ends = self.rehearsal.ends
+        return max(step + 1, total - ends) if step + 1 == ends else step + 1

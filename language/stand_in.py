@@ -1,0 +1,164 @@
+"""A small model of a published one's family, as a folder like those of the hub.
+
+Whatever reads a published checkpoint reads this one: its config, its safetensors, its tokenizer.
+Its weights are drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.base.errors import ConfigError
+from common.protocol.benchmark import Runtime
+from common.protocol.stand_in import StandIn
+from language.config import CausalModelConfig
+from language.data.readers import READERS, load_corpus
+from language.models.families import Fields, family_of, published_sizes
+
+if TYPE_CHECKING:
+    from language.data.corpus import Corpus
+
+DIM, DEPTH, HEADS = 64, 2, 4
+VOCABULARY = 1000
+NEW_TOKENS = 16
+"""Longest greedy answer: a model with random weights never ends one."""
+
+
+def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
+    """The protocol with texts that are there and a model that is small.
+
+    Args:
+        config: A :class:`language.benchmark.CausalConfig`.
+        runtime: Where local data lie.
+        folder: Where the model is written.
+
+    Raises:
+        ConfigError: The model's family is not known without fetching its config.
+        DataError: Data are damaged, or cannot be invented.
+    """
+    reader, notes = READERS[config.data.name], []
+    data = reader.stand_in(config.data, runtime.data_root)
+    if data != config.data:
+        notes.append(f"texts: {data.name}, invented")
+    model = config.model
+    if model.name != "tiny":
+        corpus = load_corpus(data, runtime.data_root)
+        words = READERS[data.name].vocabulary(data, corpus)
+        model = write_stand_in(model, words, folder, runtime.data_root)
+        notes.append(f"model: {config.model.name} at width {DIM} with {DEPTH} blocks, random")
+    short = {"max_new_tokens": NEW_TOKENS}
+    evaluation = {k: v for k, v in short.items() if k in type(config.evaluation).model_fields}
+    changes: dict[str, Any] = {
+        "data": data,
+        "model": model,
+        "evaluation": config.evaluation.model_copy(update=evaluation),
+        "minimum_train_accuracy": 0.0,
+    }
+    return StandIn(config.model_copy(update=changes), tuple(notes))
+
+
+def write_stand_in(
+    config: CausalModelConfig, words: Corpus, folder: Path, data_root: Path | None
+) -> CausalModelConfig:
+    """Writes the model, and one more for each published Original and Retrain.
+
+    Args:
+        config: Names them.
+        words: What the tokenizer is trained on.
+        folder: Where they are written.
+        data_root: Where a named tokenizer may lie.
+
+    Returns:
+        The config with folders in the place of names.
+    """
+    kind, sizes = _architecture(config)
+    named = dict.fromkeys([config.name, config.original, *(config.retrain or {}).values()])
+    places = {name: folder / f"model-{n}" for n, name in enumerate(filter(None, named))}
+    tokenizer = _tokenizer(config, kind, words)
+    for seed, place in enumerate(places.values()):
+        if not (place / "config.json").is_file():
+            tokenizer.save_pretrained(place)
+            _model(kind, sizes, len(tokenizer), tokenizer.eos_token_id, seed).save_pretrained(place)
+    folders = {name: str(place) for name, place in places.items()}
+    return config.model_copy(
+        update={
+            "name": folders[config.name],
+            "revision": None,
+            "tokenizer": None,
+            "device_map": None,
+            "original": config.original and folders[config.original],
+            "retrain": config.retrain and {k: folders[v] for k, v in config.retrain.items()},
+        }
+    )
+
+
+def _architecture(config: CausalModelConfig) -> tuple[str, Fields]:
+    """Model type and sizes: known ones, or those of a folder."""
+    sizes = published_sizes(config.name)
+    if sizes is not None:
+        return sizes
+    if not (Path(config.name) / "config.json").is_file():
+        raise ConfigError(
+            f"model {config.name}: the family of its stand-in is not known; add its sizes to"
+            " language/models/published.yaml, or give a folder with config.json"
+        )
+    from language.models.build import fetch_config
+
+    fields = fetch_config(config.name, None).to_dict()
+    return fields["model_type"], fields
+
+
+def _model(kind: str, sizes: Fields, vocabulary: int, end: int, seed: int) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {**sizes, **_shrunk(kind, sizes), "vocab_size": vocabulary}
+    ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    config = AutoConfig.for_model(**{**fields, **ends, "model_type": kind})
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def _shrunk(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the stand-in; attention keeps its kinds and whether heads share keys."""
+    family = family_of(kind)
+    if family.tiny is None:
+        raise ConfigError(f"model type {kind}: its family has no tiny model to stand in for it")
+    fields = dict(family.tiny(DIM, DEPTH, HEADS))
+    if "attention_types" in sizes:
+        kinds = sizes["attention_types"][0][0]
+        fields["attention_types"] = [[kinds, max(1, DEPTH // len(kinds))]]
+    shared = sizes.get("num_key_value_heads", 0)
+    if shared:
+        fields["num_key_value_heads"] = HEADS if shared == _heads(sizes) else HEADS // 2
+    if sizes.get("head_dim") is not None:
+        fields["head_dim"] = DIM // HEADS
+    return fields
+
+
+def _heads(sizes: Mapping[str, Any]) -> int:
+    return int(sizes["num_attention_heads"])
+
+
+def _tokenizer(config: CausalModelConfig, kind: str, words: Corpus) -> Any:
+    """A small byte-level one with the template's tokens, and LLaMA's start token."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers.utils import logging
+
+    from language.data.templates import make_template
+    from language.data.tokenizers import train_tokenizer
+
+    logging.disable_progress_bar()
+    tokenizer = train_tokenizer(words, VOCABULARY)
+    required = list(make_template(config.template, config.style).required_tokens)
+    start = required[0] if required else "<s>"
+    if kind == "llama":
+        tokenizer.add_special_tokens({"additional_special_tokens": required, "bos_token": start})
+        place = tokenizer.convert_tokens_to_ids(start)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, place)]
+        )
+    return tokenizer
