@@ -42,32 +42,29 @@ COARSER = (
 """A run, and the same one in the next finer precision."""
 LAUNCH = {
     "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
-    "WORLD_SIZE": "2",
 }
+SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
-def launch(folder: Path) -> None:
+def launch(folder: Path, *names: str, count: int = 2, split: bool = True) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     root = str(Path(__file__).parents[2])
-    ranks = []
-    for rank in "01":
+    ranks, all_of_them = [], {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    for rank in map(str, range(count)):
         more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": root}
-        command = [sys.executable, str(PROGRAM), str(folder)]
-        env = {**os.environ, **LAUNCH, **more}
+        command = [sys.executable, str(PROGRAM), str(folder), *names]
+        env = {**os.environ, **LAUNCH, **(SPLIT if split else {}), **all_of_them, **more}
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    assert not any(process.returncode for process in ranks), errors
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +100,31 @@ def test_both_processes_end_with_the_same_bits(runs, name):
     first, second = (load_file(folder / f"{rank}-{name}.safetensors") for rank in "01")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_with_whole_models_train_what_one_trains(runs, tmp_path, count):
+    """In float64, at equal batch size, evaluation in training included."""
+    _, folder = runs
+    names = ("full", "bounded", "text")
+    launch(tmp_path, *names, count=count, split=False)
+    for name in names:
+        weights = load_file(folder / f"one-{name}.safetensors")
+        rows = json.loads((folder / "one.json").read_text())[name]["rows"]
+        logged = json.loads((tmp_path / "0.json").read_text())[name]["rows"]
+        for rank in range(count):
+            own = load_file(tmp_path / f"{rank}-{name}.safetensors")
+            for key, tensor in weights.items():
+                assert torch.allclose(own[key], tensor, rtol=0, atol=1e-6), (name, key)
+        common = [
+            (logged[step][key], value)
+            for step, row in rows.items()
+            for key, value in row.items()
+            if key.startswith(("evaluation/", "grad_norm/", "weight_norm/"))
+        ]
+        assert common and all(a == pytest.approx(b, rel=1e-6, abs=1e-9) for a, b in common), name
+        assert name != "bounded" or any("evaluation/logit" in row for row in rows.values())
 
 
 def distance(mine, other):
