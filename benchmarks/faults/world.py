@@ -58,7 +58,8 @@ MAP: dict[str, Any] = {
         "defaults": {"batch_size": 8},
     },
 }
-_TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files"})
+_TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files", "environment"})
+"""What may differ: times, digests of files that hold them, and where a stage was made."""
 _HEAVY = ("accelerate", "sklearn.datasets", "sklearn.svm", "timm", "common.train.fit")
 """What takes seconds to import."""
 BEFORE = {"run": None, "audit": "run", "map": "run", "report": "run", "apply": None}
