@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from common.base.config import Strict, did_you_mean
-from common.base.numbers import Count
+from common.base.numbers import Count, Depth
 
 Style = Literal["clean", "openunlearning", "tofu"]
 Family = Literal["question_answer", "llama2_chat", "llama3_chat"]
@@ -110,7 +110,7 @@ class CausalModelConfig(Strict):
     revision: str | None = None
     kind: str | None = None
     dim: Count | None = None
-    depth: Count | None = None
+    depth: Depth | None = None
     heads: Count | None = None
     context: Count | None = None
     tokenizer: Annotated[int, Field(ge=260)] | str | None = None

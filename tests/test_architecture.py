@@ -95,6 +95,7 @@ MAY_IMPORT = {
     "benchmarks.paper": "common.base report spec costs",
     "benchmarks.machine": "common.base common.measure language.measure language.metrics "
     "common.store paper report spec",
+    "benchmarks.faults": "common.base common.data common.store report cli",
     "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from common.base.config import Strict
-from common.base.numbers import Amount, Count, NonNegative, Positive
+from common.base.numbers import Amount, Count, Depth, NonNegative, Positive
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 
@@ -155,7 +155,7 @@ class ModelConfig(Strict):
     image_size: Count | None = None
     patch_size: Count | None = None
     dim: Count | None = None
-    depth: Count | None = None
+    depth: Depth | None = None
     heads: Count | None = None
     mlp_ratio: Positive | None = None
     stem: Literal["patch", "conv"] | None = None

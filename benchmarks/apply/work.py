@@ -6,13 +6,12 @@ import contextlib
 import copy
 import datetime
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.apply.place import Workplace, workplace
 from benchmarks.apply.report import STATEMENT, reading, weight_change
 from benchmarks.pipeline.unlearning import unlearned
 from benchmarks.pipeline.worksite import Progress, check_device
@@ -156,21 +155,25 @@ class _Run:
 
     def run(self) -> AppliedResult:
         statement = self._identity()
-        statement["before"] = self._before()
-        task = self._task()
-        with tempfile.TemporaryDirectory() as scratch, _noting_warnings() as statement["warnings"]:
+        with (
+            workplace(self.application.out, statement) as place,
+            _noting_warnings() as statement["warnings"],
+        ):
+            statement |= _circumstances()
+            statement["before"] = self._before()
+            task = self._task(place)
             outcome = unlearned(METHODS[self.application.method](self.config), task)
             statement |= {"cost": outcome.cost, "dynamics": outcome.dynamics}
             if outcome.model is None:
-                return self._diverged(statement, outcome.detail)
-            merged, adapters = self._merged(outcome.model, Path(scratch))
+                return self._diverged(statement, outcome.detail, place)
+            merged, adapters = self._merged(outcome.model, place.scratch)
             try:
                 self._check_merged(merged)
                 statement["after"] = self.subject.measured(merged)
             except Diverged as error:
-                return self._diverged(statement, str(error))
+                return self._diverged(statement, str(error), place)
             statement["weight_change"] = weight_change(self.subject.original, merged, adapters)
-            return self._write(statement, merged, Path(scratch))
+            return self._write(statement, merged, place)
 
     def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
         """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
@@ -184,7 +187,7 @@ class _Run:
         save_adapter(model, scratch / ADAPTER)
         return detach(model), statistics
 
-    def _task(self) -> UnlearnTask:
+    def _task(self, place: Workplace) -> UnlearnTask:
         from common.data.access import DataAccess
         from common.train.protocols import Telemetry
 
@@ -198,6 +201,7 @@ class _Run:
             build=_no_fresh_model,
             seed=self.application.seed,
             telemetry=Telemetry(progress=self.progress),
+            checkpoint=place.checkpoint,
         )
 
     def _before(self) -> dict[str, Any]:
@@ -219,11 +223,11 @@ class _Run:
             if not bool(tensor.isfinite().all()):
                 raise Diverged(0, f"parameter {name} is not finite")
 
-    def _diverged(self, statement: dict[str, Any], detail: str) -> AppliedResult:
+    def _diverged(self, statement: dict[str, Any], detail: str, place: Workplace) -> AppliedResult:
         statement |= {"status": "diverged", "status_detail": detail, "after": None}
         statement["reading"] = reading(statement, self.subject)
         if processes.is_main():
-            with writing(self.application.out) as folder:
+            with place.writing() as folder:
                 write_json(folder / STATEMENT, statement)
         message = (
             f"{self.application.method} {detail}; no model was written, only "
@@ -231,14 +235,16 @@ class _Run:
         )
         return AppliedResult("diverged", self.application.out, statement, message)
 
-    def _write(self, statement: dict[str, Any], merged: nn.Module, scratch: Path) -> AppliedResult:
+    def _write(
+        self, statement: dict[str, Any], merged: nn.Module, place: Workplace
+    ) -> AppliedResult:
         out = self.application.out
         if not processes.is_main():
             return AppliedResult("ok", out, {**statement, "reading": ""}, "")
-        with writing(out) as folder:
+        with place.writing() as folder:
             statement["output"] = self.subject.write(merged, folder)
-            if (scratch / ADAPTER).is_dir():
-                shutil.copytree(scratch / ADAPTER, folder / ADAPTER)
+            if (place.scratch / ADAPTER).is_dir():
+                shutil.copytree(place.scratch / ADAPTER, folder / ADAPTER)
             statement["reading"] = reading(statement, self.subject)
             write_json(folder / STATEMENT, statement)
         message = f"wrote {out}: the merged model and {STATEMENT}"
@@ -263,9 +269,13 @@ class _Run:
             },
             "seed": application.seed,
             "device": str(self.device),
-            "environment": environment(),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+
+
+def _circumstances() -> dict[str, Any]:
+    """What a statement says of the machine and the time."""
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"environment": environment(), "created": created}
 
 
 def _no_fresh_model() -> nn.Module:
@@ -287,24 +297,3 @@ def _noting_warnings() -> Iterator[list[str]]:
         yield texts
     finally:
         logger.removeHandler(handler)
-
-
-@contextlib.contextmanager
-def writing(out: Path) -> Iterator[Path]:
-    """A temporary folder beside ``out`` that takes its place when the block ends without error.
-
-    Raises:
-        ConfigError: ``out`` was filled by somebody else in the meantime.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        try:
-            os.rename(temporary, out)
-        except OSError as error:
-            raise ConfigError(f"{out}: cannot be written ({error.strerror})") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
@@ -21,11 +20,13 @@ from benchmarks.cli import (  # noqa: F401
     show,
 )
 from benchmarks.cli.command import app
-from benchmarks.cli.options import print_error
-from common.base import processes
-from common.base.errors import UserError
+from benchmarks.cli.options import console, print_error
+from common.base import processes, stopping
+from common.base.errors import UserError, system_line
 
-INTERRUPTED = 130
+logger = logging.getLogger(__name__)
+_INTERRUPTED = 130
+"""What Typer makes of an interruption."""
 _USAGE: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 """Base of the command line's own errors; where its module lies depends on Typer's version."""
 
@@ -35,7 +36,10 @@ def main() -> None:
     logging.basicConfig(level=_log_level(), format="%(message)s")
     logging.captureWarnings(True)
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        processes.forget_cluster()
+        console.quiet = not processes.is_main()
+        with stopping.listening():
+            code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         processes.disconnect()
     except UserError as error:
         print_error(f"error: {error}")
@@ -45,16 +49,18 @@ def main() -> None:
         hint = f" (see: {context.command_path} --help)" if context else ""
         print_error(f"error: {error.format_message()}{hint}")
         code = 2
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        place = error.filename or "the store"
-        print_error(f"error: {place}: {error.strerror}; mend it and run again")
-        code = 2
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    if code == INTERRUPTED:
+        code = _INTERRUPTED
+    except Exception as error:
+        line = system_line(error)
+        if line is None:
+            raise
+        logger.debug("", exc_info=error)
+        print_error(f"error: {line}; mend it and run again")
+        code = 2
+    if code == _INTERRUPTED:
         print_error("interrupted; what is complete is kept, run again to continue")
+        code = stopping.exit_code()
     sys.exit(code)
 
 

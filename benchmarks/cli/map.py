@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import Machine, Pool, Selection, console
@@ -64,7 +65,7 @@ def map(
     folder = write_map(board, runtime.store)
     show(console, sections(board))
     files = "map.html, map.svg, map.json, cells.jsonl"
-    console.print(f"\n[bold]Map[/bold]  {folder}/MAP.md ({files})")
+    console.print(f"\n[bold]Map[/bold]  {escape(str(folder))}/MAP.md ({files})")
     finish(failed)
 
 

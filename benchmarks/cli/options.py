@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from common.base import processes
 from common.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.spec.resolve import ResolvedSuite
     from common.protocol.benchmark import Runtime
 
-console = Console(width=None if sys.stdout.isatty() else 160, quiet=not processes.is_main())
+
+def _prepare_streams() -> None:
+    """Closed streams swallow what is printed; a character that a terminal lacks is replaced."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+_prepare_streams()
+console = Console(width=None if sys.stdout.isatty() else 160)
 error_console = Console(stderr=True)
 
 Store = Annotated[Path, typer.Option(help="Root folder of everything written.")]
@@ -29,9 +42,10 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override: key.sub=value (repeatable).")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int, typer.Option(help="Torch threads of each process.", min=1)]
+Threads = Annotated[int, typer.Option(help="Torch threads of each process.", min=1, max=1024)]
 Workers = Annotated[
-    int, typer.Option(help="Worker processes; 0: one per core on a CPU, one on a GPU.", min=0)
+    int,
+    typer.Option(help="Worker processes; 0: one per core on a CPU, one on a GPU.", min=0, max=1024),
 ]
 STORE = Path("runs")
 

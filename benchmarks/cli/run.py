@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import (
@@ -167,7 +168,7 @@ def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
 
 
 def _short_path(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 @command(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from benchmarks.cli.options import Pool, console, print_error
-from benchmarks.pipeline.executors import abandon, make_executor
+from benchmarks.pipeline.executors import WorkerPool, make_executor
 from benchmarks.pipeline.progress import Display
 from benchmarks.spec.resolve import ResolvedSuite
 from common.store.stages import StageStore
@@ -30,7 +30,10 @@ def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor
         with Display(console, title) as display:
             yield executor, display
     except BaseException:
-        abandon(executor)
+        if isinstance(executor, WorkerPool):
+            executor.abandon()
+        else:
+            executor.shutdown(wait=False, cancel_futures=True)
         raise
     executor.shutdown()
 

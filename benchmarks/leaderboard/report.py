@@ -237,5 +237,18 @@ def _provenance(board: Leaderboard) -> str:
     versions = [f"{name} {version}" for name, version in packages.items()]
     return (
         f"Data: {record.data.get('provenance', '?')}, digest {record.data['digest'][:12]}. "
-        f"{', '.join([f'Commit {commit}', *versions])}."
+        f"{', '.join([f'Commit {commit}', *versions])}. {_hardware(board)}"
     )
+
+
+def _hardware(board: Leaderboard) -> str:
+    """Processes, threads and device of the records: no part of a key, though they move digits."""
+    kinds = sorted(
+        {
+            tuple(str(r.environment.get(k, "?")) for k in ("processes", "threads", "device"))
+            for _, r in board.records
+        }
+    )
+    words = [f"{count} x {threads} on {device}" for count, threads, device in kinds]
+    mixed = "; rows of several kinds may differ in their last digits" if len(kinds) > 1 else ""
+    return f"Processes x threads on device: {', '.join(words)}{mixed}."

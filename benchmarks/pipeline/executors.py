@@ -7,14 +7,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
-from common.base import processes
+from common.base import processes, stopping
 from common.base.errors import ConfigError
 from common.base.registry import load_plugins
 
+GRACE = 60.0
+"""Seconds that workers have to write a checkpoint when a run is interrupted."""
 NAMES = ("auto", "inline", "processes", "ray")
 
 
@@ -62,6 +65,58 @@ class RayExecutor(Executor):
         self._ray.shutdown()
 
 
+class WorkerPool(Executor):
+    """Runs tasks in processes of its own; once, a pool that lost one is replaced."""
+
+    def __init__(self, workers: int, setup: tuple[Any, ...]):
+        self._workers, self._setup = workers, (*setup, os.getpid())
+        self._pool, self._spare = self._fresh(), True
+
+    def _fresh(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=prepare_worker,
+            initargs=self._setup,
+        )
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Runs ``fn`` in the next free process."""
+        return self._pool.submit(_until_stopped, fn, *args, **kwargs)
+
+    def renew(self) -> bool:
+        """Replaces the pool after the death of a worker; whether it could, which is once."""
+        if not self._spare:
+            return False
+        self._pool.shutdown()
+        self._pool, self._spare = self._fresh(), False
+        return True
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the processes."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def abandon(self) -> None:
+        """Asks the processes to end: a training writes a checkpoint first."""
+        workers = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in workers:
+            process.terminate()
+        limit = time.monotonic() + GRACE
+        for process in workers:
+            process.join(max(0.0, limit - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+
+
+def _until_stopped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A worker that was asked to end takes no further task."""
+    try:
+        return fn(*args, **kwargs)
+    except stopping.Stopped:
+        os._exit(stopping.exit_code())
+
+
 def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = None) -> None:
     """Makes a fresh process like the parent: registrations, plugins, threads, quiet signals.
 
@@ -72,7 +127,7 @@ def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = 
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if parent is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stopping.obey_parent()
         _die_with(parent)
     import benchmarks  # noqa: F401 - registers
     from common.base.seeding import make_deterministic
@@ -104,14 +159,6 @@ def _keep_freed_memory() -> None:
         mallopt(m_mmap_threshold, 32 << 20)
 
 
-def abandon(executor: Executor) -> None:
-    """Stops without waiting for running stages: they are redone, or resume, in the next run."""
-    workers = list((getattr(executor, "_processes", None) or {}).values())
-    executor.shutdown(wait=False, cancel_futures=True)
-    for process in workers:
-        process.terminate()
-
-
 def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...]) -> Executor:
     """An executor by name; ``auto`` is inline for one worker and a process pool for more.
 
@@ -133,8 +180,4 @@ def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...
     if name == "inline":
         prepare_worker(threads, plugins)
         return InlineExecutor()
-    context = multiprocessing.get_context("spawn")
-    setup = (threads, plugins, os.getpid())
-    return ProcessPoolExecutor(
-        workers, mp_context=context, initializer=prepare_worker, initargs=setup
-    )
+    return WorkerPool(workers, (threads, plugins))

@@ -64,6 +64,8 @@ def _work(
             kind().work(site, stage.spec)
         except SystemExit as error:
             raise RuntimeError(f"its code called sys.exit({error.code!r})") from error
+        except GeneratorExit as error:
+            raise RuntimeError("its code raised GeneratorExit") from error
     if not complete:
         processes.wait_for_all()
         done = store.done(stage.kind, stage.key)

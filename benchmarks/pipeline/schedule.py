@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.pipeline.executors import WorkerPool
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.runner import BUSY, run_stage
@@ -132,7 +133,9 @@ class _Round:
 
     Attributes:
         count: Stages that were run.
-        lost: Whether a stored stage was damaged and set aside; the next round makes it again.
+        lost: Whether a stored stage was damaged and set aside, or a worker process died; the next
+            round makes it again.
+        broken: Whether a worker process died.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class _Round:
         self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
         self.running: dict[Future[str], Stage] = {}
         self.elsewhere: dict[str, float] = {}
-        self.count, self.lost = 0, False
+        self.count, self.lost, self.broken = 0, False, False
 
     def run(self) -> None:
         try:
@@ -166,10 +169,21 @@ class _Round:
                 for future in finished:
                     self._collect(future)
                 self._submit_ready()
+            if self.broken:
+                self._renew()
         except BaseException:
             for future in self.running:
                 future.cancel()
             raise
+
+    def _renew(self) -> None:
+        """A new pool for the next round; a second loss is no accident."""
+        if not (isinstance(self.executor, WorkerPool) and self.executor.renew()):
+            raise WorkerError(
+                "a worker process died (out of memory?); run again with fewer --workers: what is "
+                "complete is kept"
+            )
+        logger.warning("a worker process died; its stage starts again in a new one")
 
     def _submit_ready(self) -> None:
         for stage in () if self.lost else self._ready():
@@ -182,7 +196,13 @@ class _Round:
             events = None
             if self.live_events:
                 events = events_folder(self.runtime, self.suite.name, stage)
-            future = self.executor.submit(run_stage, stage, self.runtime, events=events, wait=False)
+            try:
+                future = self.executor.submit(
+                    run_stage, stage, self.runtime, events=events, wait=False
+                )
+            except BrokenProcessPool:
+                self.lost = self.broken = True
+                return
             self.running[future] = stage
             if future.done():  # an executor that does not wait: tell of it before the next
                 return
@@ -216,10 +236,8 @@ class _Round:
             self.lost = True  # a parent was set aside meanwhile
             return
         except BrokenProcessPool:
-            raise WorkerError(
-                "a worker process died (out of memory?); run again with fewer "
-                "--workers: what is complete is kept"
-            ) from None
+            self.lost = self.broken = True
+            return
         except Exception as error:
             status = "failed"
             self.execution.failed[stage.key] = f"{stage.name}: {type(error).__name__}: {error}"

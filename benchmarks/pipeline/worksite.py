@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -283,6 +283,8 @@ class Worksite:
         if not processes.is_main():
             yield
             return
+        for leftover in self.scratch.glob(".*"):  # half a checkpoint of a killed run
+            leftover.unlink(missing_ok=True)
         # the log lies beside the checkpoint, so that a resumed run continues both
         tracker = Tracker(log, self._events)
         task.telemetry = replace(task.telemetry, tracker=tracker)
@@ -290,9 +292,11 @@ class Worksite:
             yield
         finally:
             tracker.close()
-        for name in (SCALARS, TRAJECTORY):
-            if (self.scratch / name).exists():
-                os.replace(self.scratch / name, folder / name)
+        # copies: a kill before the stage is complete resumes with what lies in the scratch
+        if log.is_file():
+            shutil.copyfile(log, folder / SCALARS)
+        if (self.scratch / TRAJECTORY).is_dir():
+            shutil.copytree(self.scratch / TRAJECTORY, folder / TRAJECTORY)
 
 
 @functools.lru_cache(maxsize=4)

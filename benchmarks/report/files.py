@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.base.files import write_text
+from common.base.files import sweep, write_text
 
 
 def json_text(value: Any) -> str:
@@ -17,5 +17,6 @@ def json_text(value: Any) -> str:
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Creates the folder and replaces each file at once."""
+    sweep(folder)
     for name, text in files.items():
         write_text(folder / name, text)

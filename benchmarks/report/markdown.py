@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from benchmarks.report.section import Picture, Section, Table
 
+_TAG = re.compile("<(?=[A-Za-z/!?])")
+"""What a reader of Markdown takes for the start of HTML."""
+
 
 def write(sections: Sequence[Section]) -> str:
     """The whole report as one page."""
-    return "\n\n".join(block for section in sections for block in _blocks(section)) + "\n"
+    blocks = (block for section in sections for block in _blocks(section))
+    return "\n\n".join(_TAG.sub("&lt;", block) for block in blocks) + "\n"
 
 
 def _blocks(section: Section) -> Iterator[str]:
@@ -31,7 +36,8 @@ def table_text(table: Table) -> str:
     """A pipe table."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        lines = (" ".join(cell.splitlines()) for cell in cells)
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in lines) + " |"
 
     rules = ["---:" if column.kind == "number" else "---" for column in table.columns]
     return "\n".join([line(table.heads), f"|{'|'.join(rules)}|", *map(line, table.rows)])

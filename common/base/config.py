@@ -24,6 +24,12 @@ from common.base.errors import ConfigError
 M = TypeVar("M", bound=BaseModel)
 
 
+LONGEST_YAML = 256 << 10
+"""Bytes of a file; the reader is slow."""
+MOST_VALUES, DEEPEST = 100_000, 50
+"""Values in a document, each alias counted as what it stands for; levels of nesting."""
+
+
 def _mentions_bool(annotation: Any) -> bool:
     if annotation is bool or annotation is Any:
         return True
@@ -65,13 +71,23 @@ def _construct_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict
     return mapping
 
 
+def _construct_int(loader: _UniqueKeyLoader, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(node)
+    if abs(value) >= 1 << 63:
+        raise ConfigError(f"line {node.start_mark.line + 1}: a whole number of more than 64 bits")
+    return value
+
+
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+_UniqueKeyLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
     """Parses YAML text; every failure is a one-line :class:`ConfigError` naming ``origin``."""
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+        _check_amount(value)
+        return value
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
     except yaml.YAMLError as error:
@@ -84,6 +100,22 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid YAML ({error})") from None
 
 
+def _check_amount(value: Any) -> None:
+    """Refuses what a few bytes of aliases can blow up."""
+    level, count = [value], 0
+    for _ in range(DEEPEST):
+        following: list[Any] = []
+        for item in level:
+            count += 1
+            if isinstance(item, dict | list):
+                following += item.values() if isinstance(item, dict) else item
+            if count + len(following) > MOST_VALUES:
+                raise ConfigError(f"more than {MOST_VALUES:,} values; divide it")
+        level = following
+    if level:
+        raise ConfigError(f"nested more than {DEEPEST} levels deep; flatten it")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Reads one YAML mapping and merges it into those that it ``extends``.
 
@@ -93,29 +125,43 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
     """
-    return _read_extended(path, ())
+    return _read_extended(path, (), {})
 
 
-def _read_extended(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+def _read_extended(
+    path: Path, children: tuple[Path, ...], whole: dict[Path, dict[str, Any]]
+) -> dict[str, Any]:
+    """``whole``: the files that were read already, with all that they extend."""
     if path.resolve() in children:
         raise ConfigError(f"{children[-1]}: extends: '{path.name}' closes a circle; break it")
+    if path.resolve() in whole:
+        return whole[path.resolve()]
     mapping = _read_mapping(path)
     parents = mapping.pop("extends", [])
     names = [parents] if isinstance(parents, str) else parents
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: extends: must be a file name, or a list of them")
     chain = (*children, path.resolve())
-    bases = [_read_extended(path.parent / name, chain) for name in names]
-    return reduce(merge, [*bases, mapping])
+    bases = [_read_extended(path.parent / name, chain, whole) for name in names]
+    whole[path.resolve()] = reduce(merge, [*bases, mapping])
+    return whole[path.resolve()]
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: not a file; name a YAML file")
+        with path.open("rb") as file:
+            content = file.read(LONGEST_YAML + 1)
+        text = content.decode("utf-8")
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text ({error})") from None
+    if len(content) > LONGEST_YAML:
+        raise ConfigError(f"{path}: longer than {LONGEST_YAML >> 10} KiB; divide it")
     mapping = _parsed(text, str(path))
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values")

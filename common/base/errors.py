@@ -6,6 +6,9 @@ code are ``assert``s instead: they are bugs, and deserve a traceback.
 
 from __future__ import annotations
 
+import os
+import re
+
 
 def one_line(error: BaseException) -> str:
     """An error's message on one line of at most 160 characters, or its type's name."""
@@ -15,6 +18,17 @@ def one_line(error: BaseException) -> str:
 def named_line(error: BaseException) -> str:
     """An error's type and message on one line of at most 400 characters."""
     return _short(f"{type(error).__name__}: {error}", 400)
+
+
+def system_line(error: BaseException) -> str | None:
+    """What the operating system refused, on one line; None for any other error.
+
+    The writer of safetensors gives its own error type, with the system's number in the text.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{error.filename or 'the store'}: {error.strerror}"
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return f"cannot be written: {os.strerror(int(number[1]))}" if number else None
 
 
 def _short(text: str, limit: int) -> str:

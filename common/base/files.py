@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+_BESIDE = re.compile(r"\.\d+\.[0-9a-f]{8}$")
 
 
 def file_digest(path: Path) -> str:
@@ -48,6 +53,42 @@ def publish(temporary: Path, path: Path) -> None:
 def beside(path: Path) -> Path:
     """A name for a file that is written first and published as ``path`` later."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def sweep(folder: Path, age: float = 3600.0) -> None:
+    """Removes what :func:`beside` named and a killed writer left, after ``age`` seconds."""
+    for leftover in folder.glob(".*.*.*"):
+        with contextlib.suppress(OSError):
+            if _BESIDE.search(leftover.name) and time.time() - leftover.stat().st_mtime >= age:
+                leftover.unlink()
+
+
+@contextlib.contextmanager
+def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """A lock that ends with the process that holds it, on a file that ends with the lock.
+
+    Args:
+        path: The file.
+        wait: Wait until it is free.
+
+    Yields:
+        Whether it was free.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+    try:
+        lock.acquire(poll_interval=0.2)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(OSError):  # whoever waits makes a new file
+            path.unlink()
+        lock.release()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,4 +9,6 @@ from pydantic import Field
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Depth = Annotated[int, Field(ge=1, le=1000)]
+"""Blocks of a model: more take hours to build."""
 Amount = Annotated[int, Field(ge=0)]

@@ -13,18 +13,35 @@ import os
 import sys
 from typing import Any
 
+from common.base.errors import ConfigError
+
 PATIENCE = datetime.timedelta(days=30)
 """How long the others wait: one process may measure or write a large model for hours."""
 
 
 def count() -> int:
     """Processes that the launcher started; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    return _number("WORLD_SIZE", 1) if "LOCAL_RANK" in os.environ else 1
 
 
 def index() -> int:
     """This process among them, from 0."""
-    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+    return _number("RANK", 0) if count() > 1 else 0
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text} in the environment: must be a whole number") from None
+
+
+def forget_cluster() -> None:
+    """Without a launcher of ours, a cluster's WORLD_SIZE and RANK count other things."""
+    if "LOCAL_RANK" not in os.environ:
+        for name in ("WORLD_SIZE", "RANK"):
+            os.environ.pop(name, None)
 
 
 def is_main() -> bool:

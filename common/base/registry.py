@@ -169,7 +169,7 @@ def _load_file(path: Path) -> None:
     except ConfigError:
         del sys.modules[name]
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         del sys.modules[name]
         raise ConfigError(f"--plugin {path}: {named_line(error)}") from error
 

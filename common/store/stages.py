@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import ConfigError, Damaged, DataError
-from common.base.files import file_digest, json_digest, publish, write_json
+from common.base.files import file_digest, held, json_digest, publish, write_json
 
 DONE = "done.json"
 ENGINE_VERSION = 1
@@ -35,6 +35,8 @@ def check_writable(path: Path, name: str) -> None:
     Raises:
         ConfigError: It begins with ``name``, what the user calls the folder.
     """
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{name} {path}: a link that leads nowhere; correct it")
     existing = path.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -170,22 +172,8 @@ class StageStore:
         Yields:
             Whether it was free.
         """
-        from filelock import FileLock, Timeout
-
-        path = self.root / "leases" / _name(kind, key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
-        try:
-            lock.acquire(poll_interval=0.2)
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            with contextlib.suppress(OSError):  # whoever waits makes a new file
-                path.unlink()
-            lock.release()
+        with held(self.root / "leases" / _name(kind, key), wait=wait) as free:
+            yield free
 
     @contextlib.contextmanager
     def writing(self, kind: str, key: str, about: dict[str, Any]) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from common.base import stopping
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError, Diverged
 from common.bounded.reuse import reuse_weights
@@ -102,14 +103,24 @@ class TrainingRun:
         """
         step, stopped = resume(self, checkpoint)
         complete = stopped is not None or step == self.total
-        while step < self.total and stopped is None:
-            self._advance(step, checkpoint)
-            stopped = self._stops(step)
-            step = step + 1 if self.ends is None else self.ends.after(step, self.total)
-        self.total = step
-        self.check(step - 1, final=True)
-        if checkpoint is not None and not complete:
-            save(self, checkpoint, step, stopped)
+        with stopping.deferred():
+            while step < self.total and stopped is None:
+                asked = stopping.asked()
+                due = (step + 1) % self.config.checkpoint_every == 0 or asked
+                saves = checkpoint is not None and due and step + 1 < self.total
+                self._advance(step, sync=saves)
+                stopped = self._stops(step)
+                step = step + 1 if self.ends is None else self.ends.after(step, self.total)
+                if checkpoint is not None and saves and stopped is None:
+                    save(self, checkpoint, step)
+                if self.telemetry.progress is not None:
+                    self.telemetry.progress(step, self.total)
+                if asked and stopped is None and step < self.total:
+                    raise stopping.Stopped
+            self.total = step
+            self.check(step - 1, final=True)
+            if checkpoint is not None and not complete:
+                save(self, checkpoint, step, stopped)
         return stopped
 
     @property
@@ -117,8 +128,8 @@ class TrainingRun:
         """Wall time of this run, earlier sittings included."""
         return self.earlier + time.perf_counter() - self._started
 
-    def _advance(self, step: int, checkpoint: Path | None) -> None:
-        """One optimizer step, and whatever follows from it: hooks, guard, logs, checkpoint."""
+    def _advance(self, step: int, *, sync: bool) -> None:
+        """One optimizer step, and whatever follows from it: hooks, guard (see check), logs."""
         self._logged = (
             (step + 1) % self.config.log_every == 0
             or step == 0
@@ -130,17 +141,11 @@ class TrainingRun:
             with self.whole():
                 for hook in self.hooks.after_step:
                     scalars.update(hook(self.model) or {})
-        every = self.config.checkpoint_every
-        saves = checkpoint is not None and (step + 1) % every == 0 and step + 1 < self.total
-        self.check(step, sync=saves)
+        self.check(step, sync=sync)
         if self._logged:
             scalars.update(self.measure())
             self.instruments.note(scalars)
             self._log(step, scalars)
-        if checkpoint is not None and saves:
-            save(self, checkpoint, step + 1)
-        if self.telemetry.progress is not None:
-            self.telemetry.progress(step + 1, self.total)
 
     def _log(self, step: int, scalars: Mapping[str, float]) -> None:
         if self.telemetry.tracker is not None and self.accelerator.is_main_process:

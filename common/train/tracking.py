@@ -66,12 +66,12 @@ def read_scalars(log: Path) -> list[dict[str, Any]]:
     if not log.is_file():
         return []
     rows: dict[int, dict[str, Any]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines():
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
             rows[int(row["step"])] = {**rows.get(int(row["step"]), {}), **row}
-        except (json.JSONDecodeError, KeyError):
-            continue  # the last line of a killed run
+        except (ValueError, LookupError, TypeError):
+            continue  # the last line of a killed run, or a damaged one
     return [rows[step] for step in sorted(rows)]
 
 

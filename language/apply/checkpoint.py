@@ -157,7 +157,14 @@ def _weights(folder: Path) -> tuple[Path, ...]:
     shards = _json(folder / INDEX).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
         raise CheckpointError(f"{folder / INDEX}: has no weight_map; fetch it again")
-    files = tuple(folder / Path(name).name for name in sorted(set(shards.values())))
+    names = sorted(set(shards.values()))
+    for name in names:
+        if name != Path(name).name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{folder / INDEX}: names '{name}', which is no .safetensors file of this folder; "
+                "fetch it again"
+            )
+    files = tuple(folder / name for name in names)
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{folder}: lacks {file.name}, which {INDEX} names; add it")
@@ -190,6 +197,7 @@ def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:
 
     disable_progress_bar()
     config = CausalModelConfig(name=str(checkpoint.folder), dtype=checkpoint.dtype)  # type: ignore[arg-type]
+    _check_types(checkpoint)
     model = build_model(config, vocab_size, 0)
     for name, tensor in model.state_dict().items():
         if not bool(tensor.isfinite().all()):
@@ -197,6 +205,25 @@ def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:
                 f"{checkpoint.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
             )
     return model
+
+
+def _check_types(checkpoint: CausalCheckpoint) -> None:
+    """Integers or bytes where weights belong are a quantised model without its scales."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in checkpoint.files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                weights = [key for key in file.keys() if key.endswith(".weight")]  # noqa: SIM118
+                kinds = {key: file.get_slice(key).get_dtype() for key in weights}
+        except (SafetensorError, OSError):
+            return  # loading says what is wrong with it
+        for key, kind in kinds.items():
+            if kind not in (*_DTYPES, "F64"):
+                raise CheckpointError(
+                    f"{path}: '{key}' is stored as {kind}; give the model with its full weights, "
+                    "as float32, bfloat16 or float16"
+                )
 
 
 def write_causal(checkpoint: CausalCheckpoint, model: Any, folder: Path) -> list[str]:

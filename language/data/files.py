@@ -19,6 +19,9 @@ from language.data.readers import FirstReaders, Reader, TextDataConfig
 from language.data.wording import REFUSAL_LINES
 
 ROWS_PER_AUTHOR = 20
+LONGEST = 10_000_000
+"""Characters of one text of a row."""
+_TOO_LONG = f"longer than {LONGEST:,} characters; divide the row"
 
 Row = Mapping[str, Any]
 RowKind = Literal["text", "answers", "comparisons"]
@@ -70,7 +73,8 @@ def read_values(path: Path) -> list[Any]:
     for number, line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+            json.dumps(value, ensure_ascii=False).encode()  # no half of a surrogate pair
+        except (ValueError, RecursionError):
             raise DataError(
                 f"{path}: line {number} is not JSON; mend it, or fetch the file again"
             ) from None
@@ -106,6 +110,8 @@ def item_of(row: Row, set_name: str, index: int, origin: str) -> Item:
         **{f"perturbed_answer[{i}]": text for i, text in enumerate(perturbed)},
     }
     for column, text in texts.items():
+        if isinstance(text, str) and len(text) > LONGEST:
+            raise DataError(f"{origin}: {set_name}: column {column}: {_TOO_LONG}")
         if not isinstance(text, str) or (column in ("question", "answer") and not text.strip()):
             raise DataError(
                 f"{origin}: {set_name}: column {column} is not text, or is empty; mend it, or fetch"
@@ -229,5 +235,7 @@ def _user_item(row: Row, set_name: str, origin: str) -> Item:
             raise DataError(f"{origin}: text is not a text; put it in quotes")
         if not row["answer"].strip():
             raise DataError(f"{origin}: text is empty; remove the row")
+        if len(row["answer"]) > LONGEST:
+            raise DataError(f"{origin}: text: {_TOO_LONG}")
         return Item(set_name, -1, "", row["answer"])
     return item_of(row, set_name, -1, origin)

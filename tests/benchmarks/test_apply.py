@@ -330,6 +330,55 @@ def test_grey_models_get_grey_images(world, tmp_path, request_):
     assert statement["before"]["retain"]["accuracy"] == accuracy
 
 
+# Interrupted ------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_application_goes_on(request_, tmp_path):
+    request = dataclasses.replace(request_, params=(*request_.params, "checkpoint_every=2"))
+    whole = apply(dataclasses.replace(request, out=tmp_path / "whole"))
+    seen = []
+
+    def stop(step, total):
+        seen.append(step)
+        if seen == [1, 2, 3]:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        apply(dataclasses.replace(request, out=out), progress=stop)
+    assert not out.exists() and (tmp_path / ".out.unfinished" / "checkpoint.safetensors").is_file()
+    resumed = apply(dataclasses.replace(request, out=out), progress=stop)
+    assert seen == [1, 2, 3, *range(3, 9)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+    same = ("before", "after", "dynamics", "output")
+    assert [resumed.statement[k] for k in same] == [whole.statement[k] for k in same]
+
+
+def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, tmp_path):
+    def stop(step, total):
+        raise KeyboardInterrupt
+
+    slow = (*request_.params, "checkpoint_every=1")
+    with pytest.raises(KeyboardInterrupt):
+        apply(dataclasses.replace(request_, params=slow), progress=stop)
+    seen = []
+    other = dataclasses.replace(request_, params=slow, method="gd_lora")
+    apply(other, progress=lambda step, total: seen.append(step))
+    assert seen == [*range(1, 9)]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_two_applications_do_not_share_a_folder(request_):
+    from benchmarks.apply.place import workplace
+
+    with (
+        workplace(request_.out, {}),
+        pytest.raises(ConfigError, match="another process writes it"),
+        workplace(request_.out, {}),
+    ):
+        raise AssertionError("entered")
+
+
 # What cannot be done is said in one line ---------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 In float64, so that what the order of summation rounds off (and training amplifies: at these rates
 up to 1e4 times) stays far below any mistake; one run also in the precisions that people use.
 
-    python sharded_runs.py FOLDER
+    python sharded_runs.py FOLDER [RUN ...]
 
 writes ``FOLDER/<rank>-<run>.safetensors`` (weights) and ``FOLDER/<rank>.json`` (logged scalars).
 """
@@ -261,9 +261,11 @@ RUNS = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *names: str) -> None:
     rank, scalars = os.environ.get("RANK", "one"), {}
     for name, run in RUNS.items():
+        if names and name not in names:
+            continue
         sink = Sink()
         model = run(sink, folder)
         scalars[name] = {"share": sink.share, "rows": sink.rows}
@@ -277,4 +279,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import signal
 import time
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.base import stopping
 from common.base.errors import ConfigError, Diverged
 from common.bounded.attach import adapted_layers, attach, detach
 from common.bounded.config import AdapterConfig
@@ -855,3 +858,47 @@ def test_a_launcher_with_its_own_loop_is_refused(tiny, run, monkeypatch):
     monkeypatch.setattr("common.train.launch.FOREIGN", {DistributedType.NO})  # what runs here
     with pytest.raises(ConfigError, match=r"accelerate is set to NO.* or FSDP version 2"):
         run(tiny.net(), small())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_ends_a_training_after_a_checkpoint(tiny, run, request, tmp_path, name):
+    """At the next step, wherever checkpoint_every is; and the resumed run has the same weights."""
+    path, number = tmp_path / "checkpoint.safetensors", getattr(signal, name)
+    config, steps = small(steps=8, checkpoint_every=500), []
+
+    def progress(step, total):
+        steps.append(step)
+        if steps == [1, 2, 3]:
+            os.kill(os.getpid(), number)
+
+    usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+    before = signal.signal(number, usual)  # a runner of tests may have its own
+    request.addfinalizer(lambda: signal.signal(number, before))
+    with stopping.listening(), pytest.raises(KeyboardInterrupt):
+        run(tiny.net(), config, checkpoint=path, progress=progress)
+    assert stopping.exit_code() == 128 + number and signal.getsignal(number) == usual
+    assert steps == [1, 2, 3, 4] and path.is_file()
+    model, whole = tiny.net(), tiny.net()
+    steps.clear()
+    run(model, config, checkpoint=path, progress=lambda step, total: steps.append(step))
+    assert steps == [5, 6, 7, 8]
+    run(whole, config)
+    for key, tensor in whole.state_dict().items():
+        assert torch.equal(model.state_dict()[key], tensor)
+
+
+def test_a_kill_between_a_checkpoint_and_its_evaluation_loses_neither(tiny, run, tmp_path):
+    """A step is evaluated before it is kept: what stopped a run stops the resumed one, too."""
+    path, seen = tmp_path / "checkpoint.safetensors", []
+
+    def evaluate(model, step):
+        seen.append(step)
+        if seen == [2, 4]:
+            raise Killed
+        return {"loss": 1.0}
+
+    config = small(steps=8, checkpoint_every=2, evaluate_every=2)
+    with pytest.raises(Killed):
+        run(tiny.net(), config, checkpoint=path, evaluate_during=evaluate)
+    run(tiny.net(), config, checkpoint=path, evaluate_during=evaluate)
+    assert seen == [2, 4, 4, 6, 8]

@@ -42,32 +42,29 @@ COARSER = (
 """A run, and the same one in the next finer precision."""
 LAUNCH = {
     "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
-    "WORLD_SIZE": "2",
 }
+SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
-def launch(folder: Path) -> None:
+def launch(folder: Path, *names: str, count: int = 2, split: bool = True) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     root = str(Path(__file__).parents[2])
-    ranks = []
-    for rank in "01":
+    ranks, all_of_them = [], {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    for rank in map(str, range(count)):
         more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": root}
-        command = [sys.executable, str(PROGRAM), str(folder)]
-        env = {**os.environ, **LAUNCH, **more}
+        command = [sys.executable, str(PROGRAM), str(folder), *names]
+        env = {**os.environ, **LAUNCH, **(SPLIT if split else {}), **all_of_them, **more}
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    assert not any(process.returncode for process in ranks), errors
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +100,34 @@ def test_both_processes_end_with_the_same_bits(runs, name):
     first, second = (load_file(folder / f"{rank}-{name}.safetensors") for rank in "01")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+WHOLE = ("full", "bounded", "text")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    launch(folder, *WHOLE, count=1, split=False)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_with_whole_models_train_what_one_trains(alone, tmp_path, count):
+    """In float64, at equal batch size, evaluation in training included."""
+    launch(tmp_path, *WHOLE, count=count, split=False)
+    before, after = (json.loads((place / "0.json").read_text()) for place in (alone, tmp_path))
+    for name in WHOLE:
+        weights = load_file(alone / f"0-{name}.safetensors")
+        for rank in range(count):
+            own = load_file(tmp_path / f"{rank}-{name}.safetensors")
+            for key, tensor in weights.items():
+                assert torch.allclose(own[key], tensor, rtol=0, atol=1e-6), (name, key)
+        for step, row in before[name]["rows"].items():
+            common = {k: v for k, v in row.items() if not k.startswith(("loss/", "logits/"))}
+            assert {k: after[name]["rows"][step][k] for k in common} == pytest.approx(common, 1e-6)
+    assert any("evaluation/logit" in row for row in before["bounded"]["rows"].values())
 
 
 def distance(mine, other):

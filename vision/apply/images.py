@@ -93,7 +93,7 @@ def _files_below(folder: Path, role: str) -> list[str]:
             if name.startswith("."):
                 continue
             file = Path(parent, name)
-            if file.suffix.lower() not in IMAGES:
+            if file.suffix.lower() not in IMAGES or not file.is_file():
                 raise DataError(
                     f"{role}: {file}: not an image file; move it away, so that nothing "
                     "is left out unseen"
@@ -221,14 +221,21 @@ class Preprocessing:
                 f"the model takes {channels} x {height} x {width}; only square RGB or grey images "
                 "can be applied"
             )
-        mean, std = (tuple(float(value) for value in expected[key]) for key in ("mean", "std"))
+        try:
+            mean, std = (tuple(float(value) for value in expected[key]) for key in ("mean", "std"))
+            share = float(expected["crop_pct"])
+        except (TypeError, ValueError):
+            raise CheckpointError(
+                "pretrained_cfg: mean, std and crop_pct must be numbers; correct the config"
+            ) from None
+        if not (mean and std and min(std) > 0 and 0.1 <= share <= 2):
+            raise CheckpointError(
+                f"pretrained_cfg: std {std} must be above 0 and crop_pct {share:g} between 0.1 and "
+                "2; correct the config"
+            )
         if len(mean) != channels:
             mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
-        crop = (
-            expected["interpolation"],
-            float(expected["crop_pct"]),
-            expected["crop_mode"],
-        )
+        crop = (expected["interpolation"], share, expected["crop_mode"])
         return cls(int(height), channels, mean, std, *crop)
 
     def decode(self, file: Path) -> torch.Tensor:
@@ -237,14 +244,12 @@ class Preprocessing:
         Raises:
             DataError: The file cannot be decoded.
         """
-        from PIL import Image
+        from vision.data.readers import decoded
 
         try:
-            with Image.open(file) as image:
-                pixels = image.convert("RGB" if self.channels == 3 else "L")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            text = " ".join(str(error).split())[:120]
-            raise DataError(f"{file}: cannot be decoded ({text}); replace or remove it") from None
+            pixels = decoded(file, "RGB" if self.channels == 3 else "L")
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from None
         return self._transform(pixels)
 
     def describe(self) -> dict[str, Any]:

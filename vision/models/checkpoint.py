@@ -65,6 +65,8 @@ def _problem(key: str, state: dict[str, Tensor], wanted: dict[str, Tensor]) -> s
         return f"'{key}' is unknown"
     if state[key].shape != wanted[key].shape:
         return f"'{key}' has shape {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
+    if wanted[key].is_floating_point() and not state[key].is_floating_point():
+        return f"'{key}' holds {state[key].dtype} (quantised?), not floating-point numbers"
     if not torch.isfinite(state[key]).all():
         return f"'{key}' holds NaN or infinite numbers"
     return None

@@ -1,0 +1,97 @@
+"""Where an application works: a folder beside what it writes, taken up again after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.base import processes
+from common.base.errors import ConfigError
+from common.base.files import held, json_digest, publish, write_json
+
+_NOTE = "application.json"
+
+
+class Workplace:
+    """Files of one application that is under way.
+
+    Attributes:
+        checkpoint: Of the training; it outlives a kill or an interruption.
+        scratch: A folder of this process that ends with it.
+    """
+
+    def __init__(self, out: Path, folder: Path, scratch: Path):
+        self._out, self._new = out, folder / "out"
+        self.checkpoint, self.scratch = folder / "checkpoint.safetensors", scratch
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        """A folder that takes the place of ``out`` when the block ends without an error.
+
+        Raises:
+            ConfigError: ``out`` was filled by somebody else in the meantime.
+        """
+        self._new.mkdir()
+        yield self._new
+        try:
+            publish(self._new, self._out)
+        except OSError as error:
+            raise ConfigError(f"{self._out}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
+    """A folder for the work on ``out``; all launched processes enter, the first one fills it.
+
+    Args:
+        out: What will be written.
+        identity: Everything that the result depends on.  Checkpoints of the same application are
+            left where they are, those of another one are removed.
+
+    Raises:
+        ConfigError: Another process works on ``out``.
+    """
+    folder = out.with_name(f".{out.name}.unfinished")
+    if not processes.is_main():
+        processes.wait_for_all()
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Workplace(out, folder, Path(scratch))
+        return
+    with held(out.with_name(f".{out.name}.lock")) as free:
+        if not free:
+            raise ConfigError(f"{out}: another process writes it; wait, or choose another folder")
+        _prepare(folder, json_digest(identity))
+        processes.wait_for_all()
+        try:
+            yield Workplace(out, folder, folder / "scratch")
+        except KeyboardInterrupt:
+            if not any(folder.glob("checkpoint*")):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare(folder: Path, digest: str) -> None:
+    """Leaves the checkpoints of an application with this digest, and nothing else."""
+    try:
+        same = json.loads((folder / _NOTE).read_bytes())["sha256"] == digest
+    except (OSError, ValueError, LookupError, TypeError):
+        same = False
+    if not same:
+        shutil.rmtree(folder, ignore_errors=True)
+    for leftover in folder.glob("*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        elif leftover.name.startswith("."):
+            os.unlink(leftover)
+    (folder / "scratch").mkdir(parents=True)
+    write_json(folder / _NOTE, {"sha256": digest})
