@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
+from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage, foreign_code
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from common.base import processes
 from common.base.config import validate
@@ -67,6 +67,9 @@ class Worksite:
         self.stage, self.runtime = stage, runtime
         self._store = StageStore(runtime.store)
         self._events, self._progress = events, progress
+        code = foreign_code(stage.kind, stage.spec)
+        if code.get("plugin_code") != stage.identity.get("plugin_code"):
+            raise DataError(f"{stage.name}: its plugin was edited while the run went on; run again")
         self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": stage.spec.seed}
         self._ends: Ends | None = None
 
