@@ -186,7 +186,7 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     """A suite, or the one-row suite of a record with the store that it lies in."""
     path = Path(suite)
     if path.suffix != ".json":
-        return selection.suite(suite), store
+        return selection.suite(suite, store), store
     from benchmarks.audits.plan import suite_of_record
     from common.base.errors import DataError
     from common.store.records import RunRecord

@@ -24,6 +24,7 @@ from benchmarks.cli.options import (
 )
 from benchmarks.cli.session import finish, run_with_audits
 from benchmarks.pipeline.stage import Plan
+from benchmarks.report.files import write_files
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -61,7 +62,7 @@ def plan(
     from benchmarks.costs.report import estimate_sections
     from benchmarks.pipeline.planner import make_plan
 
-    resolved, stages = selection.suite(suite), StageStore(store)
+    resolved, stages = selection.suite(suite, store), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
     show(console, estimate_sections(estimates(resolved)))
 
@@ -107,16 +108,31 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run cifar100-class10-small --data-root data",
     "unlearn run digits-all",
     "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200",
+    "unlearn run digits-class --fresh gd_sine",
 )
 def run(
     suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
     machine: Machine,
     selection: Selection,
     pool: Pool,
+    fresh: Annotated[
+        str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
+    ] = None,
 ) -> None:
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
-    suites = selection.suites(suite)
-    finish(run_all(suites, machine.runtime(), pool))
+    suites, runtime = selection.suites(suite, machine.store), machine.runtime()
+    if fresh:
+        _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
+    finish(run_all(suites, runtime, pool))
+
+
+def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
+    from benchmarks.leaderboard.fresh import remove_rows
+
+    if not processes.is_main():
+        return
+    count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
+    console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
 
 
 def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
@@ -139,7 +155,10 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.leaderboard.derive import make_leaderboard
     from benchmarks.leaderboard.write import write_report
+    from benchmarks.spec.remembered import suite_files
 
+    if processes.is_main():
+        write_files(runtime.store / "suites" / suite.name, suite_files(suite))
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))
@@ -187,7 +206,7 @@ def stage(
     from benchmarks.pipeline.runner import run_stage
     from benchmarks.pipeline.schedule import events_folder
 
-    resolved, runtime = selection.suite(suite), machine.runtime()
+    resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
     stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
     hits = [stage for stage in stages if stage.key.startswith(key)]
     if len(hits) != 1:
@@ -224,10 +243,10 @@ def report(
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
     if format_ != "table":
-        board = _board(selection.suite(suite), store, suite)
+        board = _board(selection.suite(suite, store), store, suite)
         sys.stdout.write(FORMATS[format_][1](board))
         return
-    for board in [_board(each, store, suite) for each in selection.suites(suite)]:
+    for board in [_board(each, store, suite) for each in selection.suites(suite, store)]:
         show(console, sections(board) + published_sections(board.suite.spec.published))
 
 
@@ -259,8 +278,8 @@ def demo(
         epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
         digits, authors = Selection(epochs, "1", rows), Selection(None, "1", rows)
         notes = Selection(None, "1", rows.removeprefix("finetune,"))
-    suites = [digits.suite("digits-class"), digits.suite("digits-random")]
-    suites += [authors.suite("authors"), notes.suite("tdec-notes")]
+    suites = [digits.suite(name, store) for name in ("digits-class", "digits-random")]
+    suites += [authors.suite("authors", store), notes.suite("tdec-notes", store)]
     failed = run_all(suites, runtime, Pool(workers))
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)

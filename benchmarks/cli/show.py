@@ -16,9 +16,10 @@ from benchmarks.cli.options import Plugins, console, register_all
 from benchmarks.report.cells import settings
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show as show_sections
+from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
 from benchmarks.spec.resolved import HEADS, resolved_table
-from benchmarks.spec.suite import find_suite, read_suite, suite_groups, suite_names
+from benchmarks.spec.suite import find_suite, suite_groups, suite_names
 from common.base.config import canonical, did_you_mean, read_yaml
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS

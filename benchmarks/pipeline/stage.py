@@ -47,15 +47,7 @@ class ModelSpec(StageSpec):
 
 def foreign_code(kind: str, spec: StageSpec) -> dict[str, list[str]]:
     """What of a stage's identity is code: digests of the plugins that it names; empty without."""
-
-    def strings(value: Any) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping | list):
-            for item in value.values() if isinstance(value, Mapping) else value:
-                yield from strings(item)
-
-    digests = plugin_code([kind, *strings(canonical(spec))])
+    digests = plugin_code({"kind": kind, "spec": spec})
     return {"plugin_code": digests} if digests else {}
 
 

@@ -84,29 +84,45 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid YAML ({error})") from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+class Extending:
+    """How a file is read and put over those that it extends; a kind of files may have its own."""
+
+    def place(self, mapping: dict[str, Any], path: Path) -> dict[str, Any]:
+        """A file's mapping, with what is relative to the file made absolute."""
+        return mapping
+
+    def join(self, base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
+        """``over`` put over ``base``; ``origin`` is for messages."""
+        return merge(base, over)
+
+
+def read_yaml(path: Path, rules: Extending | None = None) -> dict[str, Any]:
     """Reads one YAML mapping and merges it into those that it ``extends``.
 
     ``extends`` is a path beside the file, or a list of them in which later ones win; they may
     extend further files themselves.
 
+    Args:
+        path: The file.
+        rules: How files of one kind are extended; as nested mappings when absent.
+
     Raises:
         ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
     """
-    return _read_extended(path, ())
+    return _read_extended(path, (), rules or Extending())
 
 
-def _read_extended(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+def _read_extended(path: Path, children: tuple[Path, ...], rules: Extending) -> dict[str, Any]:
     if path.resolve() in children:
         raise ConfigError(f"{children[-1]}: extends: '{path.name}' closes a circle; break it")
-    mapping = _read_mapping(path)
+    mapping = rules.place(_read_mapping(path), path)
     parents = mapping.pop("extends", [])
     names = [parents] if isinstance(parents, str) else parents
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: extends: must be a file name, or a list of them")
     chain = (*children, path.resolve())
-    bases = [_read_extended(path.parent / name, chain) for name in names]
-    return reduce(merge, [*bases, mapping])
+    bases = [_read_extended(path.parent / name, chain, rules) for name in names]
+    return rules.join(reduce(merge, bases, {}), mapping, str(path))
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from common.base.config import did_you_mean
+from common.base.config import canonical, did_you_mean
 from common.base.errors import ConfigError, named_line
 from common.base.public import stale_imports
 
@@ -186,11 +186,20 @@ def _package_digest(module: str) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def plugin_code(names: Iterable[str]) -> list[str]:
-    """Digests of the plugins' sources that any of the names stands for, sorted."""
+def plugin_code(value: Any) -> list[str]:
+    """Digests of the plugins' sources that any text inside a value stands for, sorted."""
+
+    def texts(item: Any) -> Iterator[str]:
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping | list):
+            for inner in item.values() if isinstance(item, Mapping) else item:
+                yield from texts(inner)
+
     if not any(table.foreign() for table in TABLES):
         return []
-    return sorted({digest for name in set(names) for table in TABLES for digest in table.code(name)})
+    names = set(texts(canonical(value)))
+    return sorted({digest for name in names for table in TABLES for digest in table.code(name)})
 
 
 def plugin_files() -> tuple[str, ...]:
