@@ -87,12 +87,13 @@ def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
 @command(
     "unlearn show gd_sine",
     "unlearn show digits-class",
+    "unlearn show metrics",
     "unlearn show tofu-phi-1.5-forget10 --resolved",
     "unlearn show lethevit-cifar10 --published",
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
-    name: Annotated[str, typer.Argument(help="A method, suite or benchmark, or: bounded.")],
+    name: Annotated[str, typer.Argument(help="A method, suite, benchmark; or: metrics, bounded.")],
     plan: Annotated[
         str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
     ] = None,
@@ -111,6 +112,9 @@ def show(
     if name == "bounded":
         _show_bounded(plan, rank, tokens, placement)
         return
+    if name == "metrics":
+        _show_glossary()
+        return
     if plan is not None:
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
@@ -128,8 +132,15 @@ def show(
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
-        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded"]
+        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded", "metrics"]
         raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, names)}; see: unlearn ls")
+
+
+def _show_glossary() -> None:
+    from benchmarks.machine.glossary import glossary
+
+    register_all(None)
+    show_sections(console, glossary())
 
 
 def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
