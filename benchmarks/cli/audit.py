@@ -101,6 +101,7 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audits.plan import AuditPlanner
+    from benchmarks.cli.shipped import show_shipped
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
@@ -109,7 +110,9 @@ def audit(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
+        missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        show_shipped(resolved.name, missing, under="Audits")
+        return
     failed = _work(planner, chosen, shadows, yes=population.yes, how=(runtime, pool))
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)

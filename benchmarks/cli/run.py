@@ -235,28 +235,42 @@ def report(
         str, typer.Option("--format", help="table, md, csv, json, html or svg.")
     ] = "table",
 ) -> None:
-    """Print a suite's leaderboard from the records that are there; runs nothing."""
+    """Print a suite's leaderboard from the records that are there; runs nothing.
+
+    Where there are none, the report that comes with the project is shown.
+    """
+    from benchmarks.cli.shipped import show_shipped, write_shipped
     from benchmarks.leaderboard.report import sections
     from benchmarks.leaderboard.write import FORMATS
     from benchmarks.paper.report import published_sections
 
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    for resolved in selection.suites(suite, store) if format_ == "table" else ():
+        board = _board(resolved, store)
+        if board is None:
+            show_shipped(resolved.name, _missing(resolved, store, suite))
+        else:
+            show(console, sections(board) + published_sections(board.suite.spec.published))
     if format_ != "table":
-        board = _board(selection.suite(suite, store), store, suite)
-        sys.stdout.write(FORMATS[format_][1](board))
-        return
-    for board in [_board(each, store, suite) for each in selection.suites(suite, store)]:
-        show(console, sections(board) + published_sections(board.suite.spec.published))
+        resolved = selection.suite(suite, store)
+        board = _board(resolved, store)
+        if board is None:
+            write_shipped(resolved.name, _missing(resolved, store, suite), format_)
+        else:
+            sys.stdout.write(FORMATS[format_][1](board))
 
 
-def _board(suite: ResolvedSuite, store: Path, called: str) -> Leaderboard:
+def _board(suite: ResolvedSuite, store: Path) -> Leaderboard | None:
+    """The leaderboard of a store; None where it has no record of the suite."""
     from benchmarks.leaderboard.derive import make_leaderboard
 
     board = make_leaderboard(suite, StageStore(store))
-    if not board.records:
-        raise ConfigError(f"no records of {suite.name} in {store}; run: unlearn run {called}")
-    return board
+    return board if board.records else None
+
+
+def _missing(suite: ResolvedSuite, store: Path, called: str) -> str:
+    return f"no records of {suite.name} in {store}; run: unlearn run {called}"
 
 
 @command("unlearn demo", "unlearn demo --quick")

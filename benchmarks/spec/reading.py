@@ -99,7 +99,7 @@ def _extended_file(name: Any, path: Path) -> Any:
         raise ConfigError(f"{path}: extends: {error}") from None
     if file.stem != name:
         raise ConfigError(
-            f"{path}: extends: '{name}' is one of several of '{file.stem}'; extend it"
+            f"{path}: extends: '{name}' is a variant; extend '{file.stem}'"
         )
     return str(file.resolve())
 
