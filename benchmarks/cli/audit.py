@@ -248,18 +248,13 @@ def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
-    from benchmarks.audits.cost import costs
+    from benchmarks.audits.cost import costs, time_line
 
     priced = costs(plan, planner.store, list(planner.base.stages()))
-    unknown = [cost.kind for cost in priced if cost.seconds is None]
-    total = sum(cost.seconds or 0.0 for cost in priced)
-    text = f"About {duration(total)} of one process for what is missing"
-    text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
-    text += ", from the recorded seconds of such stages."
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
     content = table(heads, [_cost_row(cost) for cost in priced], words=True)
-    show(console, [Section("To be trained", (text, *open_), content)])
+    show(console, [Section("To be trained", (time_line(priced), *open_), content)])
 
 
 def _cost_row(cost: Cost) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,13 +38,22 @@ if TYPE_CHECKING:
     from common.protocol.benchmark import Runtime
 
 NEXT = (
-    "unlearn report digits-class               the tables again, from the records",
-    "unlearn show gd_sine                      what a method is, and its defaults",
-    "unlearn run lethevit-cifar10-small        real CIFAR-10 on two cores (downloads, "
-    "or --data-root)",
-    "unlearn run tofu-small                    real TOFU on two cores (the same)",
-    "CONTRIBUTING.md                           add a baseline in 20 lines",
+    ("report digits-class", "the tables again, from the records"),
+    ("show metrics", "what each column means, and what it cannot say"),
+    ("show gd_sine", "what a method is, and its defaults"),
+    ("run lethevit-cifar10-small", "real CIFAR-10 on two cores (downloads, or --data-root)"),
+    ("run tofu-small", "real TOFU on two cores (the same)"),
 )
+
+
+def _next_lines(store: Path) -> Iterator[str]:
+    """Commands that work as printed: with the program's path where it is not on PATH."""
+    program = Path(sys.executable).with_name("unlearn")
+    name = "unlearn" if shutil.which("unlearn") or not program.exists() else _short_path(program)
+    for arguments, text in NEXT:
+        kept = f" --store {store}" if store != STORE and not arguments.startswith("show") else ""
+        yield f"{name} {arguments}{kept}".ljust(60) + f"  {text}"
+    yield "CONTRIBUTING.md".ljust(60) + "  add a baseline in 20 lines"
 
 
 @command(
@@ -68,6 +78,7 @@ def plan(
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
+    from benchmarks.audits.cost import costs, time_line
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -96,6 +107,9 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         )
     if suite.audits:
         text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
+    priced = costs(planned, store, ())
+    if any(cost.missing for cost in priced) and any(cost.seconds for cost in priced):
+        text.append(time_line(priced))
     heads = ["stage", "kind", "key", ""]
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
     by_kind = table(["kind", "planned", "to do", "stored"], counts)
@@ -297,6 +311,6 @@ def demo(
     failed = run_all(suites, runtime, Pool(workers))
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
-    for line in NEXT:
+    for line in _next_lines(store):
         console.print(f"  {line}", highlight=False)
     finish(failed)

@@ -98,9 +98,7 @@ def _extended_file(name: Any, path: Path) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{path}: extends: {error}") from None
     if file.stem != name:
-        raise ConfigError(
-            f"{path}: extends: '{name}' is a variant; extend '{file.stem}'"
-        )
+        raise ConfigError(f"{path}: extends: '{name}' is a variant; extend '{file.stem}'")
     return str(file.resolve())
 
 
