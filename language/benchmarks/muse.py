@@ -25,7 +25,6 @@ from language.config import Variant
 from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
-from language.metrics.limits import limited
 from language.metrics.muse import (
     GAP_METRICS,
     METRICS,
@@ -224,7 +223,7 @@ class MuseConfig(CausalConfig):
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests (see the module docstring)."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = limited(METRICS)
+    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
