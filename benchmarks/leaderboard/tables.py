@@ -231,5 +231,5 @@ def further_table(board: Leaderboard) -> Table:
         for row in board.rows
         if names
     ]
-    heads = ["method", *_metric_heads(board, names)]
+    heads: list[str | Column] = ["method", *_metric_heads(board, names)]
     return table(heads, rows, marks=reference_marks(board))

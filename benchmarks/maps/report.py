@@ -82,7 +82,14 @@ def place_table(board: MapBoard) -> Table:
             cell = [place, f"{best.seeds}/{len(line.seeds)}", spread(best.utility, digits)]
         rows.append([line.label, *(edge_text(line.edges[side]) for side in SIDES), *cell])
     utility = Column(f"its {board.titles.utility}", doc="is the best cell's")
-    heads = ["method", "lower edge", "upper edge", "best cell", "seeds", utility]
+    heads: list[str | Column] = [
+        "method",
+        "lower edge",
+        "upper edge",
+        "best cell",
+        "seeds",
+        utility,
+    ]
     return table(heads, rows)
 
 

@@ -171,8 +171,7 @@ class ImageSubject(ImageClassifiers, Subject):
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """What these measurements say, in plain words."""
         before, after = statement["before"], statement["after"]
-        lines = []
-        lines += filter(None, [self.doubt(before)])
+        lines = [*filter(None, [self.doubt(before)])]
         for part in ("forget", "retain", "test"):
             if part in after:
                 was, now = before[part]["accuracy"], after[part]["accuracy"]
