@@ -17,7 +17,7 @@ from benchmarks.pipeline.unlearning import unlearned
 from benchmarks.pipeline.worksite import Progress, check_device
 from common.base import processes
 from common.base.config import Strict, apply_overrides
-from common.base.errors import CheckpointError, ConfigError, Diverged
+from common.base.errors import CheckpointError, ConfigError, DataError, Diverged
 from common.base.files import write_json
 from common.base.registry import METHODS, SUBJECTS
 from common.base.seeding import make_deterministic
@@ -206,12 +206,16 @@ class _Run:
 
     def _before(self) -> dict[str, Any]:
         try:
-            return self.subject.measured(self.subject.original)
+            before = self.subject.measured(self.subject.original)
         except Diverged as error:
             raise CheckpointError(
                 f"{self.subject.weights}: the model's outputs are not finite ({error.reason}); "
                 "give a model that works"
             ) from None
+        doubt = self.subject.doubt(before)
+        if doubt and not self.application.anyway:
+            raise DataError(f"{doubt} If they are as they should be, add --anyway.")
+        return before
 
     def _check_merged(self, model: nn.Module) -> None:
         """What is written must load into the architecture that it came from, and be finite."""

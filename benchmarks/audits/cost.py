@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.stage import ModelSpec, Plan, Stage
+from benchmarks.report.cells import duration
 from benchmarks.spec.suite import REFERENCES
 from common.store.stages import StageStore
 
@@ -58,6 +59,15 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
             )
         )
     return result
+
+
+def time_line(priced: Sequence[Cost]) -> str:
+    """How long the missing stages take, and which of them were never run here."""
+    unknown = [cost.kind for cost in priced if cost.missing and cost.seconds is None]
+    total = sum(cost.seconds or 0.0 for cost in priced)
+    text = f"About {duration(total)} of one process for what is missing"
+    text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
+    return f"{text}, from the recorded seconds of such stages."
 
 
 def _times(each: float | None, count: int) -> float | None:

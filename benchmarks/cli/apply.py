@@ -55,6 +55,10 @@ class Order:
     ] = None
     device: Device = "auto"
     threads: Threads = 1
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Go on where the model is wrong on most forget images."),
+    ] = False
 
 
 @command(

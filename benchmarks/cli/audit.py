@@ -101,6 +101,7 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from benchmarks.audits.plan import AuditPlanner
+    from benchmarks.cli.shipped import show_shipped
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
@@ -109,7 +110,9 @@ def audit(
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
-        raise ConfigError(f"no records of {resolved.name} in {store}; run: unlearn run {suite}")
+        missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
+        show_shipped(resolved.name, missing, under="Audits")
+        return
     failed = _work(planner, chosen, shadows, yes=population.yes, how=(runtime, pool))
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)
@@ -186,7 +189,7 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     """A suite, or the one-row suite of a record with the store that it lies in."""
     path = Path(suite)
     if path.suffix != ".json":
-        return selection.suite(suite), store
+        return selection.suite(suite, store), store
     from benchmarks.audits.plan import suite_of_record
     from common.base.errors import DataError
     from common.store.records import RunRecord
@@ -245,18 +248,13 @@ def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
-    from benchmarks.audits.cost import costs
+    from benchmarks.audits.cost import costs, time_line
 
     priced = costs(plan, planner.store, list(planner.base.stages()))
-    unknown = [cost.kind for cost in priced if cost.seconds is None]
-    total = sum(cost.seconds or 0.0 for cost in priced)
-    text = f"About {duration(total)} of one process for what is missing"
-    text += f", without {', '.join(unknown)} (never run here)" if unknown else ""
-    text += ", from the recorded seconds of such stages."
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
     content = table(heads, [_cost_row(cost) for cost in priced], words=True)
-    show(console, [Section("To be trained", (text, *open_), content)])
+    show(console, [Section("To be trained", (time_line(priced), *open_), content)])
 
 
 def _cost_row(cost: Cost) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -17,6 +18,23 @@ app = typer.Typer(
     help="Benchmark machine unlearning: suites in, leaderboards with noise floors out.",
     epilog="Examples:  unlearn demo  ·  unlearn run digits-class  ·  unlearn show gd_sine",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"stable-forgetting {importlib.metadata.version('stable-forgetting')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Takes the options of all commands; the application has its own help."""
+
+
 F = TypeVar("F", bound=Callable[..., None])
 
 

@@ -13,7 +13,6 @@ from benchmarks.cli.session import finish, run_with_audits, working
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show
 from common.base import processes
-from common.base.errors import ConfigError
 from common.store.stages import StageStore
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ def map(
 ) -> None:
     """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
     from benchmarks.audits.report import audit_tables
+    from benchmarks.cli.shipped import show_shipped
     from benchmarks.maps.board import make_board, probe_suite
     from benchmarks.maps.report import sections
     from benchmarks.maps.resolve import load_map
@@ -57,9 +57,9 @@ def map(
         failed = run_with_audits(suite, runtime, pool)[1]
         board.probes = audit_tables(suite, StageStore(runtime.store))
     if not board.lines and not failed:
-        raise ConfigError(
-            f"no complete seed of {resolved.name} in {machine.store}; run: unlearn map {name}"
-        )
+        missing = f"no complete seed of {resolved.name} in {machine.store}; run: unlearn map {name}"
+        show_shipped(resolved.name, missing, maps=True)
+        return
     if not processes.is_main():
         return
     folder = write_map(board, runtime.store)

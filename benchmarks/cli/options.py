@@ -62,17 +62,19 @@ class Selection:
     def __post_init__(self) -> None:
         register_all(self.plugin)
 
-    def suite(self, name: str) -> ResolvedSuite:
-        """The suite of a command line."""
+    def suite(self, name: str, store: Path) -> ResolvedSuite:
+        """The suite of a command line; one that was run under a name of its own is in the store."""
+        from benchmarks.spec.remembered import remembered
         from benchmarks.spec.resolve import load_suite
 
-        return load_suite(name, self.set_ or (), seeds=self.numbers, only=self.rows)
+        file = remembered(name, store)
+        return load_suite(file, self.set_ or (), seeds=self.numbers, only=self.rows)
 
-    def suites(self, name: str) -> list[ResolvedSuite]:
+    def suites(self, name: str, store: Path) -> list[ResolvedSuite]:
         """The suite of a command line, or all suites of a group."""
         from benchmarks.spec.suite import suite_groups
 
-        return [self.suite(each) for each in suite_groups().get(name, [name])]
+        return [self.suite(each, store) for each in suite_groups().get(name, [name])]
 
     @property
     def numbers(self) -> list[int] | None:

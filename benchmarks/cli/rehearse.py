@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import DataRoot, Machine, Selection, Threads, console
+from benchmarks.cli.options import STORE, DataRoot, Machine, Selection, Threads, console
 from benchmarks.pipeline.executors import make_executor
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -31,7 +31,7 @@ def rehearse(
     threads: Threads = 1,
 ) -> None:
     """Run a suite end to end on a CPU: small random models, few samples, first and last steps."""
-    suites = selection.suites(suite)
+    suites = selection.suites(suite, store or STORE)
     with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
         place = (store or Path(folder)) / "rehearsals"
         machine = Machine(place, data_root, "cpu", threads, selection.plugin)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ from benchmarks.cli.options import (
 )
 from benchmarks.cli.session import finish, run_with_audits
 from benchmarks.pipeline.stage import Plan
+from benchmarks.report.files import write_files
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -37,13 +39,22 @@ if TYPE_CHECKING:
     from common.protocol.benchmark import Runtime
 
 NEXT = (
-    "unlearn report digits-class               the tables again, from the records",
-    "unlearn show gd_sine                      what a method is, and its defaults",
-    "unlearn run lethevit-cifar10-small        real CIFAR-10 on two cores (downloads, "
-    "or --data-root)",
-    "unlearn run tofu-small                    real TOFU on two cores (the same)",
-    "CONTRIBUTING.md                           add a baseline in 20 lines",
+    ("report digits-class", "the tables again, from the records"),
+    ("show metrics", "what each column means, and what it cannot say"),
+    ("show gd_sine", "what a method is, and its defaults"),
+    ("run lethevit-cifar10-small", "real CIFAR-10 on two cores (downloads, or --data-root)"),
+    ("run tofu-small", "real TOFU on two cores (the same)"),
 )
+
+
+def _next_lines(store: Path) -> Iterator[str]:
+    """Commands that work as printed: with the program's path where it is not on PATH."""
+    program = Path(sys.executable).with_name("unlearn")
+    name = "unlearn" if shutil.which("unlearn") or not program.exists() else _short_path(program)
+    for arguments, text in NEXT:
+        kept = f" --store {store}" if store != STORE and not arguments.startswith("show") else ""
+        yield f"{name} {arguments}{kept}".ljust(60) + f"  {text}"
+    yield "CONTRIBUTING.md".ljust(60) + "  add a baseline in 20 lines"
 
 
 @command(
@@ -62,12 +73,13 @@ def plan(
     from benchmarks.costs.report import estimate_sections
     from benchmarks.pipeline.planner import make_plan
 
-    resolved, stages = selection.suite(suite), StageStore(store)
+    resolved, stages = selection.suite(suite, store), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
     show(console, estimate_sections(estimates(resolved)))
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
+    from benchmarks.audits.cost import costs, time_line
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -96,6 +108,9 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         )
     if suite.audits:
         text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
+    priced = costs(planned, store, ())
+    if any(cost.missing for cost in priced) and any(cost.seconds for cost in priced):
+        text.append(time_line(priced))
     heads = ["stage", "kind", "key", ""]
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
     by_kind = table(["kind", "planned", "to do", "stored"], counts)
@@ -108,16 +123,31 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run cifar100-class10-small --data-root data",
     "unlearn run digits-all",
     "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200",
+    "unlearn run digits-class --fresh gd_sine",
 )
 def run(
     suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
     machine: Machine,
     selection: Selection,
     pool: Pool,
+    fresh: Annotated[
+        str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
+    ] = None,
 ) -> None:
     """Run a suite (what is in the store is not run again) and print its leaderboard."""
-    suites = selection.suites(suite)
-    finish(run_all(suites, machine.runtime(), pool))
+    suites, runtime = selection.suites(suite, machine.store), machine.runtime()
+    if fresh:
+        _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
+    finish(run_all(suites, runtime, pool))
+
+
+def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
+    from benchmarks.leaderboard.fresh import remove_rows
+
+    if not processes.is_main():
+        return
+    count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
+    console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
 
 
 def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
@@ -140,7 +170,10 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.leaderboard.derive import make_leaderboard
     from benchmarks.leaderboard.write import write_report
+    from benchmarks.spec.remembered import suite_files
 
+    if processes.is_main():
+        write_files(runtime.store / "suites" / suite.name, suite_files(suite))
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))
@@ -188,7 +221,7 @@ def stage(
     from benchmarks.pipeline.runner import run_stage
     from benchmarks.pipeline.schedule import events_folder
 
-    resolved, runtime = selection.suite(suite), machine.runtime()
+    resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
     stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
     hits = [stage for stage in stages if stage.key.startswith(key)]
     if len(hits) != 1:
@@ -217,28 +250,42 @@ def report(
         str, typer.Option("--format", help="table, md, csv, json, html or svg.")
     ] = "table",
 ) -> None:
-    """Print a suite's leaderboard from the records that are there; runs nothing."""
+    """Print a suite's leaderboard from the records that are there; runs nothing.
+
+    Where there are none, the report that comes with the project is shown.
+    """
+    from benchmarks.cli.shipped import show_shipped, write_shipped
     from benchmarks.leaderboard.report import sections
     from benchmarks.leaderboard.write import FORMATS
     from benchmarks.paper.report import published_sections
 
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    for resolved in selection.suites(suite, store) if format_ == "table" else ():
+        board = _board(resolved, store)
+        if board is None:
+            show_shipped(resolved.name, _missing(resolved, store, suite))
+        else:
+            show(console, sections(board) + published_sections(board.suite.spec.published))
     if format_ != "table":
-        board = _board(selection.suite(suite), store, suite)
-        sys.stdout.write(FORMATS[format_][1](board))
-        return
-    for board in [_board(each, store, suite) for each in selection.suites(suite)]:
-        show(console, sections(board) + published_sections(board.suite.spec.published))
+        resolved = selection.suite(suite, store)
+        board = _board(resolved, store)
+        if board is None:
+            write_shipped(resolved.name, _missing(resolved, store, suite), format_)
+        else:
+            sys.stdout.write(FORMATS[format_][1](board))
 
 
-def _board(suite: ResolvedSuite, store: Path, called: str) -> Leaderboard:
+def _board(suite: ResolvedSuite, store: Path) -> Leaderboard | None:
+    """The leaderboard of a store; None where it has no record of the suite."""
     from benchmarks.leaderboard.derive import make_leaderboard
 
     board = make_leaderboard(suite, StageStore(store))
-    if not board.records:
-        raise ConfigError(f"no records of {suite.name} in {store}; run: unlearn run {called}")
-    return board
+    return board if board.records else None
+
+
+def _missing(suite: ResolvedSuite, store: Path, called: str) -> str:
+    return f"no records of {suite.name} in {store}; run: unlearn run {called}"
 
 
 @command("unlearn demo", "unlearn demo --quick")
@@ -260,11 +307,11 @@ def demo(
         epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
         digits, authors = Selection(epochs, "1", rows), Selection(None, "1", rows)
         notes = Selection(None, "1", rows.removeprefix("finetune,"))
-    suites = [digits.suite("digits-class"), digits.suite("digits-random")]
-    suites += [authors.suite("authors"), notes.suite("tdec-notes")]
+    suites = [digits.suite(name, store) for name in ("digits-class", "digits-random")]
+    suites += [authors.suite("authors", store), notes.suite("tdec-notes", store)]
     failed = run_all(suites, runtime, Pool(workers))
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
-    for line in NEXT:
+    for line in _next_lines(store):
         console.print(f"  {line}", highlight=False)
     finish(failed)

@@ -15,6 +15,7 @@ from benchmarks.cli.options import Pool, console, print_error
 from benchmarks.pipeline.executors import WorkerPool, make_executor
 from benchmarks.pipeline.progress import Display
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base.registry import plugin_files
 from common.store.stages import StageStore
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor, Display]]:
     """An executor and a display around the running of a plan; an interruption stops the workers."""
     count = pool.workers or default_workers(runtime.device)
-    executor = make_executor(pool.executor, count, runtime.threads, runtime.plugins)
+    executor = make_executor(pool.executor, count, runtime.threads, plugin_files())
     try:
         with Display(console, title) as display:
             yield executor, display

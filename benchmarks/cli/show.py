@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -16,10 +18,12 @@ from benchmarks.cli.options import Plugins, console, register_all
 from benchmarks.report.cells import settings
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show as show_sections
+from benchmarks.spec.needs import needs
+from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
 from benchmarks.spec.resolved import HEADS, resolved_table
-from benchmarks.spec.suite import find_suite, read_suite, suite_groups, suite_names
-from common.base.config import canonical, did_you_mean, read_yaml
+from benchmarks.spec.suite import find_suite, suite_groups, suite_names
+from common.base.config import Strict, canonical, did_you_mean, read_yaml
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
 from common.bounded.presets import PRESETS
@@ -28,13 +32,20 @@ LISTS = ("methods", "suites", "maps", "benchmarks")
 
 
 @command(
-    "unlearn ls", "unlearn ls methods", "unlearn ls suites", "unlearn ls suites --paper", name="ls"
+    "unlearn ls",
+    "unlearn ls methods",
+    "unlearn ls suites --filter digits",
+    "unlearn ls suites --paper",
+    name="ls",
 )
 def list_all(
     what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
     paper: Annotated[
         bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
     ] = False,
+    words: Annotated[
+        str | None, typer.Option("--filter", help="Only lines with all these words.")
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """List suites, maps, methods and benchmarks."""
@@ -46,12 +57,12 @@ def list_all(
         return
     if what not in ("all", *LISTS):
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
-    suites = [[n, str(read_suite(n)[1].get("title", ""))] for n in suite_names()]
-    suites += [[name, ", ".join(members)] for name, members in suite_groups().items()]
+    suites = [_suite_line(name) for name in suite_names()]
+    suites += [[name, "as its suites", ", ".join(of)] for name, of in suite_groups().items()]
     maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
     registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
     for name, title, heads, rows in (
-        ("suites", "Suites", ["suite", "what it measures"], suites),
+        ("suites", "Suites", ["suite", "needs", "what it measures"], suites),
         ("maps", "Stability maps", ["map", "what it asks"], maps),
         *(
             (
@@ -64,11 +75,22 @@ def list_all(
         ),
     ):
         if what in ("all", name):
-            _show_words(title, heads, rows)
+            _show_words(title, heads, _filtered(rows, words))
     if what in ("all", "methods"):
         crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
         heads = ["name", "what is trained"]
-        _show_words("Any method with an adapter, through", heads, crossed)
+        _show_words("Any method with an adapter, through", heads, _filtered(crossed, words))
+
+
+def _suite_line(name: str) -> list[str]:
+    data = read_suite(name)[1]
+    return [name, ", ".join(needs(data)) or "nothing", str(data.get("title", ""))]
+
+
+def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
+    """The rows in which every word stands, in any column."""
+    wanted = (words or "").lower().split()
+    return [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
 
 
 def _list_paper(what: str) -> None:
@@ -86,12 +108,13 @@ def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
 @command(
     "unlearn show gd_sine",
     "unlearn show digits-class",
+    "unlearn show metrics",
     "unlearn show tofu-phi-1.5-forget10 --resolved",
     "unlearn show lethevit-cifar10 --published",
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
-    name: Annotated[str, typer.Argument(help="A method, suite or benchmark, or: bounded.")],
+    name: Annotated[str, typer.Argument(help="A method, suite, benchmark; or: metrics, bounded.")],
     plan: Annotated[
         str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
     ] = None,
@@ -110,6 +133,9 @@ def show(
     if name == "bounded":
         _show_bounded(plan, rank, tokens, placement)
         return
+    if name == "metrics":
+        _show_glossary()
+        return
     if plan is not None:
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
@@ -127,8 +153,15 @@ def show(
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
-        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded"]
+        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded", "metrics"]
         raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, names)}; see: unlearn ls")
+
+
+def _show_glossary() -> None:
+    from benchmarks.machine.glossary import glossary
+
+    register_all(None)
+    show_sections(console, glossary())
 
 
 def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
@@ -146,6 +179,8 @@ def show_method(name: str) -> None:
     info = cls.info
     console.print(f"[bold]{name}[/bold]  version {info.version}  ({escape(str(entry.origin))})")
     console.print(escape(inspect.getdoc(cls) or ""), highlight=False)
+    if "Formula:" not in (inspect.getdoc(cls) or ""):
+        console.print(escape(_formula(cls)), highlight=False)
     console.print(f"\n[bold]paper[/bold]   {escape(info.paper)}", highlight=False)
     console.print(f"[bold]reads[/bold]   {', '.join(sorted(info.access)) or 'nothing'}")
     if info.models > 1:
@@ -154,11 +189,50 @@ def show_method(name: str) -> None:
         console.print(f"[bold]only[/bold]    {info.modality} benchmarks")
     if info.scenarios:
         console.print(f"[bold]only[/bold]    {', '.join(sorted(info.scenarios))} forgetting")
-    defaults = yaml.safe_dump(canonical(cls.Config()), sort_keys=False)
-    console.print(f"\n[bold]defaults[/bold]\n{escape(defaults)}", highlight=False)
+    console.print(f"[bold]class[/bold]   {escape(_place(cls))}", highlight=False)
+    console.print("\n[bold]defaults[/bold]")
+    for key, value, doc in explained(cls.Config()):
+        text = f"{key}: {escape(value)}" + (f"  [dim]{escape(doc)}[/dim]" if doc else "")
+        console.print(text, highlight=False, soft_wrap=True)
+    console.print()
     for preset, params in cls.presets.items():
         text = yaml.safe_dump(canonical(params), sort_keys=False, default_flow_style=True).strip()
         console.print(f"[bold]preset {preset}[/bold]  {escape(text)}", highlight=False)
+
+
+def _formula(cls: type) -> str:
+    """The objective of the method that a class is a variant of; empty where none states one."""
+    docs = (inspect.cleandoc(base.__doc__ or "") for base in cls.__mro__)
+    blocks = (block for doc in docs for block in doc.split("\n\n"))
+    return next((f"\n{block}" for block in blocks if block.startswith("Formula:")), "")
+
+
+def _place(cls: type) -> str:
+    """File and line of a class, or of the one that it is a variant of."""
+    for base in cls.__mro__:
+        try:
+            return f"{inspect.getsourcefile(base)}:{inspect.getsourcelines(base)[1]}"
+        except (OSError, TypeError):
+            continue
+    return cls.__module__
+
+
+def explained(config: Strict, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(dotted key, default, what it means) of every field, from the docstrings of its classes."""
+    docs: dict[str, str] = {}
+    for base in reversed(type(config).__mro__):
+        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        section = re.split(r"\n\S|\n\n", text, maxsplit=1)[0]
+        for name, doc in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.M):
+            docs[name] = " ".join(doc.split())
+    for name in type(config).model_fields:
+        value, doc = getattr(config, name), docs.get(name, "")
+        if isinstance(value, Strict):
+            yield f"{prefix}{name}", "", doc
+            yield from explained(value, f"{prefix}{name}.")
+        else:
+            dumped = yaml.safe_dump(canonical(value), default_flow_style=True, width=10_000)
+            yield f"{prefix}{name}", dumped.removesuffix("...\n").strip(), doc
 
 
 def show_benchmark(name: str) -> None:

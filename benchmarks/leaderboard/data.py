@@ -14,6 +14,7 @@ from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.leaderboard.folds import to_json as folds_json
 from benchmarks.leaderboard.sweep import sources
 from benchmarks.paper.report import published_json
+from benchmarks.spec.remembered import suite_digest
 from common.measure.gaps import Summary
 
 
@@ -37,6 +38,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
     return {
         "suite": board.suite.name,
         "version": board.suite.spec.version,
+        "digest": suite_digest(board.suite),
         "kind": "measured",
         "complete": board.complete,
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},

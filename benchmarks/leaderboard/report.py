@@ -23,6 +23,7 @@ from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import spread
 from benchmarks.report.section import Section, Table, filled
 from benchmarks.spec.goals import rule_sets
+from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.registry import METHODS
@@ -38,7 +39,7 @@ def sections(board: Leaderboard) -> list[Section]:
     seeds = ", ".join(map(str, spec.seeds))
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
     return filled(
-        Section(f"{spec.suite} (v{spec.version}, measured)", (spec.title,), depth=1),
+        Section(_title(board.suite), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(assumption_line(board),)),
         Section(text=(missing,), tone="warning"),
@@ -63,6 +64,11 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
         *published_sections(spec.published, "full"),
     )
+
+
+def _title(suite: ResolvedSuite) -> str:
+    """Name, version, and the digest that tells suites of one name and version apart."""
+    return f"{suite.name} (v{suite.spec.version}, {suite_digest(suite)}, measured)"
 
 
 def _tables(*titled: tuple[str, Table]) -> list[Section]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
@@ -10,21 +10,26 @@ from benchmarks.report.cells import MISSING, interval, number, percent, settings
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.registry import METHODS
+from common.measure.rules import Axis
 from common.measure.verdict import Word
 
 NARROW_COLUMNS = 4
+DISTANCE = "is the distance that orders the rows"
+CRITERIA = "says whether a published rule holds, or which of its criteria fail"
 MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "unclear": "?"}
 
 
 def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
-    heads = ["method", "n", *_metric_heads(board, names)]
-    heads += [*[f"{axis.title} ↓" for axis in rule.axes], f"{rule.title} ↓", ""]
+    heads: list[str | Column] = ["method", "n", *_metric_heads(board, names)]
+    heads += [Column(f"{axis.title} ↓", doc=axis_doc(axis)) for axis in rule.axes]
+    heads += [Column(f"{rule.title} ↓", doc=DISTANCE), ""]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
     heads += ["reached", "steps"] if rule.goals else []
-    heads += [*board.suite.spec.rules, *[column.title for column in rule.also]]
+    heads += [Column(name, doc=CRITERIA) for name in board.suite.spec.rules]
+    heads += [Column(column.title, doc=column.doc) for column in rule.also]
     rows = []
     for row in board.rows:
         cells = [_name(row), status_cell(row, len(board.suite.spec.seeds))]
@@ -93,13 +98,19 @@ def narrow_table(board: Leaderboard) -> Table:
     for row in board.rows:
         cells = [_narrow_value_cell(row, name, board.specs[name].digits) for name in names]
         rows.append([_name(row), *cells, _narrow_ag_cell(row, diverged=diverged)])
-    doc = "ends in ✗n where n of the row's seeds diverged, which are in no mean" if diverged else ""
-    ag = Column(f"{board.rule.title} ↓", doc=doc)
+    lost = "; it ends in ✗n where n of the row's seeds diverged, which are in no mean"
+    ag = Column(f"{board.rule.title} ↓", doc=DISTANCE + lost * diverged)
     return table(["method", *_metric_heads(board, names), ag], rows, marks=reference_marks(board))
 
 
-def _metric_heads(board: Leaderboard, names: tuple[str, ...] | list[str]) -> list[str]:
-    return [f"{board.specs[name].title} {board.specs[name].arrow[0]}" for name in names]
+def _metric_heads(board: Leaderboard, names: Sequence[str]) -> list[Column]:
+    specs = [board.specs[name] for name in names]
+    return [Column(f"{spec.title} {spec.arrow[0]}", doc=f"is {spec.doc}") for spec in specs]
+
+
+def axis_doc(axis: Axis) -> str:
+    """What an axis of a rule is the mean of."""
+    return f"is the weighted mean |gap| over {', '.join(axis.weights)}"
 
 
 def reference_marks(board: Leaderboard) -> dict[str, Mark]:
@@ -158,7 +169,10 @@ def status_cell(row: BoardRow, planned: int) -> str:
 def gap_table(board: Leaderboard) -> Table:
     """Signed gaps and AG with their 95 % t-intervals."""
     names = board.suite.spec.columns
-    heads = ["method", *[f"{board.specs[name].title} gap" for name in names], board.rule.title]
+    heads: list[str | Column] = ["method"]
+    for title in (board.specs[name].title for name in names):
+        heads.append(Column(f"{title} gap", doc=f"is {title} less that of the seed's Retrain"))
+    heads.append(Column(board.rule.title, doc=DISTANCE))
     rows = []
     for row in board.rows:
         cells = [interval(row.gaps.get(name), f"+.{board.specs[name].digits}f") for name in names]
@@ -166,13 +180,11 @@ def gap_table(board: Leaderboard) -> Table:
     return table(heads, rows, marks=reference_marks(board))
 
 
-ARGUMENT = "is the largest |omega A B^T| (the argument of phi)"
-ACTIVE = "is the share of entries above 0.5, where sine, tanh and identity begin to differ"
-LOGGED: Mapping[str, tuple[Column, Callable[[float | None], str]]] = {
-    "last/adapter/delta_ratio": (Column("‖dW‖/‖W0‖"), partial(number, digits=3)),
-    "last/adapter/max_argument": (Column("max |arg|", doc=ARGUMENT), partial(number, digits=3)),
-    "last/adapter/bound_active": (Column("bound active", doc=ACTIVE), percent),
-    "last/logits/spread": (Column("logit spread"), partial(number, digits=2)),
+LOGGED: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
+    "last/adapter/delta_ratio": ("‖dW‖/‖W0‖", partial(number, digits=3)),
+    "last/adapter/max_argument": ("max |arg|", partial(number, digits=3)),
+    "last/adapter/bound_active": ("bound active", percent),
+    "last/logits/spread": ("logit spread", partial(number, digits=2)),
 }
 """What trainings log of adapters and logits: name in a record's dynamics -> column, format."""
 
@@ -190,7 +202,6 @@ def dynamics_table(board: Leaderboard) -> Table:
     )
 
 
-PASSES = "counts every sample of the retain set that the method was given, over the set's size"
 SPENT = {"retain_passes": 1, "retain_samples": 0, "forget_samples": 0, "steps": 0, "seconds": 1}
 """Cost entries of a record that are printed -> digits."""
 
@@ -205,8 +216,8 @@ def cost_table(board: Leaderboard) -> Table:
         cells = [number(row.cost.get(name), digits) for name, digits in SPENT.items()]
         cells += [str(row.trials or MISSING)] if board.trials else []
         rows.append([row.label, *cells, number(share, 2), settings(row.chosen) or MISSING])
-    heads: list[str | Column] = ["method", Column("retain passes", doc=PASSES), "retain samples"]
-    heads += ["forget samples", "steps", "seconds", *(["trials"] if board.trials else [])]
+    heads = ["method", "retain passes", "retain samples", "forget samples", "steps", "seconds"]
+    heads += ["trials"] if board.trials else []
     heads += ["trained %", "chosen by tuning"]
     return table(heads, rows, marks=reference_marks(board))
 
@@ -220,5 +231,5 @@ def further_table(board: Leaderboard) -> Table:
         for row in board.rows
         if names
     ]
-    heads = ["method", *[board.specs[name].title for name in names]]
+    heads: list[str | Column] = ["method", *_metric_heads(board, names)]
     return table(heads, rows, marks=reference_marks(board))

@@ -7,6 +7,7 @@ import math
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.leaderboard.tables import MARKS, reference_marks
 from benchmarks.report.cells import significant
+from benchmarks.report.columns import DOCS
 from benchmarks.report.section import Column, Section, table
 from benchmarks.spec.suite import REFERENCES
 from common.measure.verdict import LEVEL, MARGIN, Median, Verdict
@@ -41,7 +42,7 @@ def verdict_sections(board: Leaderboard) -> list[Section]:
     columns = [Column("odd", doc=ODD), Column("p", doc=P), Column("q", doc=Q)]
     columns += [Column("ratio", doc=RATIO), Column("told from", doc=TOLD)]
     content = table(
-        ["method", Column("verdict", "label"), *columns],
+        ["method", Column("verdict", "label", DOCS["verdict"]), *columns],
         [[label, *_cells(verdict)] for label, verdict in rows.items()],
         marks=reference_marks(board),
     )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.spec.needs import LAYOUTS, data_sets
+
 Verdict = Literal["ok", "note", "bad"]
 Answer = tuple[Verdict, str, str]
 """Verdict, detail, mend."""
 HUB = "huggingface.co"
-CIFAR = ("cifar10", "cifar100")
 PACKAGES = (
     "timm",
     "transformers",
@@ -129,16 +130,17 @@ def _stages(store: Path) -> list[Finding]:
 
 
 def _data(root: Path | None) -> Answer:
+    places = ", ".join(pattern for patterns in LAYOUTS.values() for pattern in patterns)
     if root is None:
-        mend = "--data-root FOLDER with cifar10/ and cifar100/ in hub layout (parquet)"
-        return "note", "not given: digits only, or download", mend
+        mend = f"--data-root FOLDER with any of {places}"
+        return "note", "not given: digits and invented texts only, or download", mend
     if not root.is_dir():
         return "bad", f"{root} is not a folder", "correct --data-root"
-    datasets = [name for name in CIFAR if any((root / name).glob("*.parquet"))]
-    if not datasets:
-        mend = "put hub-layout parquet files there, or let torchvision download"
-        return "note", f"no cifar10/ or cifar100/ parquet in {root}", mend
-    return "ok", f"{root}: {', '.join(datasets)}", ""
+    present = data_sets(root)
+    absent = [name for name in LAYOUTS if name not in present]
+    if not present:
+        return "note", f"no data set in {root}", f"put any of these there: {places}"
+    return "ok", f"{root}: {', '.join(present)}; not there: {', '.join(absent) or 'none'}", ""
 
 
 def _hub(timeout: float) -> Answer:

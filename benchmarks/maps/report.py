@@ -11,7 +11,7 @@ from benchmarks.maps.derive import Ceiling, MapComparison, MapLine
 from benchmarks.maps.draw import picture
 from benchmarks.maps.plan import SIDES
 from benchmarks.report.cells import MISSING, number, spread
-from benchmarks.report.section import Section, Table, filled, table
+from benchmarks.report.section import Column, Section, Table, filled, table
 from common.measure.gaps import summarise
 
 CEILING = "retrain*"
@@ -41,8 +41,10 @@ def sections(board: MapBoard) -> list[Section]:
 def share_table(board: MapBoard) -> Table:
     """How much is accepted: one row per method, after the ceiling."""
     retained = board.titles.retained
-    heads = ["method", "accepted %", "strict %", "loose %", "band", "of"]
-    heads += [f"worst {retained}", f"median {retained}", "✗"]
+    heads: list[str | Column] = ["method", "accepted %", "strict %", "loose %", "band", "of"]
+    of = f"{retained} over the grid's cells"
+    heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
+    heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
     ceiling = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
     rows = [*ceiling, *map(_share_row, board.lines)]
     return table(heads, rows, marks={CEILING: "goal"})
@@ -79,8 +81,15 @@ def place_table(board: MapBoard) -> Table:
             place = f"lr {best.lr:g}, λ {best.lam:g}, step {best.step}"
             cell = [place, f"{best.seeds}/{len(line.seeds)}", spread(best.utility, digits)]
         rows.append([line.label, *(edge_text(line.edges[side]) for side in SIDES), *cell])
-    utility = f"its {board.titles.utility}"
-    heads = ["method", "lower edge", "upper edge", "best cell", "seeds", utility]
+    utility = Column(f"its {board.titles.utility}", doc="is the best cell's")
+    heads: list[str | Column] = [
+        "method",
+        "lower edge",
+        "upper edge",
+        "best cell",
+        "seeds",
+        utility,
+    ]
     return table(heads, rows)
 
 

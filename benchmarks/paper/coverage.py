@@ -10,8 +10,9 @@ from typing import Any
 from benchmarks.costs.estimate import A100, estimates, total_hours
 from benchmarks.report.section import Section, table
 from benchmarks.spec.published import read_figures, read_tables
+from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import SUITES, read_suite, suite_names
+from benchmarks.spec.suite import SUITES, suite_names
 
 RESULTS = SUITES.parent / "results"
 NOTE = (

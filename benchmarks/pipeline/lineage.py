@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.stage import ModelSpec, Stage
+from benchmarks.pipeline.stage import ModelSpec, Stage, foreign_code
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical
 from common.base.errors import ConfigError
@@ -53,7 +53,7 @@ class Lineage:
             rehearsal=rehearsal,
             **spec,
         )
-        hashed = _hashed({"benchmark": benchmark, **identity})
+        hashed = _hashed({"benchmark": benchmark, **identity, **foreign_code(kind, typed)})
         if rehearsal is not None:
             hashed["rehearsal"] = rehearsal
         if self.suite.fold and kind != "original" and self.suite.fold not in name.split("/"):

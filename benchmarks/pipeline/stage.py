@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.tune import Draw
 from common.base.config import Strict, canonical, digest
+from common.base.registry import plugin_code
 from common.store.stages import ENGINE_VERSION
 from common.train.rehearsal import Rehearsal
 
@@ -42,6 +43,12 @@ class ModelSpec(StageSpec):
     method: str
     params: dict[str, Any] = {}
     replicate: int = 0
+
+
+def foreign_code(kind: str, spec: StageSpec) -> dict[str, list[str]]:
+    """What of a stage's identity is code: digests of the plugins that it names; empty without."""
+    digests = plugin_code({"kind": kind, "spec": spec})
+    return {"plugin_code": digests} if digests else {}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
+from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage, foreign_code
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from common.base import processes
 from common.base.config import validate
@@ -64,7 +64,7 @@ class Worksite:
         events: Path | None = None,
         progress: Progress | None = None,
     ):
-        self.stage, self.runtime = stage, runtime
+        self.stage, self.runtime = with_its_code(stage), runtime
         self._store = StageStore(runtime.store)
         self._events, self._progress = events, progress
         self.about: dict[str, Any] = {"status": "ok", "name": stage.name, "seed": stage.spec.seed}
@@ -304,6 +304,14 @@ def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
     cls = BENCHMARKS[name]
     check_device(runtime.device)
     return cls(validate(cls.Config, json.loads(protocol), f"protocol of {name}"), runtime)
+
+
+def with_its_code(stage: Stage) -> Stage:
+    """A stage, or DataError where this process has loaded other plugins than its plan names."""
+    code = foreign_code(stage.kind, stage.spec)
+    if code.get("plugin_code") != stage.identity.get("plugin_code"):
+        raise DataError(f"{stage.name}: its plugin was edited while the run went on; run again")
+    return stage
 
 
 def check_device(name: str) -> None:

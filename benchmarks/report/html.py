@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from benchmarks.report.section import Picture, Section, Table
+from benchmarks.report.section import Column, Picture, Section, Table
 
 STYLE = (
     "body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:collapse}"
@@ -42,13 +42,21 @@ def _blocks(section: Section) -> Iterator[str]:
 def _table(table: Table) -> str:
     classes = ["" if column.kind == "number" else ' class="left"' for column in table.columns]
 
-    def row(tag: str, cells: Sequence[str]) -> str:
+    def row(cells: Sequence[str]) -> str:
         pairs = zip(classes, cells, strict=True)
-        return "".join(f"<{tag}{style}>{escape(cell)}</{tag}>" for style, cell in pairs)
+        return "".join(f"<td{style}>{escape(cell)}</td>" for style, cell in pairs)
 
     lines = []
     for cells in table.rows:
         mark = table.marks.get(cells[0])
-        lines.append((f'<tr class="{mark}">' if mark else "<tr>") + row("td", cells) + "</tr>")
-    head = f"<thead><tr>{row('th', table.heads)}</tr></thead>"
+        lines.append((f'<tr class="{mark}">' if mark else "<tr>") + row(cells) + "</tr>")
+    heads = "".join(
+        f"<th{style}{_tooltip(column)}>{escape(column.head)}</th>"
+        for style, column in zip(classes, table.columns, strict=True)
+    )
+    head = f"<thead><tr>{heads}</tr></thead>"
     return f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"
+
+
+def _tooltip(column: Column) -> str:
+    return f' title="{escape(column.head)} {escape(column.doc)}"' if column.doc else ""

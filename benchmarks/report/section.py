@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchmarks.report.columns import DOCS
+
 Kind = Literal["label", "number", "words"]
 Mark = Literal["goal", "reference"]
 Tone = Literal["plain", "muted", "warning"]
@@ -65,11 +67,14 @@ def table(
     narrow: Table | None = None,
     marks: Mapping[str, Mark] | None = None,
 ) -> Table:
-    """A table from plain heads: a column of labels, then numbers, or words throughout."""
+    """A table from plain heads: a column of labels, then numbers, or words throughout.
+
+    A plain head that :mod:`benchmarks.report.columns` knows is explained.
+    """
     columns = []
     for index, head in enumerate(heads):
         kind: Kind = "words" if words else "number" if index else "label"
-        columns.append(Column(head, kind) if isinstance(head, str) else head)
+        columns.append(Column(head, kind, DOCS.get(head, "")) if isinstance(head, str) else head)
     return Table(tuple(columns), tuple(tuple(row) for row in rows), narrow, marks or {})
 
 

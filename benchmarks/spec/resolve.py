@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.spec.defaults import BudgetWord, budget_of, check_defaults, row_params
 from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
-from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite, read_suite
+from benchmarks.spec.reading import read_suite
+from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
 from benchmarks.spec.tune import Draw, Search, search_of
 from common.base.config import (
     Strict,
@@ -65,6 +66,7 @@ class ResolvedSuite:
         fold: Its name among the folds; empty without any.
         folds: The folds before the last, each a suite.
         rehearsal: How much of it is done, where it is only rehearsed.
+        unfolded: The whole suite's spec, of which ``spec`` is the last fold's.
     """
 
     spec: Suite
@@ -76,6 +78,7 @@ class ResolvedSuite:
     fold: str = ""
     folds: tuple[ResolvedSuite, ...] = ()
     rehearsal: Rehearsal | None = None
+    unfolded: Suite | None = None
 
     @property
     def name(self) -> str:
@@ -141,7 +144,7 @@ def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
         if folds and suite.spec.folds.kind == "sustainability":
             fold = replace(fold, after=folds[-1])
         folds.append(fold)
-    return replace(folds[-1], folds=tuple(folds[:-1]))
+    return replace(folds[-1], folds=tuple(folds[:-1]), unfolded=suite.spec)
 
 
 def _renamed(
@@ -223,7 +226,8 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     try:
         cls = METHODS[method]
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        mend = "if it is a plugin's, name the file under plugins: or with --plugin"
+        raise ConfigError(f"{where}: {error}; {mend}") from None
     _check_class(cls, where)
     params = row_params(spec, method, row, where)
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")

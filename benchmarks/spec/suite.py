@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,10 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from benchmarks.spec.tune import Tune
-from benchmarks.spec.variables import variants, with_values
+from benchmarks.spec.variables import variants
 from common.base.config import (
     Strict,
-    apply_overrides,
     did_you_mean,
     read_yaml,
 )
@@ -120,6 +118,11 @@ class Suite(Strict):
         probes: Name -> settings of a probe, each final model's table on the probe's own data;
             ``probe`` in the settings names the registered one where the name is another.
         rules: Rule sets of the benchmark whose verdicts are columns.
+        plugins: Python files that register what the suite names, beside the suite's file.
+
+    Of a file that it ``extends`` (a built-in suite's name, or a file) a suite takes over everything
+    that it does not say itself; a null row removes an inherited one, and ``rows`` names those that
+    stay beside the references.
     """
 
     suite: Name
@@ -144,6 +147,7 @@ class Suite(Strict):
     audits: dict[str, dict[str, Any] | None] = {}
     probes: dict[Name, dict[str, Any] | None] = {}
     rules: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -174,14 +178,6 @@ def suite_names() -> list[str]:
 def suite_groups() -> dict[str, list[str]]:
     """Names of several built-in suites together."""
     return read_yaml(SUITES / "_groups.yaml")
-
-
-def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
-    """A suite's file, and what it says of this suite: overridden, with the variables' values."""
-    path = find_suite(name)
-    variant = "" if path == Path(name) else name.removeprefix(path.stem)
-    data = apply_overrides(read_yaml(path), overrides)
-    return path, with_values(data, variant, str(path))
 
 
 def find_suite(name: str) -> Path:

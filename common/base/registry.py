@@ -8,21 +8,42 @@ the entry-point group ``stable_forgetting.plugins`` or a file given with ``--plu
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from common.base.config import did_you_mean
+from common.base.config import canonical, did_you_mean
 from common.base.errors import ConfigError, named_line
 from common.base.public import stale_imports
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "stable_forgetting.plugins"
+OURS = ("common", "vision", "language", "benchmarks")
+"""Packages whose versions say when the same config would give other numbers."""
+_FILE_PLUGIN = "stable_forgetting_plugin_"
+"""How the modules of plugin files begin."""
+_DIGEST = "__source_digest__"
+
+
+class Table(Protocol):
+    """Names of which some may come from plugins."""
+
+    def foreign(self) -> bool:
+        """Whether any name does."""
+
+    def code(self, name: str) -> set[str]:
+        """Digests of the plugins' sources that a name stands for; none for ours or unknown."""
+
+
+TABLES: list[Table] = []
+"""Every registry, and every other table that plugins may add names to."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,7 @@ class Registry(Generic[T]):
         self._base = base
         self._derived = derived
         self._entries: dict[str, Entry] = {}
+        TABLES.append(self)
 
     def register(
         self, name: str, target: str | type[T] | None = None, *, summary: str = ""
@@ -92,6 +114,19 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.kind} '{name}'{hint}")
         return entry
 
+    def foreign(self) -> bool:
+        """Whether any entry was registered by a plugin."""
+        return any(is_foreign(_path(entry)) for entry in self)
+
+    def code(self, name: str) -> set[str]:
+        """Digests of the plugins' sources that the class of a name and its bases come from."""
+        entry = self._find(name)
+        if entry is None or not is_foreign(_path(entry)):
+            return set()
+        base = _import(self._base, self.kind)
+        modules = {cls.__module__ for cls in self[name].__mro__ if issubclass(cls, base)}
+        return {source_digest(module) for module in modules if is_foreign(module)}
+
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
@@ -130,6 +165,49 @@ def _import(path: str, who: str) -> Any:
         raise ConfigError(f"{who}: cannot import '{path}': {error}") from error
 
 
+def is_foreign(path: str) -> bool:
+    """Whether a module, or ``module:attr``, belongs to a plugin."""
+    return path.partition(":")[0].partition(".")[0] not in OURS
+
+
+def source_digest(module: str) -> str:
+    """SHA-256 of a plugin's source: of its one file as it was run, or of its whole package."""
+    digest = getattr(sys.modules[module], _DIGEST, None)
+    return str(digest) if digest else _package_digest(module)
+
+
+@cache
+def _package_digest(module: str) -> str:
+    package = sys.modules.get(module.partition(".")[0])
+    roots = [Path(root) for root in getattr(package, "__path__", ())]
+    files = sorted(file for root in roots for file in root.rglob("*.py"))
+    own = getattr(sys.modules[module], "__file__", None)
+    files = files or [Path(own)] if own else files
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def plugin_code(value: Any) -> list[str]:
+    """Digests of the plugins' sources that any text inside a value stands for, sorted."""
+
+    def texts(item: Any) -> Iterator[str]:
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping | list):
+            for inner in item.values() if isinstance(item, Mapping) else item:
+                yield from texts(inner)
+
+    if not any(table.foreign() for table in TABLES):
+        return []
+    names = set(texts(canonical(value)))
+    return sorted({digest for name in names for table in TABLES for digest in table.code(name)})
+
+
+def plugin_files() -> tuple[str, ...]:
+    """The plugin files that this process has loaded."""
+    modules = [m for name, m in sys.modules.items() if name.startswith(_FILE_PLUGIN)]
+    return tuple(str(module.__file__) for module in modules)
+
+
 def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
     """Imports plugin files and installed entry points, so that they register their entries."""
     for file in files:
@@ -152,20 +230,23 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
 def _load_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--plugin {path}: no such file")
-    name = f"stable_forgetting_plugin_{path.stem}"
+    name = f"{_FILE_PLUGIN}{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
         return
     spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
+    if spec is None or spec.origin is None:
         raise ConfigError(f"--plugin {path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        stale = stale_imports(path.read_text(encoding="utf-8"))
+        source = path.read_bytes()
+        stale = stale_imports(importlib.util.decode_source(source))
         if stale is not None:
             raise ConfigError(f"--plugin {path}: {stale}")
-        spec.loader.exec_module(module)
+        setattr(module, _DIGEST, hashlib.sha256(source).hexdigest())
+        # run from these bytes: Python's own cache misses an edit within one second
+        exec(compile(source, spec.origin, "exec"), module.__dict__)
     except ConfigError:
         del sys.modules[name]
         raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
+from common.base.registry import OURS, TABLES, is_foreign, source_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +73,15 @@ class Phi:
 class PhiTable(dict[str, Phi]):
     """Name -> record."""
 
+    def foreign(self) -> bool:
+        """Whether any record was registered by a plugin."""
+        return any(is_foreign(phi.value.__module__) for phi in self.values())
+
+    def code(self, name: str) -> set[str]:
+        """Digest of the plugin's source that a record comes from."""
+        module = self[name].value.__module__ if name in self else OURS[0]
+        return {source_digest(module)} if is_foreign(module) else set()
+
     def register(self, phi: Phi) -> None:
         """Adds a record.
 
@@ -117,6 +127,7 @@ def _positive(p: Tensor, out: Tensor) -> None:
 
 PHIS = PhiTable()
 """The registered activations."""
+TABLES.append(PHIS)
 
 for _phi in (
     Phi(

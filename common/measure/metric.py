@@ -25,6 +25,8 @@ class MetricSpec:
         digits: Decimals in tables.
         calibration: What Retrain's own value says about the other columns, as a sentence with
             ``{}`` for the value; empty where it says nothing.
+        collapsed: What a collapsed model scores, which gives one answer to everything.
+        silent: When the number says nothing.
     """
 
     name: str
@@ -34,6 +36,8 @@ class MetricSpec:
     doc: str = ""
     digits: int = 1
     calibration: str = ""
+    collapsed: str = ""
+    silent: str = ""
 
     def __post_init__(self) -> None:
         assert self.better in _ARROWS, f"{self.name}: better must be one of {[*_ARROWS]}"
@@ -61,6 +65,14 @@ class GapColumn:
     formula: Formula
     metrics: tuple[str, ...] = ()
     digits: int = 1
+
+    @property
+    def doc(self) -> str:
+        """The formula in words, as the rest of a sentence that begins with the head."""
+        over = f" over {', '.join(self.metrics)}" if self.metrics else ""
+        if self.formula == "tow":
+            return f"is the product of 1 - |gap| / 100{over}: 1 is Retrain"
+        return f"is the {'mean' if self.formula == 'mean' else 'largest'} |gap|{over}"
 
 
 MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")

@@ -39,6 +39,7 @@ class Application:
         options: Settings of one kind of subject, named in its ``options``.
         device: Torch device name; ``auto`` takes the first accelerator.
         threads: Torch threads.
+        anyway: Go on where the given model does not seem to fit the samples.
     """
 
     model: Path
@@ -53,6 +54,7 @@ class Application:
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     threads: int = 1
+    anyway: bool = False
 
     @property
     def given(self) -> dict[str, Path]:
@@ -135,6 +137,14 @@ class Subject(ModelFamily):
         Raises:
             Diverged: An output is not finite.
         """
+
+    def doubt(self, before: Mapping[str, Any]) -> str:
+        """Why the given model does not seem to fit the samples; empty where it does.
+
+        Args:
+            before: What was measured of it.
+        """
+        return ""
 
     @property
     @abstractmethod

@@ -40,6 +40,11 @@ class FitConfig(Strict):
             and warm-up are rounded down (but to one at least), and the first step of a warm-up has
             rate 0.  ``own`` rounds up, and the last step of a warm-up has the whole rate.
         batch_size: Samples per optimizer step and per named loader.
+        optimizer: AdamW, or SGD with ``momentum``.
+        lr: Its learning rate, after warm-up and before the schedule lowers it.
+        weight_decay: Decoupled from the gradient under AdamW, part of it under SGD.
+        momentum: Of SGD.
+        eps: Of AdamW: added to the root of the second moment.
         schedule: Learning rate after warm-up; ``linear`` and ``cosine`` end at 0.
         warmup_steps: Linear warm-up from 0; shorter than the run.
         warmup_epochs: The same in epochs, where given.

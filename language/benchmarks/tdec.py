@@ -24,6 +24,7 @@ from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.measure.extraction import Extraction, Memorisation, PadPolicy
+from language.metrics.limits import limited
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +105,7 @@ class TdecBenchmark(CausalBenchmark):
 
     Config: ClassVar[type[Strict]] = TdecConfig
     config: TdecConfig
-    metrics: ClassVar[tuple[MetricSpec, ...]] = _specs()
+    metrics: ClassVar[tuple[MetricSpec, ...]] = limited(_specs())
     gap: ClassVar[GoalRule] = GoalRule(
         BELOW,
         utility="test_accuracy",

@@ -24,6 +24,7 @@ from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.files import FilesData
 from language.data.tofu import TofuData
 from language.measure.evaluation import TofuEvaluation
+from language.metrics.limits import limited
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 from language.metrics.tofu import (
     HOLDOUT,
@@ -124,7 +125,7 @@ class TofuConfig(CausalConfig):
 class TofuBenchmark(CausalBenchmark):
     """Fictitious authors under forgetting requests (see the module docstring)."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *SEQUENTIAL_METRICS)
+    metrics: ClassVar[tuple[MetricSpec, ...]] = limited((*METRICS, *SEQUENTIAL_METRICS))
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
     versions: ClassVar[Versions] = Versions(measure=2)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from common.measure.metric import MetricSpec
+from language.metrics.limits import limited
 from language.metrics.memorization import membership_auc, privacy_leakage
 
 MuseStyle = Literal["muse", "openunlearning", "clean"]
@@ -26,7 +27,7 @@ GAP_METRICS = ("verbmem", "knowmem_f", "knowmem_r", "min_k_auc")
 TRIAL_METRICS = ("forget_accuracy", "retain_accuracy")
 """What tuning sees: training text alone, no text of the metrics above."""
 
-METRICS: tuple[MetricSpec, ...] = (
+_SPECS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "verbmem",
         "target",
@@ -84,6 +85,7 @@ METRICS: tuple[MetricSpec, ...] = (
         doc="the same of the retain chunks",
     ),
 )
+METRICS: tuple[MetricSpec, ...] = limited(_SPECS)
 _COLUMNS = {
     "verbmem": ("verbmem", "rouge_l_f1"),
     "extraction_strength": ("verbmem", "extraction_strength"),

@@ -232,9 +232,11 @@ def test_ascent_on_a_bare_file_needs_neither_retain_nor_test(world, request_):
     numbered = folder / "forget"
     for name, label in (("blue", "1"), ("red", "3")):
         shutil.copytree(world / "forget" / name, numbered / label)
-    result = apply(
-        dataclasses.replace(request, model=folder / "weights.safetensors", forget=numbered)
-    )
+    mismatched = dataclasses.replace(request, model=folder / "weights.safetensors", forget=numbered)
+    with pytest.raises(DataError, match=r"right on only 0\.0 % .*add --anyway"):
+        apply(mismatched)
+    assert not request.out.exists()
+    result = apply(dataclasses.replace(mismatched, anyway=True))
     assert result.status == "ok" and not (request.out / "adapter").exists()
     statement = json.loads((request.out / "statement.json").read_text())
     assert statement["scenario"] is None and statement["after"]["membership_auc"] is None

@@ -14,8 +14,9 @@ from benchmarks.costs.estimate import A100, estimates, total_hours
 from benchmarks.leaderboard.dynamics import PROBES
 from benchmarks.paper import coverage
 from benchmarks.spec.published import read_figures, read_tables
+from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import read_suite, suite_names
+from benchmarks.spec.suite import suite_names
 from benchmarks.spec.variables import variants, with_values
 from common.base.errors import ConfigError
 from common.protocol.sizes import linear_parameters

@@ -58,7 +58,14 @@ def test_data_root(examine, tmp_path):
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "train-0.parquet").touch()
     good = examine(data_root=tmp_path)["data root"]
-    assert good.verdict == "ok" and "cifar10" in good.detail and "cifar100" not in good.detail
+    assert good.verdict == "ok" and good.detail.startswith(f"{tmp_path}: cifar10; not there: ")
+    (tmp_path / "tofu").mkdir()
+    (tmp_path / "tofu" / "full.jsonl").touch()
+    for name in ("tdec", "muse", "reasoning"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").touch()
+    every = examine(data_root=tmp_path)["data root"].detail
+    assert every == f"{tmp_path}: cifar10, tofu, tdec, muse, reasoning; not there: cifar100"
 
 
 def test_store_that_cannot_be_written(examine, monkeypatch, tmp_path):

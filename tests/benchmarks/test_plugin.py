@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import benchmarks
+from benchmarks.spec.suite import suite_names
 from common import METHODS, PHIS
 from common.base.public import PACKAGES
 
@@ -52,8 +53,9 @@ def test_the_walk_through_is_short_and_new(walk_through):
     assert len(text.splitlines()) <= LONGEST
     assert name not in METHODS, "the walk-through must not collide with a method of ours"
     assert commands.count(f"{name} --plugin mine.py") == 2
+    assert suite["plugins"] == ["mine.py"] and "unlearn run mine.yaml\n" in commands
     assert list(suite["methods"]) == [name] and suite["compare"][0][0] == name
-    assert (ROOT / suite["extends"]).is_file()
+    assert suite["extends"] in suite_names()
 
 
 def test_the_walk_through_passes_the_contract_and_is_shown(plugin, cli):

@@ -21,6 +21,7 @@ from benchmarks.report import html as page
 from benchmarks.report import markdown
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import fitting, rich_table, show
+from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.suite import FLOOR, suite_names
 from common.store.records import RunRecord
@@ -260,7 +261,7 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
     board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
     text = markdown.write(sections(board))
     assert re.findall(r"^#+ .*", text, re.M) == [
-        "# tiny-class (v1, measured)",
+        f"# tiny-class (v1, {suite_digest(board.suite)}, measured)",
         "## Verdicts",
         "## Signed gaps to Retrain, with 95 % t-intervals",
         "## Did the bound act?",

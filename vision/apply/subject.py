@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from common.measure.scores import Scores
 
 BATCH = 64
+SURE = 50.0
+"""Percent of the forget images on which a model that has learnt them is right, at least."""
 
 
 class ImageSubject(ImageClassifiers, Subject):
@@ -154,15 +156,22 @@ class ImageSubject(ImageClassifiers, Subject):
             (folder / CONFIG).write_text(text + "\n")
         return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
+    def doubt(self, before: Mapping[str, Any]) -> str:
+        """Wrong on most images: the class folders are probably not the model's classes."""
+        share = before["forget"]["accuracy"]
+        if share >= SURE:
+            return ""
+        ids = ", ".join(f"{name}: {label}" for name, label in [*self.labels.ids.items()][:5])
+        return (
+            f"The given model is right on only {share:.1f} % of the forget images: check the class "
+            f"names ({self.labels.origin}; {ids}{', ...' if len(self.labels.ids) > 5 else ''}) and "
+            "the preprocessing."
+        )
+
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """What these measurements say, in plain words."""
         before, after = statement["before"], statement["after"]
-        lines = []
-        if before["forget"]["accuracy"] < 50:
-            lines.append(
-                f"The given model was right on only {before['forget']['accuracy']:.1f} % of the "
-                "forget images before: check the class names and the preprocessing first."
-            )
+        lines = [*filter(None, [self.doubt(before)])]
         for part in ("forget", "retain", "test"):
             if part in after:
                 was, now = before[part]["accuracy"], after[part]["accuracy"]

@@ -1,0 +1,70 @@
+"""Shows a report that comes with the project where the store has no records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.cli.options import console, error_console
+from benchmarks.report import html
+from benchmarks.report.section import Section
+from benchmarks.report.shipped import read_report, shipped_folder
+from benchmarks.report.terminal import show
+from common.base.errors import ConfigError
+
+
+def show_shipped(name: str, missing: str, *, under: str = "", maps: bool = False) -> None:
+    """Prints the head of a shipped report, or what is under one of its headings.
+
+    Args:
+        name: Of the suite or the map.
+        missing: What the store lacks, and the command that makes it.
+        under: Heading; the report's own when empty.
+        maps: Whether it is a map.
+
+    Raises:
+        ConfigError: ``missing``, where nothing is shipped.
+    """
+    folder = shipped_folder(name, maps=maps)
+    sections = read_report((folder / _file(maps)).read_text("utf-8")) if folder else []
+    chosen = _part(sections, under)
+    if folder is None or not chosen:
+        raise ConfigError(missing)
+    _say(missing, f"{folder / _file(maps)} comes with the project; from it:")
+    show(console, chosen)
+
+
+def write_shipped(name: str, missing: str, form: str) -> None:
+    """Writes a shipped report in a format to the terminal.
+
+    Raises:
+        ConfigError: ``missing``, where nothing is shipped in this format.
+    """
+    folder = shipped_folder(name)
+    name = _file(False) if form in ("md", "html") else f"leaderboard.{form}"
+    file = folder / name if folder else None
+    if file is None or not file.is_file():
+        raise ConfigError(missing)
+    _say(missing, f"{file} comes with the project")
+    text = file.read_text("utf-8")
+    sys.stdout.write(html.write(read_report(text)) if form == "html" else text)
+
+
+def _file(maps: bool) -> str:
+    return "MAP.md" if maps else "LEADERBOARD.md"
+
+
+def _say(missing: str, instead: str) -> None:
+    text = f"{missing.partition(';')[0]}; {instead}"
+    error_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _part(sections: Sequence[Section], under: str) -> list[Section]:
+    """The sections before the first further heading, or those below one."""
+    heads = [place for place, section in enumerate(sections) if section.title]
+    first = next((p for p in heads if sections[p].title == under or not under), None)
+    if first is None:
+        return []
+    depth = sections[first].depth if under else 2
+    end = next((p for p in heads if p > first and sections[p].depth <= depth), len(sections))
+    return list(sections[first:end])

@@ -1,0 +1,40 @@
+"""What the columns of reports show that are no metric: one sentence each, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DOCS: Mapping[str, str] = {
+    "n": "counts the seeds in the means",
+    "rank": "is the place by the distance as shown; in brackets where it lies in 95 % of draws of "
+    "the seeds",
+    "reached": "counts the seeds that reach every goal",
+    "steps": "counts optimizer steps, mean over seeds",
+    "trials": "counts the configs that tuning tried for the row",
+    "retain passes": "counts every sample of the retain set that the method was given, over the "
+    "set's size",
+    "retain samples": "counts the samples of the retain set that it was given",
+    "forget samples": "counts the samples of the forget set that it was given",
+    "seconds": "is the time of one unlearning, mean over seeds, on the machine of the records",
+    "trained %": "is the share of the model's parameters that were trained",
+    "chosen by tuning": "holds the settings of the best trial; the others are the suite's",
+    "‖dW‖/‖W0‖": "is the size of the update beside that of the weights",
+    "max |arg|": "is the largest |omega A B^T| (the argument of phi)",
+    "bound active": "is the share of entries above 0.5, where sine, tanh and identity begin to "
+    "differ",
+    "logit spread": "is the standard deviation of the last forward's logits",
+    "trial": "holds what the trial varied",
+    "tuning gap": "is its distance on the tuning seeds",
+    "verdict": "says whether the row can be told from a Retrain",
+    "accepted %": "is the share of a grid's cells that the rule accepts, mean over seeds",
+    "strict %": "is the same with half of the rule's tolerances",
+    "loose %": "is the same with twice the rule's tolerances",
+    "band": "is the width of the accepted learning rates, in decades",
+    "of": "is the width of the learning rates that were tried, in decades",
+    "✗": "counts cells whose training left the finite numbers",
+    "lower edge": "is the rate below the accepted ones at which every cell fails",
+    "upper edge": "is the rate above the accepted ones at which every cell fails",
+    "best cell": "is the accepted cell with the best utility",
+    "seeds": "counts the seeds on which the best cell is accepted",
+}
+"""Head of a column -> the rest of a sentence that begins with it."""

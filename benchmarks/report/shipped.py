@@ -1,0 +1,49 @@
+"""Reports that come with the project, for a reader who has run nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.report.section import Column, Kind, Section, Table
+
+RESULTS = Path(__file__).parents[1] / "results"
+_CELLS = re.compile(r"(?<!\\)\|")
+"""Borders of a pipe table's cells."""
+
+
+def shipped_folder(name: str, *, maps: bool = False) -> Path | None:
+    """The folder of a suite's, or a map's, shipped report; None where there is none."""
+    folder = RESULTS / "maps" / name if maps else RESULTS / name
+    return folder if any(folder.glob("*.md")) else None
+
+
+def read_report(text: str) -> list[Section]:
+    """A report's Markdown as the sections that it was written from, without pictures."""
+    return [section for block in text.split("\n\n") for section in _sections(block.strip("\n"))]
+
+
+def _sections(block: str) -> Iterator[Section]:
+    heading = re.match(r"(#+) (.*)", block)
+    if heading:
+        yield Section(heading[2], depth=len(heading[1]))
+    elif block.startswith("|"):
+        yield Section(content=_table(block.splitlines()))
+    elif block.startswith("- "):
+        yield Section(lines=tuple(line.removeprefix("- ") for line in block.splitlines()))
+    elif block and not block.startswith("!["):
+        yield Section(text=(" ".join(block.splitlines()),))
+
+
+def _table(lines: list[str]) -> Table:
+    heads, rules, *rows = [
+        tuple(cell.strip().replace("\\|", "|") for cell in _CELLS.split(line.strip())[1:-1])
+        for line in lines
+    ]
+
+    def kind(rule: str) -> Kind:
+        return "number" if rule.endswith(":") else "label"
+
+    columns = tuple(Column(head, kind(rule)) for head, rule in zip(heads, rules, strict=True))
+    return Table(columns, tuple(rows))

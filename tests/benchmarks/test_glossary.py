@@ -1,0 +1,61 @@
+"""Every column is explained: beside its table, as a tooltip, and in docs/metrics.md.
+
+``python -m tests.benchmarks.test_glossary`` writes the document anew.
+"""
+
+from __future__ import annotations
+
+import html as escaping
+import re
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.report import sections
+from benchmarks.machine.glossary import glossary
+from benchmarks.report import html, markdown
+from benchmarks.report.columns import DOCS
+from benchmarks.report.section import Table, table
+from benchmarks.spec.resolve import load_suite
+from common.base.registry import BENCHMARKS
+from common.store.stages import StageStore
+
+DOCUMENT = Path(benchmarks.__file__).resolve().parents[1] / "docs" / "metrics.md"
+
+
+def test_the_document_says_what_the_code_declares():
+    assert DOCUMENT.read_text(encoding="utf-8") == markdown.write(glossary())
+
+
+@pytest.mark.parametrize("name", BENCHMARKS.names())
+def test_every_metric_says_what_it_is_and_what_it_cannot_say(name):
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for spec in BENCHMARKS[name].metrics:
+        assert spec.doc and spec.collapsed and spec.silent, spec.name
+        assert f"| {spec.title} {spec.arrow[0]} | {spec.name} | " in text
+
+
+def test_every_column_of_a_leaderboard_is_explained(filled):
+    board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    contents = [s.content for s in sections(board) if isinstance(s.content, Table)]
+    tables = [*contents, *(content.narrow for content in contents if content.narrow)]
+    assert len(tables) > 5
+    for each in tables:
+        for column in each.columns[1:]:
+            assert column.doc or not column.head, column.head
+            assert not column.head or f"`{column.head}` {column.doc}" in each.explanation
+    page = html.write(sections(board))
+    titles = [escaping.unescape(text) for text in re.findall(r' title="([^"]*)"', page)]
+    assert "FA → is accuracy on the forget set (training images)" in titles
+    assert f"n {DOCS['n']}" in titles
+
+
+def test_a_plain_head_is_explained_where_it_is_known():
+    known, unknown = table(["method", "n", "x"], [["a", "1", "2"]]).columns[1:]
+    assert known.doc == DOCS["n"] and unknown.doc == ""
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(markdown.write(glossary()), encoding="utf-8")

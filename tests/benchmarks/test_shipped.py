@@ -1,0 +1,65 @@
+"""A reader who has run nothing sees the reports that come with the project, and is told so."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from benchmarks.report import markdown
+from benchmarks.report.section import Table
+from benchmarks.report.shipped import RESULTS, read_report
+from benchmarks.report.terminal import fitting, rich_table, show
+
+NAMES = sorted(path.parent.name for path in RESULTS.glob("*/LEADERBOARD.md"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_is_read_as_it_was_written(name):
+    text = (RESULTS / name / "LEADERBOARD.md").read_text(encoding="utf-8")
+    without_pictures = re.sub(r"^!\[.*\n\n", "", text, flags=re.M)
+    assert markdown.write(read_report(text)) == without_pictures
+
+
+def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_error):
+    store = ["--store", tmp_path / "none"]
+    shown = cli("report", "digits-class", *store)
+    assert shown.code == 0 and "gd_lora_omega" in shown.out and "AG4" in shown.out
+    said = r"no records of digits-class in .*none; .*LEADERBOARD\.md comes with the project; from"
+    assert re.fullmatch(said + " it:\n", shown.err)
+    for form in ("md", "csv", "json", "svg"):
+        name = "LEADERBOARD.md" if form == "md" else f"leaderboard.{form}"
+        written = cli("report", "digits-class", *store, "--format", form)
+        assert written.out == (RESULTS / "digits-class" / name).read_text(encoding="utf-8")
+    assert "<table>" in cli("report", "digits-class", *store, "--format", "html").out
+    audits = cli("audit", "cifar100-class10-small-all", *store)
+    assert "relearn: steps until" in audits.out and "Tuning" not in audits.out
+    mapped = cli("map", "digits-class", *store, "--report")
+    assert mapped.code == 0 and "accepted %" in mapped.out and "MAP.md comes" in mapped.err
+    for command in (["report", "digits-class", "--seeds", 7], ["audit", "authors"]):
+        assert "no records of " in one_line_error(cli(*command, *store))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 146, 160, 200])
+def test_no_table_is_cut_at_any_width(width):
+    """Every shipped main table keeps its method, its ranking column and every digit."""
+    for name in NAMES:
+        text = (RESULTS / name / "LEADERBOARD.md").read_text(encoding="utf-8")
+        sections = read_report(text)
+        wide = next(s.content for s in sections if isinstance(s.content, Table))
+        console = Console(width=width, file=io.StringIO())
+        show(console, sections[:6])
+        printed = console.file.getvalue()
+        assert "…" not in printed
+        heads = {head for piece, _ in fitting(wide, console) for head in piece.heads}
+        assert heads == {*wide.heads}
+        for piece, tight in fitting(wide, console):
+            assert piece.heads[0] == wide.heads[0]
+            own = Console(width=width, file=io.StringIO())
+            own.print(rich_table(piece, tight=tight))
+            for row in piece.rows:
+                cells = [re.escape(cell) for cell in row if cell]
+                assert re.search(r"\s+".join(cells), own.file.getvalue()), (name, row)

@@ -1,0 +1,82 @@
+"""What ``ls``, ``show``, ``plan``, ``--version`` and the demo's last lines tell a new user."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cli import run
+from benchmarks.cli.show import explained
+from benchmarks.spec.needs import needs
+from benchmarks.spec.reading import read_suite
+from common.base.registry import METHODS
+from common.store.stages import StageStore
+
+
+@pytest.mark.parametrize(
+    ("suite", "needed"),
+    [
+        ("digits-class", []),
+        ("authors", []),
+        ("tdec-notes", []),
+        ("muse-invented", []),
+        ("lethevit-cifar10-small", ["cifar10"]),
+        ("cifar10-scratch-all", ["cifar10", "a GPU"]),
+        ("tdec-small", ["tdec", "reasoning"]),
+        ("muse-news-small", ["muse"]),
+        ("tofu-phi-1.5-forget10", ["tofu", "microsoft/phi-1_5", "a GPU"]),
+    ],
+)
+def test_needs_follow_from_the_file(suite, needed):
+    assert needs(read_suite(suite)[1]) == needed
+
+
+def test_ls_says_what_a_suite_needs_and_filters(cli):
+    shown = cli("ls", "suites", "--filter", "cifar10 gpu").out
+    assert re.search(r"lethevit-cifar10 +cifar10, .*, a GPU", shown)
+    assert "digits-class" not in shown and "lethevit-cifar10-small" not in shown
+    assert "nothing" in cli("ls", "suites", "--filter", "digits-class").out
+
+
+def test_show_explains_the_defaults_and_names_the_class(cli):
+    shown = cli("show", "gd_sine").out
+    assert "adapter.omega: 100.0  Inner frequency." in shown
+    assert re.search(r"class +\S+common/methods/difference\.py:\d+\n", shown)
+    assert "Formula:" in shown, "a variant states the objective of its base"
+    fields = [*explained(METHODS["gd_sine"].Config())]
+    assert len(fields) > 30 and [key for key, _, doc in fields if not doc] == []
+
+
+def test_version(cli):
+    shown = cli("--version")
+    assert shown.code == 0
+    assert shown.out == f"stable-forgetting {importlib.metadata.version('stable-forgetting')}\n"
+
+
+def test_plan_gives_the_time_of_what_is_missing(copied, cli, find_stage):
+    kept = find_stage(copied.paths["class"], copied.store, "measure", "gd/seed-1")
+    args = ["plan", copied.paths["class"], "--store", copied.store]
+    assert "recorded seconds" not in cli(*args).out, "nothing is missing"
+    for folder in (copied.store / "stages").glob("measure-*"):
+        folder.rename(folder.with_name(f".{folder.name}"))
+    assert "recorded seconds" not in cli(*args).out, "no such stage was ever run here"
+    folder = StageStore(copied.store).folder(kept.kind, kept.key)
+    folder.with_name(f".{folder.name}").rename(folder)
+    assert re.search(r"About \d+ s of one process for what is missing, from the", cli(*args).out)
+
+
+def test_what_next_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
+    program = tmp_path / ".venv" / "bin" / "unlearn"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setattr(run.shutil, "which", lambda _: None)
+    lines = list(run._next_lines(Path("runs")))
+    assert all(line.startswith(".venv/bin/unlearn ") for line in lines[:-1])
+    monkeypatch.setattr(run.shutil, "which", lambda _: "/usr/bin/unlearn")
+    assert next(run._next_lines(Path("x"))).startswith("unlearn report digits-class --store x ")
