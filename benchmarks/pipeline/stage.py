@@ -74,6 +74,14 @@ class Stage:
         """The stage whose model this one starts from; None where it starts from none."""
         return self.parents.get("start")
 
+    @property
+    def request(self) -> int:
+        """Which of several requests in turn it does, each with draws of its own; 0: the first."""
+        request, start = 0, self.start
+        while start is not None and start.start is not None:
+            request, start = request + 1, start.start
+        return request
+
     @cached_property
     def key(self) -> str:
         """SHA-256 over identity and parents."""

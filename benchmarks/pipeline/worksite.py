@@ -247,16 +247,13 @@ class Worksite:
         fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
         if self.stage.kind == "retrain":  # no Retrain starts where Original did
             fresh = _derived(spec.seed, "retrain", replicate)
-        request, start = 0, self.stage.start
-        while start is not None and start.start is not None:
-            request, start = request + 1, start.start
+        request = self.stage.request
         return UnlearnTask(
             model=benchmark.build(fresh) if model is None else model,
             data=DataAccess(benchmark.source, split, access, method or self.stage.kind),
             family=benchmark,
             recipe=benchmark.recipe,
             build=lambda: benchmark.build(fresh),
-            # a later request of a sequence draws afresh
             seed=_derived(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
             leaders=benchmark.leaders,
@@ -283,8 +280,7 @@ class Worksite:
         if not processes.is_main():
             yield
             return
-        for leftover in self.scratch.glob(".*"):  # half a checkpoint of a killed run
-            leftover.unlink(missing_ok=True)
+        _sweep(self.scratch)
         # the log lies beside the checkpoint, so that a resumed run continues both
         tracker = Tracker(log, self._events)
         task.telemetry = replace(task.telemetry, tracker=tracker)
@@ -297,6 +293,12 @@ class Worksite:
             shutil.copyfile(log, folder / SCALARS)
         if (self.scratch / TRAJECTORY).is_dir():
             shutil.copytree(self.scratch / TRAJECTORY, folder / TRAJECTORY)
+
+
+def _sweep(scratch: Path) -> None:
+    """Removes half a checkpoint of a killed run."""
+    for leftover in scratch.glob(".*"):
+        leftover.unlink(missing_ok=True)
 
 
 @functools.lru_cache(maxsize=4)

@@ -244,7 +244,7 @@ class Preprocessing:
         Raises:
             DataError: The file cannot be decoded.
         """
-        from vision.data.readers import decoded
+        from vision.data.decode import decoded
 
         try:
             pixels = decoded(file, "RGB" if self.channels == 3 else "L")

@@ -6,7 +6,6 @@ class-balanced draws need labels only, and decoding is what costs time.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from common.base.errors import DataError, one_line
 from common.base.hub import prepare_client
 from common.data.splits import balanced_draw
 from vision.config import CLASS_COUNTS, DataConfig
+from vision.data.decode import decode_all, encoding
 
 logger = logging.getLogger(__name__)
 
@@ -110,56 +109,6 @@ def _rows(pool: Pool, chosen: np.ndarray) -> Pool:
     return Pool(pool.labels[chosen], lambda rows: pool.decode(chosen[rows]))
 
 
-# -- encoded images -------------------------------------------------------------------------------
-
-
-def encoding(data: bytes) -> str:
-    """Name of the image format, from the first bytes."""
-    if data[:2] == b"\xff\xd8":
-        return "JPEG"
-    if data[:4] == b"\x89PNG":
-        return "PNG"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WebP"
-    return "other format"
-
-
-def decoded(file: Any, mode: str) -> Image.Image:
-    """An encoded image, a path or a stream of bytes, in PIL's mode ``RGB`` or ``L``.
-
-    Raises:
-        DataError: It cannot be decoded, or has more than 8 bits a channel, which PIL would clip.
-    """
-    try:
-        with Image.open(file) as image:
-            deep = image.mode in ("I", "F") or image.mode.startswith("I;")
-            pixels = image if deep else image.convert(mode)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"cannot be decoded ({one_line(error)}); replace or remove it") from None
-    if deep:
-        raise DataError(
-            f"has pixels of mode {pixels.mode}, more than 8 bits; save it as 8-bit, scaled as its "
-            "values ask"
-        )
-    return pixels
-
-
-def _decode_all(files: Sequence[Any], origin: str, size: int | None = None) -> Tensor:
-    """Encoded bytes or paths -> uint8 RGB (n, 3, H, W); ``size`` crops centrally and resizes."""
-    pixels = []
-    for number, file in enumerate(files):
-        try:
-            rgb = decoded(io.BytesIO(file) if isinstance(file, bytes) else file, "RGB")
-        except DataError as error:
-            name = f"image {number}" if isinstance(file, bytes) else str(file)
-            raise DataError(f"{origin}: {name} {error}") from None
-        rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC) if size else rgb
-        pixels.append(np.asarray(rgb))
-        if pixels[-1].shape != pixels[0].shape:
-            raise DataError(f"{origin}: images differ in size; use name: folder with native_size")
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
-
-
 def _checked_labels(labels: np.ndarray, num_classes: int, origin: str) -> np.ndarray:
     whole = np.issubdtype(labels.dtype, np.integer)
     if not whole or (len(labels) and not 0 <= labels.min() <= labels.max() < num_classes):
@@ -214,7 +163,7 @@ def _parquet_pool(files: Sequence[Path], name: str) -> tuple[Pool, tuple[str, ..
         raise DataError(f"{origin}: images are missing; fetch it again")
 
     def decode(rows: np.ndarray) -> Tensor:
-        return _decode_all(encoded.take(pa.array(rows)).to_pylist(), origin)
+        return decode_all(encoded.take(pa.array(rows)).to_pylist(), origin)
 
     names = _names_in(table.schema.metadata, label) or _numbers(name)
     return Pool(labels, decode), names, encoding(encoded[0].as_py())
@@ -297,7 +246,7 @@ def _read_hub(name: str, data_root: Path | None) -> RawData:
 
 def _hub_decoder(part: Any, origin: str) -> Callable[[np.ndarray], Tensor]:
     def decode(rows: np.ndarray) -> Tensor:
-        return _decode_all([cell["bytes"] for cell in part.select(rows)["img"]], origin)
+        return decode_all([cell["bytes"] for cell in part.select(rows)["img"]], origin)
 
     return decode
 
@@ -361,7 +310,7 @@ def _folder_pool(folder: Path, config: DataConfig) -> tuple[Pool, tuple[str, ...
     paths = [path for path, _ in images.samples]
 
     def decode(rows: np.ndarray) -> Tensor:
-        return _decode_all([paths[row] for row in rows], str(folder), config.native_size)
+        return decode_all([paths[row] for row in rows], str(folder), config.native_size)
 
     labels = np.array([label for _, label in images.samples], dtype=np.int64)
     return Pool(labels, decode), tuple(images.classes)
