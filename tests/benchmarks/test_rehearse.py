@@ -80,7 +80,7 @@ def test_rows_train_their_ends_at_the_whole_schedule(suite, rows, planned, cli, 
         assert table[row][0] == str(count)
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("suite", FULL)
 def test_every_full_suite_rehearses(suite, cli):
     shown = cli("rehearse", suite)
