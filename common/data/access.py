@@ -50,12 +50,13 @@ class Reads:
         self._last = indices
 
     def samples(self, part: str) -> int:
-        """Samples of a part that were read, each as often as it was."""
-        return int(self.counts[self._names.index(part)])
+        """Samples of a part that were read, each as often as it was; 0 of one that is not there."""
+        return int(self.counts[self._names.index(part)]) if part in self._names else 0
 
     def passes(self, part: str) -> float:
         """The same over the size of the part."""
-        return self.samples(part) / self._sizes[self._names.index(part)]
+        read = self.samples(part)
+        return read / self._sizes[self._names.index(part)] if read else 0.0
 
     def join(self, before: Tensor) -> None:
         """Adds what the other processes were given since the counts were ``before``."""

@@ -71,9 +71,10 @@ class MEGD(ForgetRetainMethod):
 
 
 def _predicting(batch: Batch) -> Batch:
-    """Without the last position, which predicts nothing."""
+    """Without the last position, which predicts nothing; samples of one position stay."""
     from common.data.batch import Batch
 
-    positions = batch.inputs["positions"][:, :-1]
-    inputs = {**batch.inputs, "positions": positions}
+    if batch.labels.ndim == 1:
+        return batch
+    inputs = {k: v[:, :-1] if k == "positions" else v for k, v in batch.inputs.items()}
     return Batch(inputs, batch.labels[:, :-1], batch.indices)

@@ -37,13 +37,28 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
         try:
             notes = _state(run).load(path)
         except CheckpointError as error:
-            logger.warning("%s; this training starts again", error)
+            _start_again(path, error)
     run.instruments.last, run.instruments.peak = notes.last, notes.peak
     run.earlier = notes.seconds
     tracker, complete = run.telemetry.tracker, notes.stopped or notes.step == run.total
     if tracker is not None and not complete and run.accelerator.is_main_process:
         tracker.rewind(notes.step)
     return notes.step, notes.stopped
+
+
+def _start_again(path: Path, error: CheckpointError) -> None:
+    """Removes all checkpoints of a stage one of whose trainings cannot go on.
+
+    Raises:
+        CheckpointError: It is a later training: what went before it in this run has to be done
+            again, too, since its log is not kept apart.
+    """
+    phases = sorted(path.parent.glob(f"checkpoint*{path.suffix}"))
+    for each in phases:
+        each.unlink(missing_ok=True)
+    if path.stem != "checkpoint":
+        raise CheckpointError(f"{error}; it is removed: run again, the stage starts anew")
+    logger.warning("%s; this training starts again", error)
 
 
 def _state(run: TrainingRun) -> TrainingState:
