@@ -249,7 +249,7 @@ class _Round:
                 self.todo[stage.key] = stage
                 self.elsewhere[stage.key] = time.monotonic() + POLL
                 return
-            self._failure_log(stage).unlink(missing_ok=True)
+            self._forget_failure(stage)
         self.count += 1
         self.watcher.finished(stage, status)
 
@@ -258,6 +258,15 @@ class _Round:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(traceback.format_exception(error))
         path.write_text(f"{stage.name}\n{text}", encoding="utf-8")
+
+    def _forget_failure(self, stage: Stage) -> None:
+        """Removes its log, and those of the same name under other keys: of code that is mended."""
+        self._failure_log(stage).unlink(missing_ok=True)
+        for log in (self.runtime.store / "failed").glob(f"{stage.kind}-*.log"):
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                same = lines.readline().rstrip("\n") == stage.name
+            if same:
+                log.unlink(missing_ok=True)
 
     def _failure_log(self, stage: Stage) -> Path:
         name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
