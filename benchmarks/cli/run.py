@@ -26,7 +26,6 @@ from benchmarks.cli.options import (
 )
 from benchmarks.cli.session import finish, run_with_audits
 from benchmarks.pipeline.stage import Plan
-from benchmarks.report.files import write_files
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -170,10 +169,7 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
     from benchmarks.leaderboard.derive import make_leaderboard
     from benchmarks.leaderboard.write import write_report
-    from benchmarks.spec.remembered import suite_files
 
-    if processes.is_main():
-        write_files(runtime.store / "suites" / suite.name, suite_files(suite))
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))

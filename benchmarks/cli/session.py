@@ -14,7 +14,9 @@ import typer
 from benchmarks.cli.options import Pool, console, print_error
 from benchmarks.pipeline.executors import WorkerPool, make_executor
 from benchmarks.pipeline.progress import Display
+from benchmarks.report.files import write_files
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base import processes
 from common.base.registry import plugin_files
 from common.store.stages import StageStore
 
@@ -49,8 +51,14 @@ def run_with_audits(
     """
     from benchmarks.audits.plan import probe_plan
     from benchmarks.pipeline.schedule import run_plan, run_suite
+    from benchmarks.pipeline.worksite import check_device
+    from benchmarks.spec.remembered import suite_files
 
+    if runtime.device not in ("auto", "cpu"):
+        check_device(runtime.device)
     with working(suite.name, runtime, pool) as (executor, display):
+        if processes.is_main():  # by its name the run can be reported, even if it is cut short
+            write_files(runtime.store / "suites" / suite.name, suite_files(suite))
         execution = run_suite(suite, runtime, executor, watcher=display)
         if not suite.audits:
             return execution.executed, execution.failed

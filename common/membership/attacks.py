@@ -94,7 +94,7 @@ def feature_matrix(scores: Scores, feature: str) -> np.ndarray:
 def svc_attack(
     members: Scores, nonmembers: Scores, targets: Scores, feature: str = "confidence"
 ) -> AttackResult:
-    """The SVC attack of the SalUn lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
+    """The SVC attack of SalUn's lineage: RBF kernel, C = 3, gamma = 1 / d, no scaling.
 
     The optimum is that of scikit-learn's fit; how it is found is :mod:`common.membership.svc`'s.
 
