@@ -96,7 +96,7 @@ def _judge(world: World, place: Path, path: Path, tally: Tally, what: str) -> No
     elif wrong or others or (numbers and numbers != world.right_report):
         tally.note("silent wrong number", f"{what} of {name}: {others[:3] or 'report'}")
     elif ended.code:
-        tally.note("named, not made again")
+        tally.note("named, not made again", f"{what} of {name}: {ended.err[-300:]}")
     elif after.get(name) == right.get(name):
         quiet = before == right.get(name) or name not in right
         tally.note("without effect" if quiet else "made again")

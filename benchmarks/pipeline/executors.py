@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
 from common.base import processes, stopping
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, system_line
 from common.base.registry import load_plugins
 
 GRACE = 60.0
@@ -132,9 +133,16 @@ def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = 
     import benchmarks  # noqa: F401 - registers
     from common.base.seeding import make_deterministic
 
+    threading.excepthook = _end_of_thread
     load_plugins(plugins)
     make_deterministic(threads)
     _keep_freed_memory()
+
+
+def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes from a thread: a full disk is reported by whoever waits for it."""
+    if ended.exc_value is None or system_line(ended.exc_value) is None:
+        threading.__excepthook__(ended)
 
 
 def _die_with(parent: int) -> None:

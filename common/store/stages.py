@@ -195,15 +195,21 @@ class StageStore:
             write_json(temporary / DONE, {**done, "sha256": json_digest(done)})
             try:
                 publish(temporary, self.folder(kind, key))
-            except OSError as error:
+            except OSError:
                 if self.done(kind, key) is None:
-                    raise DataError(
-                        f"{self.folder(kind, key)}: cannot be completed ({error.strerror}); delete "
-                        "it and rerun"
-                    ) from error
+                    if not self.folder(kind, key).exists():
+                        raise
+                    self._make_way(self.folder(kind, key))
+                    publish(temporary, self.folder(kind, key))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(self.scratch(kind, key), ignore_errors=True)
+
+    def _make_way(self, folder: Path) -> None:
+        """Sets aside what lies in a stage's place and is none."""
+        damage = self._set_aside(folder / DONE, "is missing")
+        if not damage.set_aside:
+            raise damage
 
     def sweep(self) -> None:
         """Removes what ended runs left: temporary folders, and scratch of complete stages."""

@@ -37,7 +37,9 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
         try:
             notes = _state(run).load(path)
         except CheckpointError as error:
-            _start_again(path, error)
+            logger.warning("%s; this training starts again", error)
+    if not notes.step and run.accelerator.is_main_process:
+        _forget_later(path)
     run.instruments.last, run.instruments.peak = notes.last, notes.peak
     run.earlier = notes.seconds
     tracker, complete = run.telemetry.tracker, notes.stopped or notes.step == run.total
@@ -46,19 +48,12 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
     return notes.step, notes.stopped
 
 
-def _start_again(path: Path, error: CheckpointError) -> None:
-    """Removes all checkpoints of a stage one of whose trainings cannot go on.
-
-    Raises:
-        CheckpointError: It is a later training: what went before it in this run has to be done
-            again, too, since its log is not kept apart.
-    """
-    phases = sorted(path.parent.glob(f"checkpoint*{path.suffix}"))
-    for each in phases:
-        each.unlink(missing_ok=True)
-    if path.stem != "checkpoint":
-        raise CheckpointError(f"{error}; it is removed: run again, the stage starts anew")
-    logger.warning("%s; this training starts again", error)
+def _forget_later(path: Path) -> None:
+    """Removes the checkpoints of a stage's later trainings: the log is about to lose their rows."""
+    base, _, number = path.stem.partition("-")
+    for other in path.parent.glob(f"{base}-*{path.suffix}"):
+        if int(other.stem.partition("-")[2]) > int(number or 0):
+            other.unlink()
 
 
 def _state(run: TrainingRun) -> TrainingState:

@@ -902,3 +902,13 @@ def test_a_kill_between_a_checkpoint_and_its_evaluation_loses_neither(tiny, run,
         run(tiny.net(), config, checkpoint=path, evaluate_during=evaluate)
     run(tiny.net(), config, checkpoint=path, evaluate_during=evaluate)
     assert seen == [2, 4, 4, 6, 8]
+
+
+def test_a_training_that_starts_again_takes_the_later_ones_along(tiny, run, tmp_path):
+    """Their rows leave the log with its own, so they may not go on from where they were."""
+    paths = [tmp_path / f"checkpoint{end}.safetensors" for end in ("", "-1", "-2")]
+    for path in paths:
+        run(tiny.net(), small(checkpoint_every=2), checkpoint=path)
+    paths[1].write_bytes(b"damaged")
+    run(tiny.net(), small(checkpoint_every=2), checkpoint=paths[1])
+    assert [path.is_file() for path in paths] == [True, True, False]

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from common.base.errors import Damaged, DataError
+from common.base.errors import Damaged
 from common.base.files import write_json
 from common.store.stages import DONE, KEY_LENGTH, StageStore
 from common.train.tracking import Tracker, read_scalars
@@ -313,16 +313,6 @@ def test_a_key_that_only_looks_the_same_is_refused(store):
         store.done("a", KEY[:KEY_LENGTH] + "f" * 44)
 
 
-def test_a_half_deleted_folder_is_named(store):
-    folder = store.folder("a", KEY)
-    folder.mkdir(parents=True)
-    (folder / "weights").write_text("x")
-    assert store.done("a", KEY) is None
-    with pytest.raises(DataError, match="delete") as error, store.writing("a", KEY, {}):
-        pass
-    assert str(folder) in str(error.value) and leftovers(store) == []
-
-
 # JSON --------------------------------------------------------------------------------------------
 
 
@@ -335,6 +325,21 @@ def test_json_is_strict_and_replaced_whole(tmp_path):
         write_json(path, {"a": float("inf")})
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
     assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_lies_in_a_stages_place_is_set_aside(store, kind):
+    place = store.folder("a", KEY)
+    place.parent.mkdir(parents=True)
+    if kind == "folder":
+        place.mkdir()
+        (place / "half").write_text("x")
+    else:
+        place.write_text("x")
+    with store.writing("a", KEY, {}) as folder:
+        (folder / "whole").write_text("w")
+    assert store.done("a", KEY) is not None and (place / "whole").is_file()
+    assert len(list((store.root / "damaged").iterdir())) == 1 and leftovers(store) == []
 
 
 # Logs --------------------------------------------------------------------------------------------
