@@ -296,14 +296,16 @@ def demo(
     """Real digits, invented authors and notes: class, random, author and text forgetting."""
     started = time.monotonic()
     runtime = Machine(store, device="cpu", threads=threads).runtime()
-    rows = "finetune,ascent,gd,gd_lora,gd_lora_omega,gd_tanh,gd_sine,gd_ul"
-    digits, authors, notes = Selection(None, "1,2,3", rows), Selection(None, "1,2,3"), Selection()
+    fewer = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
+    rows = "ascent,gd_tanh,gd_ul," + fewer
+    one_class, random = Selection(None, "1,2,3", rows), Selection(None, "1,2,3", fewer)
+    authors, notes = Selection(None, "1,2,3"), Selection()
     if quick:
-        rows = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
         epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
-        digits, authors = Selection(epochs, "1", rows), Selection(None, "1", rows)
-        notes = Selection(None, "1", rows.removeprefix("finetune,"))
-    suites = [digits.suite(name, store) for name in ("digits-class", "digits-random")]
+        one_class = random = Selection(epochs, "1", fewer)
+        authors = Selection(None, "1", fewer)
+        notes = Selection(None, "1", fewer.removeprefix("finetune,"))
+    suites = [one_class.suite("digits-class", store), random.suite("digits-random", store)]
     suites += [authors.suite("authors", store), notes.suite("tdec-notes", store)]
     failed = run_all(suites, runtime, Pool(workers))
     minutes = (time.monotonic() - started) / 60
