@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from benchmarks.pipeline.progress import Display
 from benchmarks.report.files import write_files
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
+from common.base.errors import UserError
 from common.base.registry import plugin_files
 from common.store.stages import StageStore
 
@@ -57,14 +59,29 @@ def run_with_audits(
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)
     with working(suite.name, runtime, pool) as (executor, display):
+        folder = runtime.store / "suites" / suite.name
+        first = processes.is_main() and not folder.exists()
         if processes.is_main():  # by its name the run can be reported, even if it is cut short
-            write_files(runtime.store / "suites" / suite.name, suite_files(suite))
-        execution = run_suite(suite, runtime, executor, watcher=display)
+            write_files(folder, suite_files(suite))
+        try:
+            execution = run_suite(suite, runtime, executor, watcher=display)
+        except UserError:
+            if first and not display.done:
+                _remove(folder, runtime.store)
+            raise
         if not suite.audits:
             return execution.executed, execution.failed
         plan = probe_plan(suite, StageStore(runtime.store))
         audits = run_plan(plan, runtime, executor, watcher=display)
     return execution.executed + audits.executed, execution.failed | audits.failed
+
+
+def _remove(folder: Path, store: Path) -> None:
+    """Removes a folder, and the ones above it that are empty then, up to the store."""
+    shutil.rmtree(folder)
+    with suppress(OSError):
+        for above in folder.parents[: len(folder.relative_to(store).parts)]:
+            above.rmdir()
 
 
 def default_workers(device: str) -> int:

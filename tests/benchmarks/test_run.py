@@ -362,7 +362,10 @@ def test_changed_data_is_one_clear_error(tmp_path, cli, tiny_suite, one_line_err
     store = tmp_path / "store"
     old, new = (image_folder(tmp_path / name, seed) for seed, name in enumerate(("old", "new")))
     args = ("run", path, "--store", store, "--workers", 1, "--data-root")
+    one_line_error(cli(*args, tmp_path / "old" / "shapes"))
+    assert not (store / "suites").exists()  # a refused run remembers nothing
     first = cli(*args, old, "--only", "original")
+    assert list((store / "suites").glob("*/suite.yaml"))
     assert first.code == 0, first.err
     # a new row under the old seed meets the old split
     line = one_line_error(cli(*args, new))
