@@ -109,6 +109,7 @@ class Leaderboard:
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on; None without tuning.
+        pooled: The floor over all seeds of the protocol in the store, this suite's among them.
     """
 
     suite: ResolvedSuite
@@ -125,6 +126,7 @@ class Leaderboard:
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
     tuned_on: TunedOn | None = None
+    pooled: Floor = field(default_factory=lambda: Floor((), None))
 
     def stage(self, label: str, record: RunRecord) -> Stage:
         """The stage that wrote a record."""

@@ -34,7 +34,7 @@ def to_csv(board: Leaderboard) -> str:
 
 def to_json(board: Leaderboard) -> dict[str, Any]:
     """Everything as plain numbers."""
-    floor = board.floor.summary
+    floor, pooled = board.floor.summary, board.pooled.summary
     return {
         "suite": board.suite.name,
         "version": board.suite.spec.version,
@@ -42,6 +42,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "kind": "measured",
         "complete": board.complete,
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
+        "pooled_floor": None if pooled is None else vars(pooled),
         "rows": [_row(row) for row in board.rows],
         "tuning": _tuning(board),
         "audits": audits_json(board.audits),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.audits.report import audit_tables
@@ -22,7 +23,7 @@ from benchmarks.pipeline.probing import read_table
 from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.spec.goals import metric_specs
 from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import FLOOR
+from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.config import canonical
 from common.base.errors import DataError
 from common.base.registry import BENCHMARKS
@@ -52,7 +53,19 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     board.folds = [_board(fold, store) for fold in suite.folds]
     board.missing += sum(fold.missing for fold in board.folds)
     board.forgotten = forgotten(suite, store)
+    board.pooled = _pooled_floor(suite, store)
     return board
+
+
+def _pooled_floor(suite: ResolvedSuite, store: StageStore) -> Floor:
+    """The floor over every pair of Retrains of this protocol in the store."""
+    seeds = {done.get("seed") for done in store.complete("retrain")}
+    spec = suite.spec.model_copy(update={"seeds": tuple(sorted(seeds - {None}))})
+    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
+    try:
+        return _board(replace(suite, spec=spec, rows=rows, audits={}), store).floor
+    except DataError:  # those seeds saw other data
+        return Floor((), None)
 
 
 def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:

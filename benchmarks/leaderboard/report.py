@@ -108,8 +108,15 @@ def floor_line(board: Leaderboard) -> str:
     axes = f"; {', '.join(of_axes)}" if of_axes else ""
     return (
         f"Noise floor ({board.rule.title} of a second Retrain against the first): "
-        f"{spread(board.floor.summary)} [{seeds}]{axes}."
+        f"{spread(board.floor.summary)} [{seeds}]{axes}.{_pooled(board)}"
     )
+
+
+def _pooled(board: Leaderboard) -> str:
+    own, pooled = board.floor.summary, board.pooled.summary
+    if own is None or pooled is None or pooled.n <= own.n:
+        return ""
+    return f" Over all {pooled.n} pairs of this protocol in the store: {spread(pooled)}."
 
 
 def calibration_lines(board: Leaderboard) -> list[str]:

@@ -137,6 +137,15 @@ class StageStore:
         error.set_aside = True
         return error
 
+    def complete(self, kind: str) -> Iterator[dict[str, Any]]:
+        """What the complete stages of a kind say of themselves; what cannot be read is left out."""
+        for folder in sorted(_entries(self._stages, f"{kind}-*")):
+            try:
+                done: dict[str, Any] = json.loads((folder / DONE).read_bytes())
+            except (OSError, ValueError):
+                continue  # not complete, or named by whoever reads the stage itself
+            yield done
+
     def verify(self) -> Iterator[tuple[Path, str]]:
         """Reads every stage once; damaged ones are set aside.
 

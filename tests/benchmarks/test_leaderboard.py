@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.leaderboard.data import to_csv, to_json
 from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import inapplicable_lines, sections
+from benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from benchmarks.leaderboard.tables import main_table
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.report import markdown
@@ -94,6 +94,22 @@ def test_floor_row_and_verdicts(board_of):
     # of 50 samples moves AG by half a point
     first, second = np.log(2.5), (np.log(2.0) + np.log(2.5)) / 2
     assert (gd.ratio.value, gd.ratio.low, gd.ratio.high) == pytest.approx((second, second, first))
+
+
+def test_the_floor_is_pooled_over_every_run_of_the_protocol(hand_made, tmp_path):
+    third = {**TABLE, "retrain": {**TABLE["retrain"], 3: (80, 99, 88, 30)}}
+    third["retrain*"] = {**TABLE["retrain*"], 3: (80, 99, 88, 34)}
+    suite, store = hand_made(tmp_path, third)
+    for seed in (1, 2, 3):
+        with store.writing("retrain", f"{seed}" * 64, {"seed": seed}):
+            pass
+    of_two = replace(suite, spec=suite.spec.model_copy(update={"seeds": (1, 2)}))
+    board = make_leaderboard(of_two, store)
+    assert board.floor.per_seed == pytest.approx([0.5, 0.5])
+    assert board.pooled.per_seed == pytest.approx([0.5, 0.5, 1.0])
+    assert "Over all 3 pairs of this protocol in the store: 0.67±0.29." in floor_line(board)
+    assert to_json(board)["pooled_floor"]["n"] == 3
+    assert "Over all" not in floor_line(make_leaderboard(suite, store))
 
 
 def test_two_seeds_tell_nothing_of_methods(board_of):
