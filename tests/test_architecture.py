@@ -41,14 +41,15 @@ MAY_IMPORT = {
     "common.methods": "base data bounded objectives train protocol methods.tools",
     "common.audits": "base data objectives train measure protocol",
     "common.checks": "base data bounded train measure protocol methods",
-    "vision": "common.base",
+    "vision": "common.base common.protocol",
     "vision.config": "common.base",
     "vision.data": "common.base common.data config",
-    "vision.models": "common.base common.bounded common.data common.protocol config",
+    "vision.models": "common.base common.bounded common.data common.measure common.protocol config",
     "vision.metrics": "common.base common.measure common.membership",
     "vision.scenarios": "common.base common.data config data",
     "vision.methods": "common.base common.data common.objectives common.train common.methods data "
     "models",
+    "vision.probes": "common.base common.measure common.protocol models",
     "vision.stand_in": "common.protocol config models",
     "vision.tiny": "common.base common.train common.checks config data models",
     "vision.apply": "common.base common.data common.measure common.membership common.store "

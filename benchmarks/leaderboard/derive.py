@@ -141,8 +141,9 @@ def _add_probes(finals: FinalRecords, plan: Plan, store: StageStore) -> int:
         by_seed = finals.get((result.label, result.replicate), {})
         if result.seed in by_seed and table.rows:
             record = by_seed[result.seed]
-            summary = plan.suite.probes[entry.name].probe.summary(table)
-            metrics = {**record.metrics, **summary}
+            probe = plan.suite.probes[entry.name].probe
+            metrics = {**record.metrics, **probe.summary(table)}
+            metrics |= probe.related(metrics)
             by_seed[result.seed] = record.model_copy(update={"metrics": metrics})
     return missing
 

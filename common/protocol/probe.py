@@ -110,10 +110,14 @@ class Probe(ABC):
     def summary(self, table: ProbeTable) -> dict[str, float | None]:
         """Metric -> value: what the leaderboard shows of a table, named in :attr:`metrics`."""
 
+    def related(self, metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Further metrics, from those of the model and of :meth:`summary`; none by default."""
+        return {}
+
     @property
     @abstractmethod
     def metrics(self) -> tuple[MetricSpec, ...]:
-        """The metrics of :meth:`summary`; their names begin with the probe's name and a dot."""
+        """The metrics of :meth:`summary` and :meth:`related`: the probe's name, a dot, and more."""
 
 
 def make_probe(

@@ -1,0 +1,1 @@
+"""Tables of an image classifier on data of their own, or on none."""
