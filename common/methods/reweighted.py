@@ -13,6 +13,7 @@ from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from common.data.batch import Batch
+    from common.objectives.positions import Average
     from common.objectives.terms import Term
 
 
@@ -39,7 +40,7 @@ class Undial(ForgetRetainMethod):
         from common.objectives.terms import SelfDistillation
 
         config, masked = self.config, self.config.compat == "none"
-        over = config.average if masked else "tokens"
+        over: Average = config.average if masked else "tokens"
         return SelfDistillation(task.reference(), config.strength, over, masked)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:

@@ -57,12 +57,18 @@ class RMU(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
-        from language.methods.hidden import Steering, hidden_size, middle_block, random_direction
+        from language.methods.hidden import (
+            Positions,
+            Steering,
+            hidden_size,
+            middle_block,
+            random_direction,
+        )
 
         config: Any = self.config
         layer = _only(task.model, config.layer) if config.layer else middle_block(task.model)
         there = config.compat == "openunlearning"
-        positions = "answers" if there else config.positions
+        positions: Positions = "answers" if there else config.positions
         width, norm = hidden_size(task, layer, positions, config.batch_size)
         c = config.c * (norm if config.coefficient == "relative" else 1.0)
         target = c * random_direction(width, task.generator("direction"))
