@@ -55,6 +55,7 @@ for _name, _target, _summary in (
     ("idk", "refusals:IDK", "fine-tunes on refusals for forget and on retain"),
     ("mismatch", "refusals:Mismatch", "fine-tunes on answers to other questions, and on retain"),
     ("flat", "refusals:FLAT", "prefers a template answer by an f-divergence, no retain data"),
+    ("o3", "o3:O3", "refusals through orthogonal adapters behind a gate, requests in turn"),
     ("whp", "whp:WHP", "two models at inference: what fine-tuning on forget raised is taken off"),
     ("dpo", "refusals:DPO", "prefers a refusal to the true answer, no retain data"),
     ("dpo_gdr", "refusals:DPOGdr", "DPO and cross-entropy on retain"),

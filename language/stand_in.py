@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.base.errors import ConfigError
+from common.base.files import json_digest
 from common.protocol.benchmark import Runtime
 from common.protocol.stand_in import StandIn
 from language.config import CausalModelConfig
 from language.data.readers import READERS, load_corpus
+from language.data.tokenizers import tokenizer_digest
 from language.models.families import Fields, family_of, published_sizes
 
 if TYPE_CHECKING:
@@ -75,8 +77,10 @@ def write_stand_in(
     """
     kind, sizes = _architecture(config)
     named = dict.fromkeys([config.name, config.original, *(config.retrain or {}).values()])
-    places = {name: folder / f"model-{n}" for n, name in enumerate(filter(None, named))}
     tokenizer = _tokenizer(config, kind, words)
+    about = {**sizes, **_shrunk(kind, sizes), "kind": kind, "words": tokenizer_digest(tokenizer)}
+    stem = json_digest(about)[:12]  # equal models of several suites are one
+    places = {name: folder / f"{stem}-{n}" for n, name in enumerate(filter(None, named))}
     for seed, place in enumerate(places.values()):
         if not (place / "config.json").is_file():
             tokenizer.save_pretrained(place)

@@ -60,12 +60,12 @@ MAY_IMPORT = {
     "language.config": "common.base",
     "language.stand_in": "common.base common.protocol config data models",
     "language.data": "common.base common.data config",
-    "language.models": "common.base common.data common.protocol config",
+    "language.models": "common.base common.bounded common.data common.protocol config",
     "language.metrics": "common.base common.measure config",
     "language.measure": "common.base common.measure config data models metrics",
     "language.scenarios": "common.base common.data config data",
-    "language.methods": "common.base common.data common.objectives common.train common.methods "
-    "common.methods.tools models",
+    "language.methods": "common.base common.bounded common.data common.objectives common.train "
+    "common.methods common.methods.tools models",
     "language.apply": "common.base common.data common.measure common.store common.protocol config "
     "data models metrics measure",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,40 +14,58 @@ from benchmarks.cli.options import STORE, DataRoot, Machine, Selection, Threads,
 from benchmarks.pipeline.executors import make_executor
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base.errors import ConfigError
 from common.protocol.benchmark import Runtime
 
 
 @command(
     "unlearn rehearse tofu-llama2-7b-forget10",
     "unlearn rehearse tdec-gpt-neo-1.3b --data-root data --only gd_sine,loku",
+    "unlearn rehearse full --record rehearsals.json",
 )
 def rehearse(
-    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
+    suite: Annotated[
+        str,
+        typer.Argument(help="Suite name, group of suites, YAML file, or full: all for a GPU."),
+    ],
     selection: Selection,
     store: Annotated[
         Path | None, typer.Option(help="Keep the rehearsal below this folder; else it is deleted.")
     ] = None,
     data_root: DataRoot = None,
     threads: Threads = 1,
+    record: Annotated[
+        Path | None, typer.Option(help="Write into this JSON file which suites went well.")
+    ] = None,
 ) -> None:
     """Run a suite end to end on a CPU: small random models, few samples, first and last steps."""
-    suites = selection.suites(suite, store or STORE)
+    from benchmarks.paper.rehearsals import full_suites, write_rehearsal
+
+    if record is not None and (selection.only or selection.set_ or selection.seeds):
+        raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
+    names = full_suites() if suite == "full" else [suite]
+    suites = [each for name in names for each in selection.suites(name, store or STORE)]
+    failed = False
     with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
         place = (store or Path(folder)) / "rehearsals"
         machine = Machine(place, data_root, "cpu", threads, selection.plugin)
-        failed = [each.name for each in suites if not _rehearse(each, machine.runtime())]
+        for each in suites:
+            started = time.process_time()
+            good = _rehearse(each, machine.runtime())
+            failed |= not good
+            if good and record is not None:
+                write_rehearsal(record, each, time.process_time() - started)
     if failed:
         raise typer.Exit(1)
 
 
 def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
-    """Whether all went well; prints the table."""
+    """Whether all went well; prints the table.  Suites share what is equal in them."""
     from benchmarks.rehearsal.report import section
     from benchmarks.rehearsal.suite import rehearsed
     from benchmarks.rehearsal.work import rehearse as rehearse_rows
 
-    runtime = replace(runtime, store=runtime.store / suite.name)
-    small, stand_in = rehearsed(suite, runtime, runtime.store)
+    small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
     executor = make_executor("inline", 1, runtime.threads, runtime.plugins)
     rows = []
     for row in rehearse_rows(small, runtime, executor):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.costs.estimate import A100, estimates, total_hours
+from benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
 from benchmarks.report.section import Section, table
 from benchmarks.spec.published import read_figures, read_tables
 from benchmarks.spec.reading import read_suite
@@ -16,7 +17,9 @@ from benchmarks.spec.suite import SUITES, suite_names
 
 RESULTS = SUITES.parent / "results"
 NOTE = (
-    "measured here: its report is in benchmarks/results. small: a suite for a CPU. Hours and memory"
+    "measured here: its report is in benchmarks/results. small: a suite for a CPU. rehearsed: every"
+    " row of the suite as it is now ran its first and last steps on stand-ins (unlearn rehearse)."
+    " Hours and memory"
     f" of the others are derived for one card ({A100.name}; unlearn plan SUITE): hours of all rows"
     " and seeds in turn, memory of the row that needs most. Suites of one setting share Original"
     " and Retrain."
@@ -66,13 +69,16 @@ def state_of(name: str) -> str:
     if (RESULTS / name / "leaderboard.json").is_file():
         return "measured here"
     suite = load_suite(name)
+    if not is_full(suite):
+        return "small"
     protocol: Any = suite.protocol
-    lines, own = estimates(suite), protocol.model.name in ("tiny", "scratch")
-    if not lines:
-        return "small" if own else "needs the hub and a GPU"
-    most = max(line.memory for line in lines) / 1e9
-    needs = "a GPU" if own else "the hub and a GPU"
-    return f"needs {needs}, {total_hours(lines):,.1f} h, {most:,.0f} GB"
+    needs = "needs a GPU" if protocol.model.name in OWN else "needs the hub and a GPU"
+    words = [*["rehearsed"] * is_rehearsed(suite), needs]
+    lines = estimates(suite)
+    if lines:
+        most = max(line.memory for line in lines) / 1e9
+        words += [f"{total_hours(lines):,.1f} h", f"{most:,.0f} GB"]
+    return ", ".join(words)
 
 
 def coverage_section() -> Section:

@@ -16,6 +16,13 @@ from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, reco
 from common.base.config import did_you_mean
 from common.base.errors import ConfigError
 
+MEANT = {
+    "forget_quality": "forget_quality as printed lies on the grid of LoKU's scripts (fq_reference:"
+    " loku): at most 300 rows of the forget set against the first 300 of forget10 under the model"
+    " retrained without forget10. A suite compares all rows with its own Retrain, unless its"
+    " evaluation says fq_reference: loku."
+}
+"""Metric of published tables -> what a reader must know beside a measured one."""
 HEADS = ("table", "row", "metric", "printed", "recomputed", "rule")
 
 
@@ -97,7 +104,8 @@ def _section(label: str, published: Sequence[PublishedRow], level: Level) -> Sec
         rows.append(cells)
     heads = ["published", *metrics, *(["AG recomputed", ""] if reference is not None else ())]
     title = f"{label} (published; not comparable with the measured table)"
-    return Section(title, content=table(heads, rows), level=level)
+    texts = tuple(MEANT[name] for name in metrics if name in MEANT)
+    return Section(title, texts, table(heads, rows), level=level)
 
 
 def _printed(value: tuple[float, float | None] | None) -> str:

@@ -35,7 +35,7 @@ from common.base.files import write_json
 from common.store.records import environment
 
 SCHEMA = 1
-BENCHMARKS: dict[str, Callable[[Size], Iterable[Case]]] = {
+BENCHMARKS: dict[str, Callable[..., Iterable[Case]]] = {
     "adapter_layer": adapters.layer,
     "adapter_step": adapters.step,
     "difference": vision_engine.difference_steps,
@@ -47,6 +47,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterable[Case]]] = {
     "extraction": extraction.extraction,
     "bounded_layer": bounded_layer.cases,  # last: its layers change the allocator for good
 }
+GIVEN = ("tofu_evaluation",)
+"""Benchmarks that compare with what lies in folders of the user's."""
 SECONDS: Mapping[Size, float] = {"full": 8.5, "quick": 0.25, "tiny": 0.0}
 MIN_ROUNDS: Mapping[Size, int] = {"full": 4, "quick": 2, "tiny": 2}
 READING = (
@@ -67,8 +69,15 @@ READING = (
 )
 
 
-def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
+def cases(
+    names: Sequence[str], size: Size, given: Mapping[str, Path | None] | None = None
+) -> Iterator[Case]:
     """The cases of the named benchmarks.
+
+    Args:
+        names: Of :data:`BENCHMARKS`.
+        size: Of the data.
+        given: Folders for those that compare with them, by name.
 
     Raises:
         ConfigError: There is no such benchmark.
@@ -79,7 +88,7 @@ def cases(names: Sequence[str], size: Size) -> Iterator[Case]:
                 f"--only {name}: no such benchmark{did_you_mean(name, [*BENCHMARKS])}"
             )
     for name in names:
-        yield from BENCHMARKS[name](size)
+        yield from BENCHMARKS[name](size, **(given or {} if name in GIVEN else {}))
 
 
 def experiment(
@@ -88,18 +97,20 @@ def experiment(
     effort: Effort,
     *,
     steady: bool = False,
+    given: Mapping[str, Path | None] | None = None,
     show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Everything that goes into ``perf.json``; ``show`` gets each case when it is measured.
 
-    ``steady`` asks for :func:`benchmarks.perf.measure.steady_allocator` in the whole process.
+    ``steady`` asks for :func:`benchmarks.perf.measure.steady_allocator` in the whole process,
+    ``given`` is for :func:`cases`.
     """
     steady = steady and measure.steady_allocator()
     machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady}
     machine |= {"threads": 1, "load_before": os.getloadavg()[0]}
     results = []
     with one_thread():
-        for case in cases(names, size):
+        for case in cases(names, size, given):
             if case.steady and size != "tiny":
                 steady = measure.steady_allocator()  # for the rest of the process
             results.append(measure.measure(case, effort) | {"steady_allocator": steady})
@@ -234,6 +245,12 @@ def main(
         "runs/perf"
     ),
     seconds: Annotated[float | None, typer.Option(help="Seconds per case.", min=0.0)] = None,
+    peer: Annotated[
+        Path | None, typer.Option(help="Checkout of open-unlearning, to time its own code.")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with tofu_eval_logs/, to count published answers.")
+    ] = None,
     steady_malloc: Annotated[
         bool, typer.Option("--steady-malloc", help="Keep large blocks instead of unmapping them.")
     ] = False,
@@ -248,6 +265,7 @@ def main(
             size,
             effort,
             steady=steady_malloc,
+            given={"peer": peer, "data_root": data_root},
             show=lambda result: terminal.show(console, [_case(result)]),
         )
     except UserError as error:

@@ -1,16 +1,18 @@
 """The TOFU evaluation: one pass with shared prompts against a pass per metric.
 
-The peer does what open-unlearning does: a pass over a data set for every metric, samples tokenised
-as they come, batches of 32 in the data's order, a padded batch for each wrong answer, logits of
-every position, and answers from batches that run until their slowest row ends.
+The naive one does what open-unlearning does: a pass over a data set for every metric, samples
+tokenised as they come, batches of 32 in the data's order, a padded batch for each wrong answer,
+logits of every position, and answers from batches that run until their slowest row ends.  Where a
+checkout of open-unlearning is given (``--peer``), its own code does it, too.  A second case counts
+and times decoding from drafts.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.perf.drafts import decoding
 from benchmarks.perf.measure import Case, Check, Size, Variant
+from benchmarks.perf.tofu_peer import Peer, load_peer
+from benchmarks.perf.watch import watched
 from common.measure.scores import Scores
 from language.config import CausalModelConfig
 from language.data.corpus import Corpus, Encoded, Item
@@ -78,14 +83,26 @@ TIMED: dict[Size, Job] = {
 }
 
 
-def evaluation(size: Size) -> Iterator[Case]:
-    """Likelihoods and greedy answers for all default metrics of TOFU."""
+def evaluation(
+    size: Size, *, peer: Path | None = None, data_root: Path | None = None
+) -> Iterator[Case]:
+    """Likelihoods and greedy answers for all default metrics of TOFU, and answers from drafts.
+
+    Args:
+        size: Of the data.
+        peer: A checkout of open-unlearning, whose code is timed, too.
+        data_root: Folder of local data with published logs, whose answers are counted.
+    """
     counted, timed = COUNTED[size], TIMED[size]
+    runs, pairs = dict(RUNS), [(OURS, NAIVE)]
+    if peer is not None:
+        own = load_peer(peer, _source(make_data(timed)[0]).tokenizer, BATCH)
+        runs[PEER], pairs = partial(naive, peer=own), [*pairs, (OURS, PEER)]
     corpus, parts = make_data(counted)
-    counts = {name: _counts(run, counted, corpus, parts) for name, run in RUNS.items()}
+    counts = {name: _counts(run, counted, corpus, parts) for name, run in runs.items()}
     corpus, parts = make_data(timed)
     source, model = _source(corpus), make_model(timed, corpus)
-    bound = {name: partial(run, model, source, parts, timed) for name, run in RUNS.items()}
+    bound = {name: partial(run, model, source, parts, timed) for name, run in runs.items()}
     variants = [Variant(name, run, counts[name]) for name, run in bound.items()]
     made = [run() for run in bound.values()]
     rows = [sum(job.rows.values()) for job in (counted, timed)]
@@ -94,8 +111,11 @@ def evaluation(size: Size) -> Iterator[Case]:
         f" (published for a pass per metric at forget10's size: {PUBLISHED}); times: {rows[1]}"
         f" rows, dim {timed.dim} depth {timed.depth}"
     )
-    checks = [*_same(*made), *_fewer(*counts.values())]
-    yield Case("tofu_evaluation", title, variants, [(OURS, NAIVE)], checks)
+    checks = [*_same(*made[:2]), *_fewer(counts[OURS], counts[NAIVE])]
+    if peer is not None:
+        checks += _same(made[0], made[2], of=" as open-unlearning", limits=(1e-4, 1e-6))
+    yield Case("tofu_evaluation", title, variants, pairs, checks)
+    yield from decoding(source, model, parts["forget"], timed.new_tokens, data_root)
 
 
 def make_data(job: Job) -> tuple[Corpus, dict[str, np.ndarray]]:
@@ -148,31 +168,40 @@ def ours(
 
 
 def naive(
-    model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray], job: Job
+    model: nn.Module,
+    source: TextSource,
+    parts: Mapping[str, np.ndarray],
+    job: Job,
+    *,
+    peer: Peer | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """A pass per metric: forget answers for their probability, for min-k and for ES."""
+    """A pass per metric: forget answers for their probability, for min-k and for ES.
+
+    ``peer`` computes each instead of this file.
+    """
+    losses, rouge = partial(_losses, peer=peer), partial(_rouge, peer=peer)
     columns: dict[str, dict[str, np.ndarray]] = {}
     for part, indices in parts.items():
         items = [source.corpus.items[index] for index in indices.tolist()]
         answers = [item.answer for item in items]
         for _ in range(3 if part == "forget" else 1):
-            loss = _losses(model, source, items, answers)
+            loss = losses(model, source, items, answers)
         columns[part] = {"answer_loss": loss}
         if part == HOLDOUT:
             continue
         if items[0].paraphrase:
             texts = [item.paraphrase or "" for item in items]
-            columns[part]["paraphrase_loss"] = _losses(model, source, items, texts)
+            columns[part]["paraphrase_loss"] = losses(model, source, items, texts)
         wrong = [
-            _losses(model, source, items, [item.perturbed[k] for item in items])
+            losses(model, source, items, [item.perturbed[k] for item in items])
             for k in range(len(items[0].perturbed))
         ]
         columns[part]["perturbed_loss"] = np.stack(wrong, axis=1)
-        columns[part]["rouge_l_recall"] = _rouge(model, source, items, job.new_tokens)
+        columns[part]["rouge_l_recall"] = rouge(model, source, items, job.new_tokens)
     return columns
 
 
-OURS, NAIVE = "ours, one pass", "a pass per metric"
+OURS, NAIVE, PEER = "ours, one pass", "a pass per metric", "open-unlearning"
 RUNS: dict[str, Callable[..., Any]] = {OURS: ours, NAIVE: naive}
 
 
@@ -185,8 +214,16 @@ def _tokenised(source: TextSource, item: Item, answer: str) -> Encoded:
 
 @torch.no_grad()
 def _losses(
-    model: nn.Module, source: TextSource, items: Sequence[Item], answers: Sequence[str]
+    model: nn.Module,
+    source: TextSource,
+    items: Sequence[Item],
+    answers: Sequence[str],
+    *,
+    peer: Peer | None,
 ) -> np.ndarray:
+    if peer is not None:
+        rows = zip(items, answers, strict=True)
+        return peer.losses(model, [_tokenised(source, item, answer) for item, answer in rows])
     losses = []
     for start in range(0, len(items), BATCH):
         rows = zip(items[start : start + BATCH], answers[start : start + BATCH], strict=True)
@@ -205,9 +242,14 @@ def _losses(
 
 
 @torch.no_grad()
-def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: int) -> np.ndarray:
+def _rouge(
+    model: Any, source: TextSource, items: Sequence[Item], new_tokens: int, *, peer: Peer | None
+) -> np.ndarray:
     from rouge_score.rouge_scorer import RougeScorer
 
+    if peer is not None:
+        whole = [_tokenised(source, item, item.answer) for item in items]
+        return peer.rouge(model, whole, new_tokens)
     recalls = []
     for start in range(0, len(items), BATCH):
         rows = items[start : start + BATCH]
@@ -232,42 +274,6 @@ def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: in
 
 
 # Counting ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Seen:
-    """What a model and a tokenizer were asked for."""
-
-    forwards: int = 0
-    slots: int = 0
-    steps: int = 0
-    tokenised: int = 0
-
-
-@contextlib.contextmanager
-def watched(model: Any, tokenizer: Any) -> Iterator[Seen]:
-    """Counts teacher-forced forwards with their token slots, decode steps, and tokenizer calls."""
-    seen = Seen()
-    kind, call = type(tokenizer), type(tokenizer).__call__
-
-    def note(_: nn.Module, __: tuple[Any, ...], inputs: Mapping[str, Any]) -> None:
-        if inputs.get("use_cache"):
-            seen.steps += 1
-        else:
-            seen.forwards += 1
-            seen.slots += inputs["input_ids"].numel()
-
-    def counting(self: Any, text: Any, *args: Any, **options: Any) -> Any:
-        seen.tokenised += 1
-        return call(self, text, *args, **options)
-
-    handle = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
-    kind.__call__ = counting
-    try:
-        yield seen
-    finally:
-        kind.__call__ = call
-        handle.remove()
 
 
 def _counts(
@@ -309,7 +315,11 @@ def _fewer(mine: Mapping[str, float], theirs: Mapping[str, float]) -> list[Check
 
 
 def _same(
-    mine: Mapping[str, Scores], theirs: Mapping[str, Mapping[str, np.ndarray]]
+    mine: Mapping[str, Scores],
+    theirs: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    of: str = "",
+    limits: tuple[float, float] = (1e-5, 1e-9),
 ) -> list[Check]:
     gaps: dict[str, float] = {}
     for part, columns in theirs.items():
@@ -318,6 +328,6 @@ def _same(
             kind = "rouge" if name.startswith("rouge") else "loss"
             gaps[kind] = max(gap, gaps.get(kind, 0.0))
     return [
-        Check("same losses (largest difference, nats)", gaps["loss"], 1e-5),
-        Check("same ROUGE-L (largest difference)", gaps["rouge"], 1e-9),
+        Check(f"same losses{of} (largest difference, nats)", gaps["loss"], limits[0]),
+        Check(f"same ROUGE-L{of} (largest difference)", gaps["rouge"], limits[1]),
     ]

@@ -152,10 +152,11 @@ class Unlearn(StageKind[ModelSpec]):
             site.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
                 return
-            if any(True for _ in adapted_layers(outcome.model)):
+            alone = cls.info.models == 1
+            if alone and any(True for _ in adapted_layers(outcome.model)):
                 save_adapter(outcome.model, folder)
             else:
-                if cls.info.models == 1 and names != outcome.model.state_dict().keys():
+                if alone and names != outcome.model.state_dict().keys():
                     raise TypeError("the method returned a model with other tensors than Original")
                 save_weights(outcome.model, folder)
 

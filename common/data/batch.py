@@ -138,3 +138,20 @@ def every_position(source: object, pad_to: PadTo | None = None) -> Callable[[Bat
     if not isinstance(source, UnmaskedSource):
         return lambda batch: batch
     return source.everywhere if pad_to is None else partial(source.everywhere, pad_to=pad_to)
+
+
+def predicting(batch: Batch) -> Batch:
+    """Without the last position, which predicts nothing; samples of one position stay."""
+    if batch.labels.ndim == 1:
+        return batch
+    inputs = {k: v[:, :-1] if k == "positions" else v for k, v in batch.inputs.items()}
+    return Batch(inputs, batch.labels[:, :-1], batch.indices)
+
+
+def with_labels_of(whole: Batch, batch: Batch) -> Batch:
+    """A batch whose every position counts with the labels of its masked form, -100 elsewhere."""
+    if batch.labels.ndim == 1:
+        return whole
+    places = batch.inputs["positions"]
+    labels = torch.full_like(whole.labels, IGNORE).scatter_reduce(1, places, batch.labels, "amax")
+    return whole.with_labels(labels)

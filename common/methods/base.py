@@ -38,6 +38,7 @@ class MethodInfo:
         modality: The benchmarks that it understands, such as ``vision``; empty means all.
         models: How many models answer at inference.  More than one is a generation-time method: no
             single checkpoint holds its result, and no later request can start from it.
+        resumes: A later request can start from it all the same.
         reading: Tables call the row our reading: the source leaves too much open to be the method.
     """
 
@@ -48,6 +49,7 @@ class MethodInfo:
     changes_model: bool = True
     modality: str = ""
     models: int = 1
+    resumes: bool = False
     reading: bool = False
 
     def inapplicable(self, *, scenario: str, modality: str, in_turn: bool = False) -> str | None:
@@ -62,7 +64,7 @@ class MethodInfo:
             return f"for {self.modality} benchmarks only"
         if self.scenarios and scenario and scenario not in self.scenarios:
             return f"for {', '.join(sorted(self.scenarios))} forgetting only"
-        if in_turn and self.models > 1:
+        if in_turn and self.models > 1 and not self.resumes:
             return f"{self.models} models at inference, of which no later request can start"
         return None
 

@@ -57,24 +57,14 @@ class MEGD(ForgetRetainMethod):
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of forget texts, as published."""
-        from common.data.batch import every_position
+        from common.data.batch import every_position, predicting
 
         if self.config.compat != "published":
             return {}
         every = every_position(task.source, self.config.pad_to)
-        return {"forget": lambda batch: _predicting(every(batch))}
+        return {"forget": lambda batch: predicting(every(batch))}
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
         """Over tokens, as published."""
         return "tokens" if self.config.compat == "published" else super().over
-
-
-def _predicting(batch: Batch) -> Batch:
-    """Without the last position, which predicts nothing; samples of one position stay."""
-    from common.data.batch import Batch
-
-    if batch.labels.ndim == 1:
-        return batch
-    inputs = {k: v[:, :-1] if k == "positions" else v for k, v in batch.inputs.items()}
-    return Batch(inputs, batch.labels[:, :-1], batch.indices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.numbers import Amount, NonNegative, Positive
 from common.methods.base import MethodInfo
@@ -11,6 +12,8 @@ from common.methods.simple import BOTH
 from common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
+    from common.data.batch import Batch
+    from common.objectives.positions import Average
     from common.objectives.terms import Term
 
 
@@ -18,21 +21,36 @@ class Undial(ForgetRetainMethod):
     """UNDIAL: learn Original's distribution with the label's logit lowered.
 
     Formula: minimise mean CE(softmax(z_ref - strength e_y), p_theta) on B_f; no retain data.
-    open-unlearning averages over every position, prompt and padding too; that is not offered.
+    ``compat: openunlearning`` averages over every position, the question's and the padding's too
+    (to the longest text of the batch), as that code does; where a position has no label, the logit
+    of the hundredth entry from the vocabulary's end is lowered.
     Source: arXiv 2402.10052; open-unlearning (strength 10, retain weight 0).
     """
 
     info = MethodInfo(1, "UNDIAL, Dong et al. 2024 (arXiv 2402.10052)", frozenset({"forget"}))
 
     class Config(ForgetConfig):
+        later: ClassVar[Mapping[str, Any]] = {**ForgetConfig.later, "compat": "none"}
         average: Literal["samples", "tokens"] = "tokens"
         strength: Positive = 10.0
+        compat: Literal["none", "openunlearning"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Self-distillation."""
         from common.objectives.terms import SelfDistillation
 
-        return SelfDistillation(task.reference(), self.config.strength, self.config.average)
+        config, masked = self.config, self.config.compat == "none"
+        over: Average = config.average if masked else "tokens"
+        return SelfDistillation(task.reference(), config.strength, over, masked)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Every position of forget texts, with ``compat``; those without a label are marked."""
+        from common.data.batch import every_position, predicting, with_labels_of
+
+        if self.config.compat == "none":
+            return {}
+        every = every_position(task.source, "batch")
+        return {"forget": lambda batch: predicting(with_labels_of(every(batch), batch))}
 
 
 class WGA(ForgetRetainMethod):

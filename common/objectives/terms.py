@@ -173,16 +173,24 @@ class SelfDistillation:
     """UNDIAL: cross-entropy from Original's softmax with the label's logit lowered by ``strength``.
 
     Source: arXiv 2402.10052; open-unlearning (trainer/unlearn/undial.py).
+
+    Attributes:
+        reference: Batch -> logits of Original.
+        over: How positions are averaged.
+        masked: Whether positions without a label are left out.  That code counts them, and takes
+            its mark -100 for a place from the vocabulary's end, whose logit is lowered there.
     """
 
     reference: Forward
     strength: float = 10.0
     over: Average = "tokens"
+    masked: bool = True
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over positions."""
-        target = losses.lowered(self.reference(batch), batch.labels, self.strength)
-        return losses.average(losses.towards(logits, target, batch.labels), batch.labels, self.over)
+        labels = batch.labels if self.masked else batch.labels.remainder(logits.shape[-1])
+        target = losses.lowered(self.reference(batch), labels, self.strength)
+        return losses.average(losses.towards(logits, target, labels), labels, self.over)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,9 @@ class TrainingRun:
         self.total = total_steps(config, loaders)
         self.warmup = warmup_steps(config, loaders)
         self.evaluate_every, self.stops_from = evaluation_steps(config, loaders)
+        if ends is not None:
+            few = ends.few(config.accumulation)
+            self.config = config = config.model_copy(update={"accumulation": few})
         self.accelerator = make_accelerator(config, next(model.parameters()).device)
         self.sharded = make_sharded(model, config)
         home = model if self.sharded is None else self.sharded.twin

@@ -23,12 +23,14 @@ class Rehearsal(Strict):
         rows: Samples of a part that are left: the first and the last ones.
         ends: Optimizer steps that are taken at either end of a training.
         micro_batch: Samples per forward in training, at most.
+        accumulation: Forwards per optimizer step, at most.
         samples: Part -> samples of the real data, where those that are read stand for others.
     """
 
-    rows: Count = 16
+    rows: Count = 8
     ends: Count = 2
     micro_batch: Count = 2
+    accumulation: Count = 2
     samples: dict[str, int] = {}
 
     def cut(self, split: ForgetSplit) -> tuple[ForgetSplit, Ends]:
@@ -66,6 +68,10 @@ class Ends:
         """Makes loaders count the epochs of the real data, in small batches."""
         for loader in loaders.values():
             loader.stand_for(self.samples, self.rehearsal.micro_batch)
+
+    def few(self, accumulation: int) -> int:
+        """Forwards per optimizer step, of as many in the whole training."""
+        return min(accumulation, self.rehearsal.accumulation)
 
     def after(self, step: int, total: int) -> int:
         """The step that follows ``step`` of ``total``: the middle is left out."""

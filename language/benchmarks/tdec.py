@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
+    from common.protocol.sizes import Workload
     from language.measure.requests import TextMetric
 
 OVER = 0.75
@@ -158,6 +159,23 @@ class TdecBenchmark(CausalBenchmark):
         utility = config.evaluation.utility
         trial = utility if utility == "retain_accuracy" else cls.gap.trial_utility
         return replace(cls.gap, utility=utility, trial_utility=trial)
+
+    @classmethod
+    def workload(cls, config: Any) -> Workload | None:
+        """Of sets that are full, on models of known sizes; extraction decodes from every prefix.
+
+        Probes are not in it.
+        """
+        data, sizes = config.data, config.evaluation
+        length, prefixes = data.max_length, data.rows * (data.max_length - sizes.n)
+        texts = data.rows + data.retain_rows + 2 * data.test_rows
+        return cls.causal_workload(
+            config.model,
+            parts={"forget": data.rows, "retain": data.retain_rows},
+            positions=length,
+            scored=length * texts + prefixes * length // 2,
+            decoded=sizes.n * -(-prefixes // sizes.generation_batch),
+        )
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:

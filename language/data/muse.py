@@ -110,6 +110,10 @@ class MuseData(TextDataConfig):
         return FOLDS if isinstance(self.folds, str) else self.folds or 1
 
 
+SHORT = 256
+"""Tokens of a rehearsal's chunks."""
+
+
 class MuseReader(Reader):
     """Reads ``muse/news/``, ``muse-bench/MUSE-News/`` or the hub; books likewise."""
 
@@ -140,9 +144,11 @@ class MuseReader(Reader):
 
     @classmethod
     def stand_in(cls, config: MuseData, data_root: Path | None) -> MuseData:
-        """Invented news."""
-        here = config.corpus == "invented" or _folder(data_root, config.corpus) is not None
-        return config.model_copy(update={} if here else {"corpus": "invented"})
+        """Invented news; in short chunks where it is known how many the real text has."""
+        if config.corpus == "invented" or _folder(data_root, config.corpus) is not None:
+            return config
+        short = {"max_length": min(config.max_length, SHORT)} if config.corpus == "news" else {}
+        return config.model_copy(update={"corpus": "invented", **short})
 
     @classmethod
     def vocabulary(cls, config: MuseData, corpus: Corpus) -> Corpus:

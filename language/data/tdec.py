@@ -33,6 +33,9 @@ MD5: Mapping[str, str] = {
 }
 """Of the bytes of the challenge's rows, as its ``load_dataset.py`` states them."""
 
+SHORT = 40
+"""Tokens of a rehearsal's texts."""
+
 PIECES = ("preprefix", "prefix", "suffix")
 WHERE = (
     "github.com/joeljang/knowledge-unlearning has the sets (data/main) and pile.csv and"
@@ -109,11 +112,11 @@ class TdecReader(Reader):
 
     @classmethod
     def stand_in(cls, config: TdecData, data_root: Path | None) -> TdecData:
-        """As many embedded notes."""
+        """As many texts, cut short, since EL decodes from every prefix; notes for absent ones."""
         root = data_root or Path.cwd()
         absent = config.forget is not None and not any(root.glob(config.forget))
-        notes = dict.fromkeys(("forget", "retain", "unseen", "test"))
-        return config.model_copy(update=notes if absent else {})
+        notes = dict.fromkeys(("forget", "retain", "unseen", "test")) if absent else {}
+        return config.model_copy(update={**notes, "max_length": min(config.max_length, SHORT)})
 
     @classmethod
     def in_pieces(cls, config: TdecData, corpus: Corpus, encoder: Encoder) -> Corpus:

@@ -18,7 +18,7 @@ from common.objectives.positions import Average, average, sample_cross_entropy, 
 from common.train.protocols import ModelForward
 from common.train.telemetry import evaluating
 
-Positions = Literal["scored", "all"]
+Positions = Literal["scored", "all", "answers"]
 
 
 @contextmanager
@@ -55,10 +55,12 @@ def counted_positions(batch: Batch, states: Tensor, positions: Positions) -> tup
     Args:
         batch: With ``positions`` (N, A) among its inputs for texts; without, every position counts.
         states: (N, ..., H).
-        positions: ``scored``: those that predict the labels; ``all``: every real token.
+        positions: ``scored``: those that predict the labels; ``answers``: those of the labels,
+            one later; ``all``: every real token.
     """
-    if "positions" in batch.inputs and positions == "scored":
-        where = batch.inputs["positions"].unsqueeze(-1).expand(-1, -1, states.shape[-1])
+    if "positions" in batch.inputs and positions != "all":
+        places = batch.inputs["positions"] + (positions == "answers")
+        where = places.unsqueeze(-1).expand(-1, -1, states.shape[-1])
         return states.gather(1, where), batch.labels
     flat = states.flatten(1, -2) if states.ndim > 2 else states.unsqueeze(1)
     mask = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
@@ -78,7 +80,8 @@ class Steering:
         run: (model, batch) -> logits, for ``frozen``.
         target: (H,) c u.
         positions: Which positions count.
-        over: How they are averaged.
+        over: How they are averaged; ``crossed`` divides every sample's sum by every sample's count,
+            as open-unlearning's broadcast does.
     """
 
     model: nn.Module
@@ -89,7 +92,7 @@ class Steering:
     positions: Positions
     forget_weight: float
     retain_weight: float
-    over: Average
+    over: Average | Literal["crossed"]
     parts: tuple[str, ...] = ("retain", "forget")
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
@@ -113,6 +116,10 @@ class Steering:
                 target = counted_positions(batch, wide(fixed[0]), self.positions)[0]
         states, mask = counted_positions(batch, wide(outputs[0]), self.positions)
         distance = (states - target.to(states.device)).square().mean(-1)
+        if self.over == "crossed":
+            counted = mask != IGNORE
+            means = (distance * counted).sum(1) / counted.sum(1, keepdim=True)
+            return means.mean(), loss
         return average(distance, mask, self.over), loss
 
 

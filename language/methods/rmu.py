@@ -28,18 +28,21 @@ class RMU(GradientMethod):
     ``positions: scored`` averages over the positions that predict the labels, ``all`` over every
     real token.  ``coefficient: relative`` takes c as a multiple of the mean norm of h on forget
     data, as hidden states of different models differ by orders of magnitude in size.
+    ``compat: openunlearning`` takes the hidden states of the answers' tokens themselves, one later
+    than those that predict them, and divides the sum over each sample's tokens by the number of
+    every sample's, as a broadcast in that code does.
     Source: WMDP, arXiv 2403.03218 and its repository (c 6.5, w_r 1200, all tokens); open-unlearning
-    (trainer/unlearn/rmu.py: c 2, answer tokens; it takes the hidden states of the answer tokens
-    themselves, one later than those that predict them).
+    (trainer/unlearn/rmu.py: c 2).
     """
 
     info = MethodInfo(1, "RMU, Li et al. 2024 (arXiv 2403.03218)", frozenset({"forget", "retain"}))
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "openunlearning": {"coefficient": "absolute", "c": 2.0},
+        "openunlearning": {"compat": "openunlearning", "coefficient": "absolute", "c": 2.0},
         "wmdp": {"coefficient": "absolute", "c": 6.5, "positions": "all", "retain_weight": 1200.0},
     }
 
     class Config(AdaptedConfig):
+        later: ClassVar[Mapping[str, Any]] = {**AdaptedConfig.later, "compat": "none"}
         epochs_of: str | None = "forget"
         batch_size: int = 16
         lr: Positive = 3e-4
@@ -50,14 +53,23 @@ class RMU(GradientMethod):
         coefficient: Literal["relative", "absolute"] = "relative"
         c: Positive = 2.0
         positions: Literal["scored", "all"] = "scored"
+        compat: Literal["none", "openunlearning"] = "none"
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
-        from language.methods.hidden import Steering, hidden_size, middle_block, random_direction
+        from language.methods.hidden import (
+            Positions,
+            Steering,
+            hidden_size,
+            middle_block,
+            random_direction,
+        )
 
         config: Any = self.config
         layer = _only(task.model, config.layer) if config.layer else middle_block(task.model)
-        width, norm = hidden_size(task, layer, config.positions, config.batch_size)
+        there = config.compat == "openunlearning"
+        positions: Positions = "answers" if there else config.positions
+        width, norm = hidden_size(task, layer, positions, config.batch_size)
         c = config.c * (norm if config.coefficient == "relative" else 1.0)
         target = c * random_direction(width, task.generator("direction"))
         frozen = task.frozen_copy()
@@ -70,10 +82,10 @@ class RMU(GradientMethod):
             layer,
             task.forward,
             target.to(device),
-            config.positions,
+            positions,
             config.forget_weight,
             config.retain_weight,
-            config.average,
+            "crossed" if there else config.average,
         )
 
 

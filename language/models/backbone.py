@@ -44,6 +44,8 @@ def row_limit(model: Any) -> int | None:
     """Tokens of the longest packed row that the model treats exactly, or None if it takes none."""
     config: Any = getattr(model, "config", None)
     family = family_of(getattr(config, "model_type", None))
+    if not getattr(model, "packable", True):
+        return None
     if not family.maskable or config._attn_implementation not in MASKABLE_ATTENTION:
         return None
     return family.longest_row(config)

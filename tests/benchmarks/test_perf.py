@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from benchmarks.perf import (
     adapters,
     augmentation,
     bounded_layer,
+    drafts,
     evaluation,
     measure,
     svc_mia,
@@ -25,9 +28,13 @@ from benchmarks.perf import (
 )
 from benchmarks.perf import counts as counting
 from benchmarks.perf.measure import Case, Check, Effort, Variant
+from benchmarks.perf.tofu_peer import COLLATORS, METRICS, load_peer
 from benchmarks.report import markdown
 from common.base.errors import ConfigError
+from language.data.corpus import Corpus, Encoded, Item
+from language.data.tokenizers import train_tokenizer
 
+LOGS = Path(__file__).resolve().parents[3] / "shared" / "data"
 NOTHING = Effort(seconds=0.0, min_rounds=2)
 
 
@@ -42,6 +49,82 @@ def counts(results) -> dict[str, dict[str, dict[str, float]]]:
         result["name"]: {row["name"]: row["counts"] for row in result["variants"]}
         for result in results["cases"]
     }
+
+
+def test_answers_from_drafts_take_fewer_steps(counts):
+    drafted, plain = (counts["tofu_decoding"][name] for name in (drafts.DRAFTED, drafts.PLAIN))
+    assert drafted["decoded tokens"] < 0.5 * plain["decoded tokens"]
+
+
+@pytest.mark.skipif(not (LOGS / "tofu_eval_logs").is_dir(), reason="no published logs here")
+def test_what_drafts_leave_of_published_answers():
+    """Where the end token is decoded, too, it is the 5.6 to 8.9 % that were counted before."""
+    steps = drafts.published_steps(LOGS)
+    known = [
+        ("llama2-7b_full_wd0.01", "forget"),
+        ("llama2-7b_full_wd0.01", "retain"),
+        ("llama2-7b_retain90_wd0.01", "retain"),
+    ]
+    assert [round(steps[key].share, 1) for key in known] == [3.3, 4.4, 6.5]
+    assert 85 < steps["llama2-7b_retain90_wd0.01", "forget"].share < 92
+    ends = [100 * (steps[key].drafted + 300) / steps[key].plain for key in known]
+    assert all(5.5 < share < 9.1 for share in ends)
+
+
+def test_a_peer_is_a_checkout(tmp_path):
+    with pytest.raises(ConfigError, match=r"--peer .* no src/evals/metrics/utils\.py"):
+        load_peer(tmp_path, None, 32)
+
+
+def test_a_peers_code_runs_on_the_same_rows(tmp_path):
+    """A stand-in for that code, with its functions' names and what they take."""
+    for path in (METRICS, COLLATORS):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / METRICS).write_text(PEERS_METRICS, encoding="utf-8")
+    (tmp_path / COLLATORS).write_text(PEERS_COLLATOR, encoding="utf-8")
+    tokenizer = train_tokenizer(Corpus((Item("forget", 0, "Who?", "Ada and Bo."),), ""), 270)
+    peer = load_peer(tmp_path, tokenizer, batch=2)
+    assert "data.utils" not in sys.modules and "omegaconf" not in sys.modules
+    pairs = [Encoded(np.arange(3, 3 + size), 2) for size in (4, 6, 5)]
+    assert peer.losses(None, pairs).tolist() == [2, 4, 3]
+    assert peer.rouge(None, pairs, 7).tolist() == [7 + 2 + 4, 7 + 2 + 6, 7 + 2 + 5]
+
+
+PEERS_METRICS = """
+from omegaconf import OmegaConf
+from data.utils import IGNORE_INDEX
+
+
+def run_batchwise_evals(model, dataloader, batch_eval_fn, batch_eval_fn_args, eval_msg):
+    print("noise")
+    return {
+        row["index"]: batch_eval_fn(model=model, row=row, **batch_eval_fn_args)
+        for batch in dataloader
+        for row in batch
+    }
+
+
+def evaluate_probability(model, row):
+    return {"avg_loss": int((row["labels"] != IGNORE_INDEX).sum())}
+
+
+def eval_text_similarity(model, row, tokenizer, generation_args):
+    options = OmegaConf.to_container(generation_args, resolve=True)
+    total = options["max_new_tokens"] + len(row["input_ids"]) + len(row["labels"])
+    return {"rougeL_recall": total}
+"""
+PEERS_COLLATOR = """
+from data.utils import IGNORE_INDEX
+
+
+class DataCollatorForSupervisedDataset:
+    def __init__(self, tokenizer, padding_side, index):
+        assert tokenizer.pad_token_id == tokenizer.eos_token_id and index == "index"
+        self.side = padding_side
+
+    def __call__(self, rows):
+        return rows
+"""
 
 
 def case(*variants: Variant, **fields) -> Case:

@@ -68,6 +68,12 @@ def test_no_gap_without_a_retrain():
     assert cells["GD+Sine"] == ("87.8±0.3", "2.1±0.2")
 
 
+def test_forget_quality_says_what_it_was_compared_with():
+    section, *_ = published_sections(["tab:tofu_phi_rank4/forget01"])
+    assert "fq_reference: loku" in section.text[0]
+    assert not published_sections(["tab:vit_cifar100_stability"])[0].text
+
+
 def test_unknown_table_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'tab:vit_cifar100/left'"):
         published_sections(["tab:vit_cifar100/lft"])

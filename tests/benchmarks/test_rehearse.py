@@ -8,24 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.paper import rehearsals
+from benchmarks.paper.rehearsals import full_suites, is_rehearsed
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.rehearsal.suite import WARNING, rehearsed
 from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
 from common.protocol.benchmark import Runtime
 from common.store.stages import StageStore
 from common.train.rates import learning_rate
 
-SMALL = ("tiny", "scratch")
-
-
-def stand_in_is_needed(name: str) -> bool:
-    """Whether a suite's model or its training has a size for a GPU."""
-    protocol = load_suite(name).protocol
-    return protocol.model.name not in SMALL or protocol.model.depth == 12
-
-
-FULL = [name for name in suite_names() if stand_in_is_needed(name)]
+FULL = full_suites()
 
 
 def rows_of(out: str) -> dict[str, list[str]]:
@@ -80,11 +72,48 @@ def test_rows_train_their_ends_at_the_whole_schedule(suite, rows, planned, cli, 
         assert table[row][0] == str(count)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One store for all suites, which share what is equal in them."""
+    return tmp_path_factory.mktemp("rehearsals")
+
+
 @pytest.mark.hours
 @pytest.mark.parametrize("suite", FULL)
-def test_every_full_suite_rehearses(suite, cli):
-    shown = cli("rehearse", suite)
+def test_every_full_suite_rehearses(suite, cli, shared):
+    shown = cli("rehearse", suite, "--store", shared)
     assert shown.code == 0, shown.out + shown.err
+
+
+def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, monkeypatch):
+    rows = {"original": None, "retrain": None, "finetune": None}
+    path, record = tiny_suite(suite="noted", methods=rows), tmp_path / "rehearsals.json"
+    shown = cli("rehearse", path, "--record", record, "--store", tmp_path)
+    assert shown.code == 0, shown.err
+    entry = json.loads(record.read_text())["noted"]
+    assert entry["rows"] == 3 and entry["cpu_seconds"] > 0
+    monkeypatch.setattr(rehearsals.read_rehearsals, "__defaults__", (record,))
+    assert is_rehearsed(load_suite(str(path)))
+    assert not is_rehearsed(load_suite(str(path), ["methods.finetune.params.lr=0.5"]))
+    refused = cli("rehearse", path, "--record", record, "--only", "finetune")
+    assert refused.code == 2 and "rehearsed whole" in refused.err
+
+
+def test_a_row_that_fails_is_not_recorded(tiny_suite, cli, tmp_path):
+    rows = {"original": None, "retrain": None, "gd": {"params": {"steps": 2, "loss_cap": 1e-9}}}
+    record = tmp_path / "rehearsals.json"
+    shown = cli("rehearse", tiny_suite(suite="wild", methods=rows), "--record", record)
+    assert shown.code == 1 and not record.exists()
+
+
+def test_suites_of_one_setting_share_their_stages(cli, tmp_path):
+    for rank in ("", "-rank8"):
+        suite = f"tofu-phi-1.5-forget01{rank}"
+        shown = cli("rehearse", suite, "--only", "gd,gd_sine", "--store", tmp_path)
+        assert shown.code == 0, shown.out + shown.err
+    done = [json.loads(path.read_text())["name"] for path in tmp_path.rglob("unlearn-*/done.json")]
+    assert sorted(name.split("/")[0] for name in done) == ["gd", "gd_sine", "gd_sine"]
+    assert len([*tmp_path.rglob("stand-ins/*/config.json")]) == 1
 
 
 def test_a_row_that_fails_hides_no_other(tiny_suite, cli, tmp_path):

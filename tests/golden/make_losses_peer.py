@@ -26,9 +26,15 @@ ENDS = {"forget": (7, 6, 5), "retain": (7, 7, 6), "refusal": (4, 6, 7)}
 FLAT = {"tv": "Total-Variation", "kl": "KL", "js": "Jenson-Shannon", "pearson": "Pearson"}
 
 
-def logits(phase: float, length: int = LENGTH) -> Tensor:
-    """(ROWS, length, VOCABULARY) float64 of mixed sizes; no random numbers."""
-    place = torch.arange(ROWS * length * VOCABULARY, dtype=torch.float64)
+WIDE = 103
+"""A vocabulary in which the mark -100 has a place, counted from the end."""
+STEERED = {"c": 2.0, "forget_weight": 0.7, "retain_weight": 1.3}
+"""RMU's settings."""
+
+
+def logits(phase: float, length: int = LENGTH, width: int = VOCABULARY) -> Tensor:
+    """(ROWS, length, width) float64 of mixed sizes; no random numbers."""
+    place = torch.arange(ROWS * length * width, dtype=torch.float64)
     return (2.5 * torch.sin(1.7 * place + phase) + torch.cos(0.31 * place)).view(ROWS, length, -1)
 
 
@@ -160,6 +166,59 @@ def of_simnpo(trainer: ModuleType, **fields) -> dict:
     return graded(loss, {text: logits(PHASES[text]) for text in ("forget", "retain")})
 
 
+def of_undial(peer: ModuleType, strength: float) -> dict:
+    """open-unlearning's UNDIAL, where every position counts."""
+    fixed = Model({"forget": logits(REFERENCE["forget"], width=WIDE)})
+
+    def loss(given):
+        texts = {"input_ids": "forget", "labels": labels("forget")}
+        model = Model(given)
+        models = [
+            lambda input_ids, labels, model=model: SimpleNamespace(logits=model.given[input_ids])
+            for model in (model, fixed)
+        ]
+        return peer.compute_undial_loss(*models, texts, strength)[0]
+
+    return graded(loss, {"forget": logits(PHASES["forget"], width=WIDE)})
+
+
+class Layered(torch.nn.Module):
+    """A model whose hidden states, after its one layer, are given."""
+
+    def __init__(self, given: dict[str, Tensor]):
+        super().__init__()
+        self.layer, self.given = torch.nn.Identity(), given
+
+    def forward(self, input_ids, **_):
+        return SimpleNamespace(logits=self.layer(self.given[input_ids]))
+
+
+def direction() -> Tensor:
+    """(VOCABULARY,) of length 1: where hidden states are steered to."""
+    place = torch.arange(VOCABULARY, dtype=torch.float64)
+    return place.sin().abs() / place.sin().norm()
+
+
+def of_rmu(peer: ModuleType) -> dict:
+    """open-unlearning's RMU; states stand for the layer's output."""
+
+    def loss(given):
+        own = peer.RMU.__new__(peer.RMU)
+        models = Layered(given), Layered({text: logits(p) for text, p in REFERENCE.items()})
+        own.ref_model = models[1]
+        own.model_module, own.ref_module = (model.layer for model in models)
+        own.gamma, own.alpha = STEERED["forget_weight"], STEERED["retain_weight"]
+        own.retain_loss_type = "EMBED_DIFF"
+        own.control_vec = STEERED["c"] * direction().view(1, 1, -1)
+        texts = {
+            text: {"input_ids": text, "labels": labels(text), "attention_mask": None}
+            for text in given
+        }
+        return own.compute_loss(models[0], texts)
+
+    return graded(loss, {text: logits(PHASES[text]) for text in ("forget", "retain")})
+
+
 def of_composite(peer: ModuleType, a: float) -> dict:
     """muse_bench's two models at inference."""
 
@@ -204,9 +263,10 @@ def collect(folder: Path) -> dict:
     flat = load(folder / "FLAT/dataloader.py", "flat_dataloader", **stand_ins)
     ours = {"trainer": {"__path__": []}, "trainer.unlearn": {"__path__": []}}
     ours["trainer.unlearn.grad_diff"] = nothing("GradDiff")
+    ours["deepspeed"] = nothing("DeepSpeedEngine")
     source = folder / "open-unlearning/src/trainer"
     sys.modules.update({name: ModuleType(name) for name in ours})
-    load(source / "utils.py", "trainer.utils", **ours)
+    utils = load(source / "utils.py", "trainer.utils", **ours)
     simnpo = load(source / "unlearn/simnpo.py", "trainer.unlearn.simnpo")
     cases = {
         f"muse_bench {kind}": of_iterative(muse, kind, beta=0.1)
@@ -220,6 +280,8 @@ def collect(folder: Path) -> dict:
         cases[f"flat {division} padded"] = of_flat(flat, "cl", division, length=10)
     cases["flat mismatch"] = of_flat(flat, "mismatch")
     cases["openunlearning simnpo"] = of_simnpo(simnpo, beta=4.5, delta=0.2)
+    cases["openunlearning undial"] = of_undial(utils, 10.0)
+    cases["openunlearning rmu"] = of_rmu(load(source / "unlearn/rmu.py", "trainer.unlearn.rmu"))
     whp = load(folder / "muse_bench/baselines/baselines/whos_harry_potter.py", "muse_whp")
     cases["muse_bench whp"] = of_composite(whp, 1.3)
     vector = load(folder / "muse_bench/baselines/baselines/task_vector.py", "muse_vector")

@@ -34,17 +34,18 @@ class Texts:
 
     def batch(self, text):
         """Logits and labels where the next token is predicted."""
-        labels = MADE.labels(text, self.given[text].shape[1])
+        labels = MADE.labels(text, self.given[text].shape[1])[:, 1:]
+        places = torch.arange(labels.shape[1]).expand(labels.shape)
         inputs = {"z": self.given[text][:, :-1], "text": torch.tensor([MADE_TEXTS.index(text)] * 3)}
-        return Batch(inputs, labels[:, 1:], torch.arange(MADE.ROWS))
+        return Batch({**inputs, "positions": places}, labels, torch.arange(MADE.ROWS))
 
-    def everywhere(self, batch):
+    def everywhere(self, batch, pad_to=None):
         text = MADE_TEXTS[batch.inputs["text"][0]]
         inputs = {**batch.inputs, "z": self.given[text]}
         return Batch(inputs, torch.zeros(self.given[text].shape[:2], dtype=int), batch.indices)
 
     def fetch(self, indices):
-        return self.batch("refusal")
+        return self.batch("refusal" if self.refused else "forget")
 
     def answers_of(self, indices):
         return ["another"] * len(indices)
@@ -58,14 +59,15 @@ MADE_TEXTS = list(MADE.PHASES)
 
 def reference(batch):
     """The frozen model's logits, at the positions of the batch."""
-    text = MADE_TEXTS[batch.inputs["text"][0]]
-    return MADE.logits(MADE.REFERENCE[text])[:, : batch.inputs["z"].shape[1]]
+    text, (_, length, width) = MADE_TEXTS[batch.inputs["text"][0]], batch.inputs["z"].shape
+    return MADE.logits(MADE.REFERENCE[text], width=width)[:, : min(length, batch.labels.shape[1])]
 
 
-def check(case, name, params, *, length=MADE.LENGTH, shown=None):
+def check(case, name, params, *, length=MADE.LENGTH, width=MADE.VOCABULARY, shown=None):
     """The objective of a method against a peer's value and gradient."""
     given = {
-        text: MADE.logits(phase, length).requires_grad_() for text, phase in MADE.PHASES.items()
+        text: MADE.logits(phase, length, width).requires_grad_()
+        for text, phase in MADE.PHASES.items()
     }
     source = Texts(given)
     task = SimpleNamespace(
@@ -78,7 +80,12 @@ def check(case, name, params, *, length=MADE.LENGTH, shown=None):
     objective = cls(cls.Config(**params)).prepare(task)
     shown = {"forget": "forget", **(shown or {})}
     batches = {part: source.batch(shown.get(part, part)) for part in objective.parts}
-    total = objective(lambda batch: batch.inputs["z"], batches).total
+    total = objective(lambda b: b.inputs["z"][:, : b.labels.shape[1]], batches).total
+    same(case, total, given)
+
+
+def same(case, total, given):
+    """A value and its gradients are a peer's."""
     assert total.item() == pytest.approx(PEER[case]["value"], rel=1e-12, abs=1e-12)
     expected = PEER[case]["gradient"]
     grads = torch.autograd.grad(total, [given[text] for text in expected], allow_unused=True)
@@ -111,6 +118,39 @@ SIMPLE = {"compat": "unlearn_simple", "beta": 0.7, "delta": 0.4, "forget_weight"
 )
 def test_preferences_are_the_published_ones(case, method, params):
     check(case, method, params)
+
+
+def test_undial_where_every_position_counts():
+    check("openunlearning undial", "undial", {"compat": "openunlearning"}, width=MADE.WIDE)
+    with pytest.raises(AssertionError):
+        check("openunlearning undial", "undial", {}, width=MADE.WIDE)
+
+
+@pytest.mark.parametrize("compat", ["openunlearning", "none"])
+def test_rmu_with_its_broadcast(compat, monkeypatch):
+    """Hidden states of the answers' own tokens, each sum divided by every sample's count."""
+    given = {text: MADE.logits(MADE.PHASES[text]).requires_grad_() for text in MADE.PHASES}
+    source, model = Texts(given), MADE.Layered(given)
+    frozen = MADE.Layered({text: MADE.logits(phase) for text, phase in MADE.REFERENCE.items()})
+    monkeypatch.setattr("language.methods.hidden.random_direction", lambda *_: MADE.direction())
+    task = SimpleNamespace(
+        model=model,
+        source=source,
+        frozen_copy=lambda: frozen,
+        forward=lambda model, batch: model(MADE_TEXTS[batch.inputs["text"][0]]).logits[:, :-1],
+        indices=lambda *parts: np.arange(MADE.ROWS),
+        generator=lambda *names: None,
+    )
+    model.anchor = nn.Parameter(torch.zeros(1))  # tells the device
+    cls = METHODS["rmu"]
+    params = {"coefficient": "absolute", "layer": "layer", "compat": compat, **MADE.STEERED}
+    objective = cls(cls.Config(**params)).prepare(task)
+    batches = {part: source.batch(part) for part in objective.parts}
+    total = objective(lambda batch: task.forward(model, batch), batches).total
+    if compat == "none":
+        assert total.item() != pytest.approx(PEER["openunlearning rmu"]["value"], rel=0.01)
+    else:
+        same("openunlearning rmu", total, given)
 
 
 def test_the_faithful_forms_are_others():

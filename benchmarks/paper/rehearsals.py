@@ -1,0 +1,81 @@
+"""Which suites were rehearsed whole, as they are now.
+
+``benchmarks/results/rehearsals.json`` holds a digest of each: a suite that says something else
+since counts as not rehearsed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.costs.estimate import estimates
+from benchmarks.spec.resolve import ResolvedSuite, load_suite
+from benchmarks.spec.suite import SUITES, suite_names
+from common.base.config import canonical
+from common.base.files import json_digest, write_json
+from common.base.registry import BENCHMARKS, METHODS
+
+RECORD = SUITES.parent / "results" / "rehearsals.json"
+OWN = ("tiny", "scratch")
+"""Models that are made here: no hub is needed."""
+
+
+def is_full(suite: ResolvedSuite) -> bool:
+    """Whether a suite's model or its training has a size for a GPU."""
+    protocol: Any = suite.protocol
+    return protocol.model.name not in OWN or bool(estimates(suite))
+
+
+def full_suites() -> list[str]:
+    """The built-in ones that are for a GPU."""
+    return [name for name in suite_names() if is_full(load_suite(name))]
+
+
+def digest(suite: ResolvedSuite) -> str:
+    """Of protocol, rows and probes, with versions; of its folds and earlier requests, too."""
+    versions = BENCHMARKS[suite.spec.benchmark].versions
+    rows = {
+        row.label: [row.method, METHODS[row.method].info.version, canonical(row.config)]
+        for row in suite.rows
+    }
+    content = {
+        "benchmark": [suite.spec.benchmark, repr(versions), canonical(suite.protocol)],
+        "rows": rows,
+        "probes": {name: canonical(entry.probe.config) for name, entry in suite.probes.items()},
+        "parents": [digest(each) for each in (*suite.folds, suite.after) if each is not None],
+    }
+    return json_digest(content)
+
+
+def read_rehearsals(path: Path = RECORD) -> dict[str, dict[str, Any]]:
+    """Suite -> ``digest``, ``date``, ``rows`` and ``cpu_seconds`` of its rehearsal."""
+    if not path.is_file():
+        return {}
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return entries
+
+
+def is_rehearsed(suite: ResolvedSuite) -> bool:
+    """Whether the suite, as it is now, was rehearsed and every row went well."""
+    entry = read_rehearsals().get(suite.name)
+    return entry is not None and entry["digest"] == digest(suite)
+
+
+def write_rehearsal(path: Path, suite: ResolvedSuite, seconds: float) -> None:
+    """Adds a suite, or replaces its entry.
+
+    Args:
+        path: Of the record.
+        suite: All of whose rows went well.
+        seconds: Of a CPU's time that it took.
+    """
+    entry = {
+        "digest": digest(suite),
+        "date": datetime.date.today().isoformat(),
+        "rows": len(suite.rows),
+        "cpu_seconds": round(seconds, 1),
+    }
+    write_json(path, dict(sorted({**read_rehearsals(path), suite.name: entry}.items())))
