@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, DataRoot, Machine, Selection, Threads, console
+from benchmarks.cli.options import STORE, DataRoot, Device, Machine, Selection, Threads, console
 from benchmarks.pipeline.executors import make_executor
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -28,13 +28,14 @@ def rehearse(
         Path | None, typer.Option(help="Keep the rehearsal below this folder; else it is deleted.")
     ] = None,
     data_root: DataRoot = None,
+    device: Device = "cpu",
     threads: Threads = 1,
 ) -> None:
-    """Run a suite end to end on a CPU: small random models, few samples, first and last steps."""
+    """Run a suite end to end: small random models, few samples, first and last steps."""
     suites = selection.suites(suite, store or STORE)
     with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
         place = (store or Path(folder)) / "rehearsals"
-        machine = Machine(place, data_root, "cpu", threads, selection.plugin)
+        machine = Machine(place, data_root, device, threads, selection.plugin)
         failed = [each.name for each in suites if not _rehearse(each, machine.runtime())]
     if failed:
         raise typer.Exit(1)
