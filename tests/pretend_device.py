@@ -27,7 +27,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 NAME = "pretend"
 CPU = torch.device("cpu")
@@ -72,6 +75,10 @@ class PretendTensor(Tensor):
         """Only of a copy on the CPU, as on a GPU."""
         raise _refused("numpy()", [self])
 
+    def tolist(self) -> Any:
+        """Numbers, copied."""
+        return self.inner.tolist()
+
     def data_ptr(self) -> int:
         """Address of the first value, as of any tensor."""
         return self.inner.data_ptr()
@@ -98,11 +105,18 @@ class PretendTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
-        return _call(operator, *args, **(kwargs or {}))
+        made = operator.decompose(*args, **(kwargs or {}))  # without autograd none else does it
+        return _call(operator, *args, **(kwargs or {})) if made is NotImplemented else made
 
 
 def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """One operator: on the CPU, if nothing in it lies elsewhere."""
+    """One operator, outside inference mode, in which views of a wrapped parameter are refused."""
+    with torch.inference_mode(False), torch.no_grad():
+        return _computed(operator, args, kwargs)
+
+
+def _computed(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The operator on the CPU, if nothing in it lies elsewhere."""
     name = operator._schema.name
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = [t for t in tensors if isinstance(t, PretendTensor)]
@@ -168,10 +182,22 @@ def _refused(name: str, tensors: Sequence[Tensor]) -> DevicesMeet:
     return DevicesMeet(MEETINGS[-1])
 
 
+class _Module(_DummyBackendModule):
+    """What torch asks of a device: its random stream is the CPU's."""
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        """The state of that stream."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        """Puts it back."""
+        torch.set_rng_state(state)
+
+
 def register() -> list[torch.library.Library]:
     """Makes the device known to torch; the libraries must be held."""
     warnings.filterwarnings("ignore", message=".*kernel.*PrivateUse1.*")
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, _Module())
     anything = torch.library.Library("_", "IMPL")
     anything.fallback(_call, "PrivateUse1")
     behind = torch.library.Library("aten", "IMPL")

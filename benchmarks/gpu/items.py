@@ -82,16 +82,10 @@ ITEMS: Mapping[str, Item] = {
         "benchmarks.gpu.speed:layers",
     ),
     "bits": Item(
-        "run, audit, map and apply twice: same seed, same bits",
-        2,
-        "12 commands of five to ten seconds",
+        "run, audit, map and apply again, and after kill -9 at random times: same seed, same bits",
+        7,
+        "12 commands of five to ten seconds; four jobs, killed and taken up again for 75 s each",
         "benchmarks.gpu.stores:bits",
-    ),
-    "resume": Item(
-        "kill -9 in run, audit, map and apply; what is run again ends with the same bits",
-        6,
-        "four jobs of ten seconds, killed and taken up again until 80 s each are over",
-        "benchmarks.gpu.stores:resume",
     ),
     "processes": Item(
         "two workers on one card, and `accelerate launch` with one process: equal results",

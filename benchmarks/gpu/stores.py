@@ -97,16 +97,23 @@ def _last(ended: Ended) -> str:
 
 
 def bits(job: Job) -> Iterator[Row]:
-    """The jobs of the fault campaign, made twice, and a text suite."""
-    world = World(_world(job), job.device)
+    """The jobs of the fault campaign made twice, a text suite made twice, then jobs with kills."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    world = World(fresh(job, "world"), job.device)
     world.prepare()
     for name in world.answers:
         with world.place(name) as place:
             ended = world.do(name, place)
-            yield _compared(f"images: {name}", ended, world.answers[name], contents(place))
+            yield _compared(f"images, {name} again", ended, world.answers[name], contents(place))
     path, stores = suites(job)["texts"], (fresh(job, "texts-one"), fresh(job, "texts-two"))
     runs = [unlearn(job, "run", path, "--store", s, "--executor", "inline") for s in stores]
-    yield _compared("texts: run", runs[-1], *map(contents, stores))
+    yield _compared("texts, run again", runs[-1], *map(contents, stores))
+    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "map", "audit")):
+        until = time.monotonic() + (1 if job.tiny else job.seconds / 8)
+        tally = kills(world, Random(number), name, 2 if job.tiny else 40, until)
+        result = {"what": f"images, {name} killed", "kills": tally.tried, **tally.outcomes}
+        says = "; ".join(tally.breaches[:3])
+        yield {**result, "says": says, "ok": tally.tried > 0 and not tally.breaches}
 
 
 def _compared(
@@ -116,24 +123,6 @@ def _compared(
     ok = ended.code == 0 and bool(first) and not other
     result = {"what": what, "files": len(first), "other bits": len(other)}
     return {**result, "says": _last(ended) or ", ".join(other[:3]), "ok": ok}
-
-
-def _world(job: Job) -> Path:
-    job.work.mkdir(parents=True, exist_ok=True)
-    return fresh(job, "world")
-
-
-def resume(job: Job) -> Iterator[Row]:
-    """``kill -9`` before random changes of files and at random times, and the job run again."""
-    world = World(_world(job), job.device)
-    world.prepare()
-    jobs = ("run",) if job.tiny else ("run", "apply", "map", "audit")
-    for number, name in enumerate(jobs):
-        until = time.monotonic() + (1 if job.tiny else job.seconds / 7)
-        tally = kills(world, Random(number), name, 2 if job.tiny else 40, until)
-        result = {"job": name, "kills": tally.tried, **tally.outcomes}
-        says = "; ".join(tally.breaches[:3])
-        yield {**result, "says": says, "ok": tally.tried > 0 and not tally.breaches}
 
 
 def processes(job: Job) -> Iterator[Row]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.items import Job, Row
-from benchmarks.gpu.stores import unlearn
+from benchmarks.gpu.stores import suites, unlearn
 from common.store.stages import DONE
 
 MARGIN = 20.0
@@ -15,7 +15,6 @@ MARGIN = 20.0
 WIDE = ("dim=768", "depth=12", "heads=12")
 """A GPT-Neo of 85 million parameters beside its embeddings."""
 BF16 = ("protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16")
-TINY = ("--only", "original,finetune", "--seeds", "1")
 
 
 def cifar(job: Job) -> Iterator[Row]:
@@ -49,7 +48,7 @@ def _sitting(job: Job, suite: str, sets: Sequence[str]) -> Iterator[Row]:
     given = [item for text in sets for item in ("--set", text)]
     root = ["--data-root", job.data_root] if job.data_root is not None else []
     if job.tiny:
-        given, suite, root = [*TINY, *_shrunk()], "digits-class", []
+        given, suite, root = [], str(suites(job)["images"]), []
     began = time.monotonic()
     run = ("run", suite, "--store", store, "--workers", 1, *root, *given)
     ended = unlearn(job, *run, limit=max(1.0, job.seconds - MARGIN))
@@ -62,8 +61,3 @@ def _sitting(job: Job, suite: str, sets: Sequence[str]) -> Iterator[Row]:
     says = "" if complete else "cut off: run it again" if ended.code < 0 else ended.err[-300:]
     row = {"suite": suite, "stages": stages, "seconds": time.monotonic() - began}
     yield {**row, "complete": complete, "says": says.strip(), "ok": complete or ended.code < 0}
-
-
-def _shrunk() -> list[str]:
-    sets = ("protocol.train.epochs=1", "protocol.minimum_train_accuracy=0", "budget.amount=1")
-    return [item for text in sets for item in ("--set", text)]

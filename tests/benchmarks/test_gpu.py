@@ -53,11 +53,14 @@ def _llama(rows):
     assert all(row["steps"] == 2 for row in rows if row["kind"] == "unlearn")
 
 
-def _resume(rows):
-    assert all(row["kills"] and row["same bits"] == row["kills"] for row in rows)
+def _bits(rows):
+    again = {row["what"]: row for row in rows if "files" in row}
+    assert len(again) == 6 and all(row["other bits"] == 0 for row in again.values())
+    killed = [row for row in rows if "kills" in row]
+    assert killed and all(row["same bits"] == row["kills"] for row in killed)
 
 
-CHECKS = {"steps": _steps, "kernels": _kernels, "llama": _llama, "resume": _resume}
+CHECKS = {"steps": _steps, "kernels": _kernels, "llama": _llama, "bits": _bits}
 
 
 def test_no_item_is_longer_than_its_limit():
