@@ -101,6 +101,8 @@ MAY_IMPORT = {
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models report",
+    "benchmarks.gpu": "common.base common.bounded common.store language.data language.models "
+    "vision.models report faults perf",
     "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
     "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
     "apply costs machine paper rehearsal",

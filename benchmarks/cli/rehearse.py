@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, DataRoot, Machine, Selection, Threads, console
+from benchmarks.cli.options import STORE, DataRoot, Device, Machine, Selection, Threads, console
 from benchmarks.pipeline.executors import make_executor
 from benchmarks.report.terminal import show
 from benchmarks.spec.resolve import ResolvedSuite
@@ -33,12 +33,13 @@ def rehearse(
         Path | None, typer.Option(help="Keep the rehearsal below this folder; else it is deleted.")
     ] = None,
     data_root: DataRoot = None,
+    device: Device = "cpu",
     threads: Threads = 1,
     record: Annotated[
         Path | None, typer.Option(help="Write into this JSON file which suites went well.")
     ] = None,
 ) -> None:
-    """Run a suite end to end on a CPU: small random models, few samples, first and last steps."""
+    """Run a suite end to end: small random models, few samples, first and last steps."""
     from benchmarks.paper.rehearsals import full_suites, write_rehearsal
 
     if record is not None and (selection.only or selection.set_ or selection.seeds):
@@ -48,7 +49,7 @@ def rehearse(
     failed = False
     with tempfile.TemporaryDirectory(prefix="unlearn-rehearsal-") as folder:
         place = (store or Path(folder)) / "rehearsals"
-        machine = Machine(place, data_root, "cpu", threads, selection.plugin)
+        machine = Machine(place, data_root, device, threads, selection.plugin)
         for each in suites:
             started = time.process_time()
             good = _rehearse(each, machine.runtime())

@@ -67,10 +67,15 @@ BEFORE = {"run": None, "audit": "run", "map": "run", "report": "run", "apply": N
 
 
 class World:
-    """Files and answers below one folder."""
+    """Files and answers below one folder.
 
-    def __init__(self, root: Path):
-        self.root = root
+    Args:
+        root: The folder, which is not there yet.
+        device: Where every job trains.
+    """
+
+    def __init__(self, root: Path, device: str = "cpu"):
+        self.root, self.device = root, device
         root.mkdir(parents=True)
         self.suite, self.map = root / "suite.yaml", root / "map.yaml"
         for path, content in ((self.suite, SUITE), (self.map, MAP)):
@@ -90,11 +95,13 @@ class World:
             sets = ["--set", "checkpoint_every=2", "--set", "steps=8", "--set", "batch_size=4"]
             parts = [["--" + part, subject / part] for part in ("model", "forget", "retain")]
             given = [item for pair in parts for item in pair]
-            return [job, *given, "--method", "gd_sine", "--out", place / "out", *sets]
+            tail = ["--out", place / "out", "--device", self.device]
+            return [job, *given, "--method", "gd_sine", *tail, *sets]
         target = self.map if job == "map" else self.suite
         last = ["--minutes"] if job == "audit" else []
         name = "run" if job == "report" else job
-        return [name, target, "--store", place, "--executor", "inline", *last]
+        where = ["--store", place, "--device", self.device, "--executor", "inline"]
+        return [name, target, *where, *last]
 
     def start(self, job: str, place: Path, **how: Any) -> Child:
         """Starts a job in a process of its own."""

@@ -83,14 +83,14 @@ class MergedBounded(NaiveBounded):
         return F.linear(x, self.weight + self.delta(), self.bias)
 
 
-def _peft(model: nn.Module, targets: str) -> nn.Module:
-    """Injects peft's LoRA of the same rank and scale into the modules that a regex matches."""
+def _peft(model: nn.Module, targets: str, rank: int) -> nn.Module:
+    """Injects peft's LoRA of our scale into the modules that a regex matches."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise UserError("this benchmark compares with peft: pip install '.[dev]'") from None
     config = LoraConfig(
-        r=LORA.rank, lora_alpha=int(LORA.alpha), lora_dropout=0.0, target_modules=targets
+        r=rank, lora_alpha=int(LORA.alpha), lora_dropout=0.0, target_modules=targets
     )
     return inject_adapter_in_model(config, model)
 
@@ -111,7 +111,7 @@ def _same_factors(peft: nn.Module, ours: nn.Module) -> None:
         theirs.lora_A["default"].weight.data.copy_(layer.Bt.data)  # type: ignore[union-attr,index]
 
 
-def _written_out(model: nn.Module, kind: type[NaiveBounded]) -> nn.Module:
+def written_out(model: nn.Module, kind: type[NaiveBounded]) -> nn.Module:
     """A copy of the model with layers of ``kind`` in the place of ours."""
     copied = copy.deepcopy(model)
     for name, layer in list(adapted_layers(copied)):
@@ -121,18 +121,23 @@ def _written_out(model: nn.Module, kind: type[NaiveBounded]) -> nn.Module:
 
 
 def variants_of(
-    base: nn.Module, patterns: tuple[str, ...], regex: str, names: Sequence[str] = NAMES
+    base: nn.Module,
+    patterns: tuple[str, ...],
+    regex: str,
+    names: Sequence[str] = NAMES,
+    rank: int = SINE.rank,
 ) -> dict[str, nn.Module]:
     """Name -> model, all on the weights of ``base``, which is not changed."""
     frozen = copy.deepcopy(base).requires_grad_(False)
     models = {FROZEN: frozen}
-    for name, config in ((OURS_SINE, SINE), (OURS_LORA, LORA)):
+    for name, preset in ((OURS_SINE, SINE), (OURS_LORA, LORA)):
         models[name] = copy.deepcopy(frozen)
+        config = preset.model_copy(update={"rank": rank})
         attach(models[name], patterns, config, generator(0, "perf", "factors"))
         _moved(models[name])
-    models[NAIVE] = _written_out(models[OURS_SINE], NaiveBounded)
-    models[MERGED] = _written_out(models[OURS_SINE], MergedBounded)
-    models[PEFT] = _peft(copy.deepcopy(frozen), regex)
+    models[NAIVE] = written_out(models[OURS_SINE], NaiveBounded)
+    models[MERGED] = written_out(models[OURS_SINE], MergedBounded)
+    models[PEFT] = _peft(copy.deepcopy(frozen), regex, rank)
     _same_factors(models[PEFT], models[OURS_LORA])
     return {name: models[name] for name in names}
 

@@ -201,11 +201,19 @@ def _repeats(variant: Variant) -> int:
 
 
 def _sample(run: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """(CPU, wall) seconds per run."""
+    """(CPU, wall) seconds per run; a GPU finishes what it was given."""
+    finish()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         run()
+    finish()
     return (time.process_time() - cpu) / repeats, (time.perf_counter() - wall) / repeats
+
+
+def finish() -> None:
+    """Waits for the GPU, where this process has one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from common.measure.rules import stopping_goals
 from common.store.records import RECORD, RunRecord, clean_metrics
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from benchmarks.pipeline.worksite import Worksite
@@ -67,7 +68,8 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     """Runs a training once.  Divergence is an outcome, not an error."""
     from torch import nn
 
-    _reset_peak()
+    device = next(task.model.parameters()).device
+    _reset_peak(device)
     started = time.perf_counter()
     try:
         model = train(task)
@@ -78,7 +80,7 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
         outcome = Outcome(None, "diverged", str(error), error.step)
     steps = float(sum(result.steps for result in task.results))
     seconds = round(time.perf_counter() - started, 3)
-    outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes()}
+    outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes(device)}
     for part in TRAIN_PARTS:
         outcome.cost[f"{part}_samples"] = float(task.data.reads.samples(part))
         outcome.cost[f"{part}_passes"] = task.data.reads.passes(part)
@@ -101,19 +103,19 @@ def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
     return outcome
 
 
-def _reset_peak() -> None:
-    """Starts a new measurement of peak memory on the accelerator."""
+def _reset_peak(device: torch.device) -> None:
+    """Starts a new measurement of peak memory on a GPU."""
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peak_bytes() -> float | None:
-    """Peak memory on the accelerator; None on a CPU, where a process's peak is not a stage's."""
+def _peak_bytes(device: torch.device) -> float | None:
+    """Peak memory on a GPU; None on a CPU, where a process's peak is not a stage's."""
     import torch
 
-    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
 
 class Unlearn(StageKind[ModelSpec]):

@@ -8,6 +8,7 @@ is a hash of (seed, names).
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,13 @@ def hash_order(indices: Iterable[int], seed: int, *names: str | int) -> np.ndarr
 
 
 def make_deterministic(threads: int | None = None) -> None:
-    """Asks torch for deterministic kernels, and for ``threads`` intra-op threads if given."""
+    """Asks torch for deterministic kernels, and for ``threads`` intra-op threads if given.
+
+    cuBLAS repeats its bits only with a workspace of fixed size, which it reads when it starts.
+    """
     import torch
 
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     if threads:

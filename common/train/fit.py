@@ -71,7 +71,7 @@ def fit(
     with full_precision(model, config) as config:
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
-        with _seeded(seed, run.accelerator.device), contextlib.closing(run), run.splitting():
+        with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint)
     return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
 

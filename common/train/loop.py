@@ -57,7 +57,8 @@ class TrainingRun:
         if ends is not None:
             few = ends.few(config.accumulation)
             self.config = config = config.model_copy(update={"accumulation": few})
-        self.accelerator = make_accelerator(config, next(model.parameters()).device)
+        self.device = next(model.parameters()).device  # accelerate knows one accelerator only
+        self.accelerator = make_accelerator(config, self.device)
         self.sharded = make_sharded(model, config)
         home = model if self.sharded is None else self.sharded.twin
         self.trained = {n: p for n, p in home.named_parameters() if p.requires_grad}
@@ -75,9 +76,8 @@ class TrainingRun:
             self.prepared = home
             self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
         self._forward = forward
-        device = self.accelerator.device
-        self.guard = DivergenceGuard(config.loss_cap, device)
-        self.instruments = Instruments(model, self.trained, telemetry.component_of, device)
+        self.guard = DivergenceGuard(config.loss_cap, self.device)
+        self.instruments = Instruments(model, self.trained, telemetry.component_of, self.device)
         self._started, self.earlier = time.perf_counter(), 0.0
         self._norms: dict[str, float] = {}
         self._logged = False
@@ -162,14 +162,14 @@ class TrainingRun:
         every = self.evaluate_every
         last = step + 1 == self.total
         if evaluate is not None and every > 0 and ((step + 1) % every == 0 or last):
-            with self.whole(), looking(self.model, self.accelerator.device):
+            with self.whole(), looking(self.model, self.device):
                 metrics = evaluate(self.model, step + 1)
             values = {f"evaluation/{k}": v for k, v in metrics.items() if v is not None}
             self._log(step, values)
             if step + 1 >= self.stops_from:
                 reason = reached(metrics, self.config.stop_below)
         if reason is None and self.hooks.stop_when is not None:
-            with self.whole(), looking(self.model, self.accelerator.device):
+            with self.whole(), looking(self.model, self.device):
                 reason = self.hooks.stop_when(self.model, step + 1)
         return reason if self.ends is None else None
 

@@ -57,7 +57,7 @@ def _forget_later(path: Path) -> None:
 
 
 def _state(run: TrainingRun) -> TrainingState:
-    device, scaler = run.accelerator.device, run.accelerator.scaler
+    device, scaler = run.device, run.accelerator.scaler
     shapes = {name: list(parameter.shape) for name, parameter in run.trained.items()}
     config = run.config.model_dump(mode="json", exclude={"checkpoint_every"})
     identity = json.dumps([run.seed, shapes, sorted(run.stateful), config], sort_keys=True)

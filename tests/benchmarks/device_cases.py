@@ -1,0 +1,72 @@
+"""Both arms on a device that is none: for ``tests/test_devices.py``, in processes of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pretend_device import MEETINGS, NAME, DevicesMeet
+
+from vision.data.source import ImageSource
+
+ROWS = {"original": None, "retrain": None, "gd_sine": None}
+
+
+def there(*values: float) -> torch.Tensor:
+    return torch.tensor(values, device=NAME)
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda here: here + torch.ones(2),
+        lambda here: torch.ones(2).add_(here),
+        lambda here: torch.tensor(0.0).add_(here[0]),
+        lambda here: torch.stack([here[0], torch.tensor(1.0)]),
+        lambda here: torch.nn.functional.linear(here, torch.ones(3, 2)),
+        lambda here: torch.ones(2)[there(0, 1).long()],
+        lambda here: torch.where(torch.tensor([True, False]), here, 0.0),
+        lambda here: torch.rand(2, device=NAME, generator=torch.Generator()),
+        lambda here: here.numpy(),
+        lambda here: setattr(here, "data", torch.ones(2)),
+    ],
+)
+def test_what_cuda_refuses_is_refused(meet):
+    with pytest.raises((DevicesMeet, RuntimeError)):
+        meet(there(1, 2))
+    assert len(MEETINGS) == 1 and "device_cases.py" in MEETINGS.pop()
+
+
+def test_what_cuda_allows_is_allowed():
+    here = there(1, 2)
+    assert (here * torch.tensor(2.0)).cpu().tolist() == [2, 4]
+    assert here[torch.tensor([1])].tolist() == [2]
+    assert torch.ones(2).copy_(here).device.type == "cpu"
+    assert here.clone().copy_(torch.ones(2)).device.type == NAME
+    assert torch.zeros_like(here, device="cpu").device.type == "cpu"
+    assert float(here.sum()) == 3
+
+
+@pytest.mark.parametrize("suite", ["cifar10-scratch-all", "cifar100-class10", "tofu-small"])
+def test_rows_take_their_first_and_last_steps(suite, cli, tmp_path):
+    shown = cli("rehearse", suite, "--store", tmp_path, "--device", "auto")
+    assert shown.code == 0, shown.out + shown.err
+    assert "gd_sine: ok" in shown.out
+
+
+def test_a_missing_copy_to_the_device_is_seen(tiny_suite, cli, tmp_path, monkeypatch):
+    """The same run passes without the mutation: labels that stay where they were read."""
+    path = tiny_suite(tmp_path, methods=ROWS, defaults={"steps": 1})
+    run = ("run", path, "--workers", 1, "--only", "original", "--store")
+    done = cli(*run, tmp_path / "right")
+    assert done.code == 0 and not MEETINGS, done.err
+    fetch = ImageSource.fetch
+
+    def mutated(self, indices, *, augment=None):
+        batch = fetch(self, indices, augment=augment)
+        return batch.with_labels(batch.labels.cpu())
+
+    monkeypatch.setattr(ImageSource, "fetch", mutated)
+    done = cli(*run, tmp_path / "wrong")
+    assert done.code == 1 and "DevicesMeet" in done.err
+    assert "cross_entropy" in "".join(MEETINGS)
+    MEETINGS.clear()
