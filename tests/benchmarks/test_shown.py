@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import run
-from benchmarks.cli.show import explained
+from benchmarks.cli.show import _time, explained
+from benchmarks.report.cells import duration
+from benchmarks.report.shipped import recorded_seconds
 from benchmarks.spec.needs import needs
 from benchmarks.spec.reading import read_suite
 from common.base.registry import METHODS
@@ -40,6 +43,29 @@ def test_ls_says_what_a_suite_needs_and_filters(cli):
     assert re.search(r"lethevit-cifar10 +cifar10, .*, a GPU", shown)
     assert "digits-class" not in shown and "lethevit-cifar10-small" not in shown
     assert "nothing" in cli("ls", "suites", "--filter", "digits-class").out
+
+
+def test_ls_says_how_long_a_suite_takes(cli, tmp_path):
+    args = ["ls", "suites", "--store", tmp_path, "--filter"]
+    shipped = cli(*args, "digits-random").out
+    assert re.search(r"digits-random +nothing +~\d+ (s|min)", shipped), "from the shipped report"
+    assert re.search(r"tofu-phi-1.5-clip +.*a GPU +–", cli(*args, "phi clip").out)
+    folder = tmp_path / "suites" / "digits-random"
+    folder.mkdir(parents=True)
+    rows = [
+        {"seeds": [1, 2], "trials": 4, "cost": {"seconds": 30.0}},
+        {"seeds": [1], "trials": 0, "cost": {}},
+    ]
+    (folder / "leaderboard.json").write_text(json.dumps({"rows": rows}))
+    assert re.search(r"digits-random +nothing +~3 min", cli(*args, "digits-random").out)
+    (folder / "leaderboard.json").write_text("{")
+    assert cli(*args, "digits-random").out == shipped
+
+
+def test_a_group_takes_what_its_suites_take(tmp_path):
+    parts = [recorded_seconds(f"digits-all-{kind}", tmp_path) for kind in ("class", "random")]
+    assert _time(["digits-all-class", "digits-all-random"], tmp_path) == f"~{duration(sum(parts))}"
+    assert _time(["digits-all-class", "no-such-suite"], tmp_path) == "–"
 
 
 def test_show_explains_the_defaults_and_names_the_class(cli):
