@@ -104,8 +104,9 @@ def _suite_line(name: str, store: Path) -> list[str]:
 def _time(names: Sequence[str], store: Path) -> str:
     """``~12 min`` of all suites together; a dash where one of them was never measured."""
     seconds = [recorded_seconds(name, store) for name in names]
-    known = [value for value in seconds if value is not None]
-    return f"~{duration(math.fsum(known))}" if len(known) == len(seconds) else MISSING
+    if None in seconds:
+        return MISSING
+    return f"~{duration(math.fsum(value for value in seconds if value is not None))}"
 
 
 def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
@@ -240,12 +241,7 @@ def _place(cls: type) -> str:
 
 def explained(config: Strict, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """(dotted key, default, what it means) of every field, from the docstrings of its classes."""
-    docs: dict[str, str] = {}
-    for base in reversed(type(config).__mro__):
-        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
-        section = re.split(r"\n\S|\n\n", text, maxsplit=1)[0]
-        for name, doc in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.M):
-            docs[name] = " ".join(doc.split())
+    docs = documented(type(config))
     for name in type(config).model_fields:
         value, doc = getattr(config, name), docs.get(name, "")
         if isinstance(value, Strict):
@@ -254,6 +250,17 @@ def explained(config: Strict, prefix: str = "") -> Iterator[tuple[str, str, str]
         else:
             dumped = yaml.safe_dump(canonical(value), default_flow_style=True, width=10_000)
             yield f"{prefix}{name}", dumped.removesuffix("...\n").strip(), doc
+
+
+def documented(cls: type[Strict]) -> dict[str, str]:
+    """Field of a config -> what its class, or one that it derives from, says of it."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        section = re.split(r"\n\S|\n\n", text, maxsplit=1)[0]
+        for name, doc in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.M):
+            docs[name] = " ".join(doc.split())
+    return docs
 
 
 def show_benchmark(name: str) -> None:

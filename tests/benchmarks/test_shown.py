@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -11,13 +13,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import run
-from benchmarks.cli.show import _time, explained
+from benchmarks.cli.show import _time, documented, explained
+from benchmarks.pipeline.stage import StageSpec
 from benchmarks.report.cells import duration
 from benchmarks.report.shipped import recorded_seconds
 from benchmarks.spec.needs import needs
 from benchmarks.spec.reading import read_suite
+from common.base.config import Strict
 from common.base.registry import METHODS
 from common.store.stages import StageStore
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("common", "vision", "language", "benchmarks")
 
 
 @pytest.mark.parametrize(
@@ -73,8 +80,36 @@ def test_show_explains_the_defaults_and_names_the_class(cli):
     assert "adapter.omega: 100.0  Inner frequency." in shown
     assert re.search(r"class +\S+common/methods/difference\.py:\d+\n", shown)
     assert "Formula:" in shown, "a variant states the objective of its base"
-    fields = [*explained(METHODS["gd_sine"].Config())]
-    assert len(fields) > 30 and [key for key, _, doc in fields if not doc] == []
+    assert len([*explained(METHODS["gd_sine"].Config())]) > 30
+
+
+def configs(cls=Strict):
+    """Every config of the packages that a user writes or reads; stages are the harness's own."""
+    for each in cls.__subclasses__():
+        if each is not StageSpec and each.__module__.partition(".")[0] in PACKAGES:
+            yield each
+            yield from configs(each)
+
+
+def test_every_setting_is_explained():
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    silent = {
+        f"{each.__module__}.{each.__qualname__}.{name}"
+        for each in configs()
+        for name in each.model_fields
+        if name in each.__annotations__ and name not in documented(each)
+    }
+    assert len([*configs()]) > 60 and silent == set()
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_method_states_its_formula_and_its_source(name, cli):
+    shown = cli("show", name).out
+    assert "Formula:" in shown
+    assert re.search(r"^paper   \S", shown, re.MULTILINE)
 
 
 def test_version(cli):
