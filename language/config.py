@@ -89,9 +89,11 @@ class CausalModelConfig(Strict):
             safetensors.  Pickled weights and remote code are never loaded.
         revision: Commit or tag of a hub id.
         kind: Family of a tiny model: ``gpt_neo``, ``phi``, ``llama``, or another that has one in
-            :data:`language.models.families.FAMILIES`.  Its sizes: ``dim`` (hidden width),
-            ``depth`` (blocks), ``heads`` (attention heads) and ``context`` (longest sequence).
-            Embeddings are tied.
+            :data:`language.models.families.FAMILIES`.  Embeddings are tied.
+        dim: Hidden width of a tiny model.
+        depth: Blocks of a tiny model.
+        heads: Attention heads of a block of a tiny model.
+        context: Tokens of the longest sequence of a tiny model.
         tokenizer: A number trains a byte-level BPE of that size on the data's own text; else a
             folder or hub id.  The model's own when absent; tiny: 4000.
         template: How a question becomes a prompt: ``Question: .. Answer: ..`` (GPT-Neo, Phi,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import configparser
+import io
 import itertools
 import re
 from collections.abc import Iterator
@@ -10,7 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+from rich.console import Console
 
+from benchmarks.report import terminal
+from benchmarks.report.section import Table
+from benchmarks.report.shipped import RESULTS, read_report
 from tests.test_architecture import MAY_IMPORT, MODULES, PACKAGES, may_import
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +25,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+REPORTS = ("LEADERBOARD.md", "MAP.md")
 FOLDERS = (*PACKAGES, "tests", "docs")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -140,6 +148,61 @@ def test_a_name_that_is_gone_is_seen(text):
 )
 def test_a_name_that_is_there_is_no_fault(text):
     assert faults(text) == []
+
+
+# The wheel ----------------------------------------------------------------------------------------
+
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_wheel_holds_every_file_that_the_code_reads(package):
+    patterns = SETUP["options.package_data"].get(package, "").split()
+    packed = {path for pattern in patterns for path in (ROOT / package).glob(pattern)}
+    read = {p for s in ("toml", "yaml", "csv") for p in (ROOT / package).rglob(f"*.{s}")}
+    reports = (ROOT / "benchmarks" / "results").rglob("*.md")
+    read |= {p for p in reports if package == "benchmarks" and p.name in REPORTS}
+    assert read, package
+    others = ROOT / "benchmarks" / "results"
+    assert {p for p in read - packed if p.suffix == ".md" or others not in p.parents} == set()
+
+
+def test_the_metadata_say_what_a_reader_of_an_index_needs():
+    metadata, options = SETUP["metadata"], SETUP["options"]
+    for key in ("name", "version", "description", "author", "license", "keywords"):
+        assert metadata[key].strip()
+    assert metadata["long_description"] == "file: README.md"
+    assert "Programming Language :: Python :: 3.11" in metadata["classifiers"]
+    assert options["python_requires"] == ">=3.11"
+    assert "Python** 3.11 or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (metadata["version"], metadata["license"])
+
+
+# The README's first screen ---------------------------------------------------------------------
+
+
+def test_the_table_of_the_readme_is_the_one_that_is_printed():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```text\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    report = (RESULTS / "digits-class" / "LEADERBOARD.md").read_text(encoding="utf-8")
+    main = next(s for s in read_report(report) if isinstance(s.content, Table))
+    console = Console(file=io.StringIO(), width=120)
+    terminal.show(console, [main])
+    lines = [line.rstrip() for line in console.file.getvalue().strip("\n").splitlines()]
+    assert len(main.content.rows) > 15
+    first = lines[: len(main.content.rows) + 2]
+    assert block.splitlines() == first
+
+
+@pytest.mark.parametrize(
+    "term",
+    ["forget accuracy", "retain accuracy", "test accuracy", "membership inference attack", "AG4"],
+)
+def test_the_first_screen_spells_its_columns_out(term):
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert term in screen
 
 
 # The picture ------------------------------------------------------------------------------------

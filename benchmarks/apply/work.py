@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.apply.place import Workplace, workplace
 from benchmarks.apply.report import STATEMENT, reading, weight_change
 from benchmarks.pipeline.unlearning import unlearned
-from benchmarks.pipeline.worksite import Progress, check_device
+from benchmarks.pipeline.worksite import check_device
 from common.base import processes
 from common.base.config import Strict, apply_overrides
 from common.base.errors import CheckpointError, ConfigError, DataError, Diverged
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from common.train.protocols import Progress
+
 SCHEMA = 1
 ADAPTER = "adapter"
 
@@ -42,7 +44,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Appl
     """Unlearns ``forget`` and writes model, adapter and statement into ``out``, or nothing.
 
     Memory: the given model and the one that is changed are held together.  ``progress`` is called
-    with (steps done, steps in all) during training.
+    after every step of the training.
 
     Raises:
         UserError: Something in the application can be mended; nothing was written.

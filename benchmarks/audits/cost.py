@@ -38,15 +38,15 @@ def costs(plan: Plan, store: StageStore, recorded: Sequence[Stage]) -> list[Cost
     groups: dict[str, list[Stage]] = {}
     complete: dict[str, dict[str, Stage]] = {}
     for stage in plan.stages():
-        groups.setdefault(_group(stage), []).append(stage)
+        groups.setdefault(group(stage), []).append(stage)
     for stage in [*plan.stages(), *recorded]:
         if store.done(stage.kind, stage.key) is not None:
-            complete.setdefault(_group(stage), {})[stage.key] = stage
+            complete.setdefault(group(stage), {})[stage.key] = stage
     result = []
     for kind, stages in groups.items():
         missing = sum(store.done(stage.kind, stage.key) is None for stage in stages)
         done = list(complete.get(kind, {}).values())
-        seconds = _mean([_seconds(store, stage) for stage in done])
+        seconds = _mean([seconds_of(store, stage) for stage in done])
         size = _mean([_megabytes(store.folder(stage.kind, stage.key)) for stage in done])
         result.append(
             Cost(
@@ -76,7 +76,7 @@ def _times(each: float | None, count: int) -> float | None:
     return None if each is None else each * count
 
 
-def _group(stage: Stage) -> str:
+def group(stage: Stage) -> str:
     """The kind; of a method's trainings with its name."""
     method = _method(stage)
     return f"{stage.kind} {method}" if method not in (None, *REFERENCES) else stage.kind
@@ -93,7 +93,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(present) / len(present) if present else None
 
 
-def _seconds(store: StageStore, stage: Stage) -> float | None:
+def seconds_of(store: StageStore, stage: Stage) -> float | None:
+    """What a complete stage took; None where it says nothing of it."""
     done = store.done(stage.kind, stage.key)
     value = (done or {}).get("stage_seconds")
     return float(value) if isinstance(value, int | float) else None
@@ -105,15 +106,20 @@ def _megabytes(folder: Path) -> float:
 
 def _length(stage: Stage) -> str:
     """``12 epochs`` or ``100 steps`` of one training stage; empty for others."""
+    count, unit = length(stage)
+    return f"{count} {unit.removesuffix('s') if count == 1 else unit}" if unit else ""
+
+
+def length(stage: Stage) -> tuple[int, str]:
+    """How many epochs or steps one training stage is long; of no unit for others."""
     method = _method(stage)
     if method is None:
-        return ""
+        return 0, ""
     assert isinstance(stage.spec, ModelSpec)
     config = stage.spec.params
     if method in REFERENCES:
         config = stage.spec.protocol.get("train", {})
     for unit in ("epochs", "steps"):
         if config.get(unit) is not None:
-            count = config[unit]
-            return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
-    return ""
+            return config[unit], unit
+    return 0, ""

@@ -8,10 +8,11 @@ from typing import Any
 
 from benchmarks.audits.derive import AuditTable, Cell
 from benchmarks.report.cells import significant
-from benchmarks.report.section import Section, table
+from benchmarks.report.section import Column, Section, table
 from benchmarks.spec.resolve import ResolvedSuite
 from common.audits import AUDITS
 from common.audits.base import NOT_APPLICABLE, Measure
+from common.audits.columns import column_doc
 from common.base.config import canonical
 from common.store.stages import StageStore
 
@@ -34,7 +35,8 @@ def _section(audited: AuditTable, depth: int) -> Section:
     reading = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
     lines = [*([reading] if columns else ()), *_notes(audited, measures)]
     rows = [[label, *_cells(audited, label, row)] for label, row in measures.items()]
-    content = table(["row", *columns], rows) if columns else None
+    heads = [Column(column, doc=column_doc(audited.name, column)) for column in columns]
+    content = table(["row", *heads], rows) if columns else None
     title = f"{audited.name}: {AUDITS.entry(audited.name).summary}"
     return Section(title, content=content, lines=tuple(lines), depth=depth)
 

@@ -76,7 +76,7 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     register_all(plugin)
     from benchmarks.apply import Application
     from benchmarks.apply import apply as run_apply
-    from benchmarks.pipeline.progress import StepBar
+    from benchmarks.cli.progress import StepBar
 
     options = dict(vars(order))
     params = tuple(options.pop("set_") or ())

@@ -30,7 +30,7 @@ def _prepare_streams() -> None:
 
 
 _prepare_streams()
-console = Console(width=None if sys.stdout.isatty() else 160)
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 error_console = Console(stderr=True)
 
 Store = Annotated[Path, typer.Option(help="Root folder of everything written.")]

@@ -211,9 +211,9 @@ def stage(
     selection: Selection,
 ) -> None:
     """Run one stage in this process (and nothing else): for launchers and big models."""
+    from benchmarks.cli.progress import StepBar
     from benchmarks.pipeline.executors import prepare_worker
     from benchmarks.pipeline.planner import make_plan
-    from benchmarks.pipeline.progress import StepBar
     from benchmarks.pipeline.runner import run_stage
     from benchmarks.pipeline.schedule import events_folder
 

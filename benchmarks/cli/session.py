@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from benchmarks.cli.options import Pool, console, print_error
+from benchmarks.cli.progress import Display
 from benchmarks.pipeline.executors import WorkerPool, make_executor
-from benchmarks.pipeline.progress import Display
 from benchmarks.report.files import write_files
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
@@ -32,7 +32,7 @@ def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor
     count = pool.workers or default_workers(runtime.device)
     executor = make_executor(pool.executor, count, runtime.threads, plugin_files())
     try:
-        with Display(console, title) as display:
+        with Display(console, title, StageStore(runtime.store), count) as display:
             yield executor, display
     except BaseException:
         if isinstance(executor, WorkerPool):

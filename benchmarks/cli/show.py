@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,9 +16,10 @@ import yaml
 from rich.markup import escape
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import Plugins, console, register_all
-from benchmarks.report.cells import settings
+from benchmarks.cli.options import STORE, Plugins, Store, console, register_all
+from benchmarks.report.cells import MISSING, duration, settings
 from benchmarks.report.section import Section, table
+from benchmarks.report.shipped import recorded_seconds
 from benchmarks.report.terminal import show as show_sections
 from benchmarks.spec.needs import needs
 from benchmarks.spec.reading import read_suite
@@ -28,6 +31,10 @@ from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
 from common.bounded.presets import PRESETS
 
+TIMES = (
+    "time: of the trainings one after the other, from this store's report or from the one that "
+    "comes with the project; – where there is none (of large models: ls suites --paper)."
+)
 LISTS = ("methods", "suites", "maps", "benchmarks")
 
 
@@ -46,6 +53,7 @@ def list_all(
     words: Annotated[
         str | None, typer.Option("--filter", help="Only lines with all these words.")
     ] = None,
+    store: Store = STORE,
     plugin: Plugins = None,
 ) -> None:
     """List suites, maps, methods and benchmarks."""
@@ -57,12 +65,15 @@ def list_all(
         return
     if what not in ("all", *LISTS):
         raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
-    suites = [_suite_line(name) for name in suite_names()]
-    suites += [[name, "as its suites", ", ".join(of)] for name, of in suite_groups().items()]
+    suites = [_suite_line(name, store) for name in suite_names()]
+    suites += [
+        [name, "as its suites", _time(of, store), ", ".join(of)]
+        for name, of in suite_groups().items()
+    ]
     maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
     registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
     for name, title, heads, rows in (
-        ("suites", "Suites", ["suite", "needs", "what it measures"], suites),
+        ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
         ("maps", "Stability maps", ["map", "what it asks"], maps),
         *(
             (
@@ -76,15 +87,26 @@ def list_all(
     ):
         if what in ("all", name):
             _show_words(title, heads, _filtered(rows, words))
+        if name == "suites" and what in ("all", name):
+            console.print(TIMES, style="dim", highlight=False)
     if what in ("all", "methods"):
         crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
         heads = ["name", "what is trained"]
         _show_words("Any method with an adapter, through", heads, _filtered(crossed, words))
 
 
-def _suite_line(name: str) -> list[str]:
+def _suite_line(name: str, store: Path) -> list[str]:
     data = read_suite(name)[1]
-    return [name, ", ".join(needs(data)) or "nothing", str(data.get("title", ""))]
+    what = ", ".join(needs(data)) or "nothing"
+    return [name, what, _time([name], store), str(data.get("title", ""))]
+
+
+def _time(names: Sequence[str], store: Path) -> str:
+    """``~12 min`` of all suites together; a dash where one of them was never measured."""
+    seconds = [recorded_seconds(name, store) for name in names]
+    if None in seconds:
+        return MISSING
+    return f"~{duration(math.fsum(value for value in seconds if value is not None))}"
 
 
 def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
@@ -219,12 +241,7 @@ def _place(cls: type) -> str:
 
 def explained(config: Strict, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """(dotted key, default, what it means) of every field, from the docstrings of its classes."""
-    docs: dict[str, str] = {}
-    for base in reversed(type(config).__mro__):
-        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
-        section = re.split(r"\n\S|\n\n", text, maxsplit=1)[0]
-        for name, doc in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.M):
-            docs[name] = " ".join(doc.split())
+    docs = documented(type(config))
     for name in type(config).model_fields:
         value, doc = getattr(config, name), docs.get(name, "")
         if isinstance(value, Strict):
@@ -233,6 +250,17 @@ def explained(config: Strict, prefix: str = "") -> Iterator[tuple[str, str, str]
         else:
             dumped = yaml.safe_dump(canonical(value), default_flow_style=True, width=10_000)
             yield f"{prefix}{name}", dumped.removesuffix("...\n").strip(), doc
+
+
+def documented(cls: type[Strict]) -> dict[str, str]:
+    """Field of a config -> what its class, or one that it derives from, says of it."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        section = re.split(r"\n\S|\n\n", text, maxsplit=1)[0]
+        for name, doc in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.M):
+            docs[name] = " ".join(doc.split())
+    return docs
 
 
 def show_benchmark(name: str) -> None:

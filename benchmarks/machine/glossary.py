@@ -1,9 +1,13 @@
-"""Every column of every table, explained: ``unlearn show metrics`` and docs/metrics.md."""
+"""Every column of leaderboards, maps and audits: ``unlearn show metrics`` and docs/metrics.md."""
 
 from __future__ import annotations
 
-from benchmarks.report.columns import DOCS
+from collections.abc import Mapping
+
+from benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
 from benchmarks.report.section import Section, table
+from common.audits import AUDITS
+from common.audits.columns import COLUMNS
 from common.base.registry import BENCHMARKS
 from common.measure.metric import MetricSpec
 from common.measure.rules import GapRule
@@ -17,9 +21,14 @@ READING = (
     "A collapsed model gives one answer to everything. What it does well on is no evidence alone.",
 )
 
+AUDITED = (
+    "Every audit stands beside the same of a second Retrain against the first: that is its floor. "
+    "{part} is a part of the data, such as forget or test, {n} a number."
+)
+
 
 def glossary() -> list[Section]:
-    """Sections: how to read a table, the metrics of every benchmark, and the other columns."""
+    """Sections: how to read a table, the metrics of every benchmark, and all other columns."""
     sections = [Section("What the columns mean", READING, depth=1)]
     for entry in BENCHMARKS:
         cls = BENCHMARKS[entry.name]
@@ -27,11 +36,24 @@ def glossary() -> list[Section]:
         heads = ["column", "key", "what it is", "unit", "goal", "a collapsed model has"]
         content = table([*heads, "it says nothing"], rows, words=True)
         sections.append(Section(f"Benchmark {entry.name}", _rule(cls.gap), content))
-    others = [[head, doc] for head, doc in DOCS.items()]
-    sections.append(
-        Section("Other columns", content=table(["column", "what it is"], others, words=True))
-    )
-    return sections
+    sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
+    sections.append(_others("Columns of stability maps", {**MAP_DOCS, **NAMED_DOCS}))
+    return [*sections, _audits()]
+
+
+def _others(title: str, docs: Mapping[str, str]) -> Section:
+    rows = [[head, doc] for head, doc in docs.items()]
+    return Section(title, content=table(["column", "what it is"], rows, words=True))
+
+
+def _audits() -> Section:
+    rows = []
+    for entry in AUDITS:
+        info = AUDITS[entry.name].info
+        columns = [f"{head}: {doc}" for head, doc in COLUMNS[entry.name].items()]
+        rows.append([entry.name, entry.summary, info.unit, info.ideal, "; ".join(columns)])
+    heads = ["audit", "what it is", "unit", "ideal", "its columns"]
+    return Section("Columns of audits", (AUDITED,), table(heads, rows, words=True))
 
 
 def _row(spec: MetricSpec) -> list[str]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.position import PositionFile
 from benchmarks.pipeline.stage import Stage
-from benchmarks.pipeline.worksite import Progress, Worksite, check_device
+from benchmarks.pipeline.worksite import Worksite, check_device
 from common.base import processes
 from common.base.errors import DataError
 from common.protocol.benchmark import Runtime, pick_device
 from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from common.train.protocols import Progress
 
 BUSY = "busy"
 """Status of a stage on which another run works."""
@@ -33,7 +38,7 @@ def run_stage(
         stage: What to do; its parents must be complete.
         runtime: Where and on what.
         events: TensorBoard folder for live scalars.
-        progress: Called with (steps done, steps in all) during training.
+        progress: Called after every step of a training; a file in the scratch folder if absent.
         wait: Wait while another run works on the stage; else return :data:`BUSY`.
     """
     store = StageStore(runtime.store)
@@ -59,6 +64,8 @@ def _work(
     if processes.count() > 1:
         complete = _agreed(stage, complete, runtime)
     if not complete and (processes.is_main() or kind.trains):
+        if progress is None and processes.is_main():
+            progress = PositionFile(store.scratch(stage.kind, stage.key))
         site = Worksite(stage, runtime, events=events, progress=progress)
         try:
             kind().work(site, stage.spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -33,10 +33,13 @@ class WorkerError(UserError):
 
 
 class Watcher(Protocol):
-    """Receives what happens to stages; see :mod:`benchmarks.pipeline.progress`."""
+    """Receives what happens to stages; see :mod:`benchmarks.cli.progress`."""
 
-    def planned(self, total: int, cached: int) -> None:
-        """A (re)plan: stages in all, and how many were there already."""
+    def planned(self, plan: Plan, missing: Collection[str]) -> None:
+        """A (re)plan, and the keys of its stages that are not there yet."""
+
+    def started(self, stage: Stage) -> None:
+        """A stage is handed to the executor."""
 
     def finished(self, stage: Stage, status: str) -> None:
         """A stage is complete (``ok`` or ``diverged``) or ``failed``."""
@@ -151,9 +154,8 @@ class _Round:
         self.execution, self.store, self.suite = execution, store, suite
         self.runtime, self.executor, self.watcher = runtime, executor, watcher
         self.live_events = live_events
-        stages = list(execution.plan.stages())
-        missing = {s.key: s for s in stages if _done(store, s) is None}
-        watcher.planned(len(stages), len(stages) - len(missing))
+        missing = {s.key: s for s in execution.plan.stages() if _done(store, s) is None}
+        watcher.planned(execution.plan, missing)
         self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
         self.running: dict[Future[str], Stage] = {}
         self.elsewhere: dict[str, float] = {}
@@ -196,6 +198,7 @@ class _Round:
             events = None
             if self.live_events:
                 events = events_folder(self.runtime, self.suite.name, stage)
+            self.watcher.started(stage)
             try:
                 future = self.executor.submit(
                     run_stage, stage, self.runtime, events=events, wait=False

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.train.protocols import EvaluateDuring
+    from common.train.protocols import EvaluateDuring, Progress
     from common.train.rehearsal import Ends
 
 SCALARS = "scalars.jsonl"
-Progress = Callable[[int, int], None]
 
 
 class Worksite:
@@ -50,7 +49,7 @@ class Worksite:
         stage: What is done.
         runtime: Where and on what.
         events: TensorBoard folder for live scalars.
-        progress: Called with (steps done, steps in all) during training.
+        progress: Called after every step of a training.
 
     Attributes:
         about: Facts for ``done.json``; the work adds to them.

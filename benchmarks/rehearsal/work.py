@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from benchmarks.audits.plan import probe_plan
 from benchmarks.leaderboard.derive import make_leaderboard
 from benchmarks.leaderboard.write import write_report
 from benchmarks.pipeline.schedule import Execution, run_plan, run_suite
-from benchmarks.pipeline.stage import Stage
+from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.pipeline.worksite import SCALARS
 from benchmarks.rehearsal.suite import with_rows
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
@@ -84,7 +84,10 @@ def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iter
 class _Silent:
     """A watcher: rows are told of once they are through."""
 
-    def planned(self, total: int, cached: int) -> None:
+    def planned(self, plan: Plan, missing: Collection[str]) -> None:
+        """Says nothing."""
+
+    def started(self, stage: Stage) -> None:
         """Says nothing."""
 
     def finished(self, stage: Stage, status: str) -> None:

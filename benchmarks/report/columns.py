@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-DOCS: Mapping[str, str] = {
+BOARD_DOCS: Mapping[str, str] = {
     "n": "counts the seeds in the means",
     "rank": "is the place by the distance as shown; in brackets where it lies in 95 % of draws of "
     "the seeds",
@@ -26,6 +26,10 @@ DOCS: Mapping[str, str] = {
     "trial": "holds what the trial varied",
     "tuning gap": "is its distance on the tuning seeds",
     "verdict": "says whether the row can be told from a Retrain",
+}
+"""Head of a leaderboard's column -> the rest of a sentence that begins with it."""
+
+MAP_DOCS: Mapping[str, str] = {
     "accepted %": "is the share of a grid's cells that the rule accepts, mean over seeds",
     "strict %": "is the same with half of the rule's tolerances",
     "loose %": "is the same with twice the rule's tolerances",
@@ -37,4 +41,15 @@ DOCS: Mapping[str, str] = {
     "best cell": "is the accepted cell with the best utility",
     "seeds": "counts the seeds on which the best cell is accepted",
 }
-"""Head of a column -> the rest of a sentence that begins with it."""
+"""The same of stability maps."""
+
+NAMED_DOCS: Mapping[str, str] = {
+    "worst RA": "is the lowest RA over the grid's cells",
+    "median RA": "is the median RA over the grid's cells, mean over seeds",
+    "its TA": "is the best cell's",
+    "0.001, 0.003, ...": "is the accepted share in % at this effective learning rate",
+}
+"""The same of maps' columns that are called after a metric (on text: others) or a rate."""
+
+DOCS: Mapping[str, str] = {**BOARD_DOCS, **MAP_DOCS}
+"""Of both, by head."""

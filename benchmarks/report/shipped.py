@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,26 @@ def shipped_folder(name: str, *, maps: bool = False) -> Path | None:
     """The folder of a suite's, or a map's, shipped report; None where there is none."""
     folder = RESULTS / "maps" / name if maps else RESULTS / name
     return folder if any(folder.glob("*.md")) else None
+
+
+def recorded_seconds(name: str, store: Path) -> float | None:
+    """What a suite's trainings took together, trials included; of a store's report, else shipped.
+
+    None where neither says it.  Loading, scoring and tuning's Retrain are not in it.
+    """
+    for root in (store / "suites", RESULTS):
+        try:
+            rows = json.loads((root / name / "leaderboard.json").read_text("utf-8"))["rows"]
+            spent = [
+                row["cost"]["seconds"] * (len(row["seeds"]) + row["trials"])
+                for row in rows
+                if "seconds" in (row["cost"] or {})
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if spent:
+            return math.fsum(spent)
+    return None
 
 
 def read_report(text: str) -> list[Section]:

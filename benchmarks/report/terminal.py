@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.measure import Measurement
 
-from benchmarks.report.section import Section, Table
+from benchmarks.report.section import Column, Section, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
 STYLES = {"plain": None, "muted": "dim", "warning": "yellow"}
+WORD = 16
+"""Characters of a word from which it may be broken."""
 MARKS = {"goal": "green", "reference": "dim"}
 
 
@@ -43,19 +45,42 @@ def _show(console: Console, section: Section) -> None:
 
 
 def fitting(table: Table, console: Console) -> list[tuple[Table, bool]]:
-    """(table, tight) of what fits the console: the whole, the narrow one, or its pieces."""
+    """(table, tight) of what fits the console: the whole, the narrow one, or its pieces.
+
+    No label and no number is ever cut: where even a piece is too wide, its other columns wrap.
+    """
     for candidate in (table, table.narrow):
         for tight in (False, True):
             if candidate is not None and _fits(candidate, console, tight=tight):
                 return [(candidate, tight)]
-    return [(piece, True) for piece in pieces(table.narrow or table, console.width)]
+    parts = pieces(table.narrow or table, console.width)
+    return [(p if _fits(p, console, tight=True) else _wrapping(p), True) for p in parts]
 
 
 def _fits(table: Table, console: Console, *, tight: bool) -> bool:
     if any(column.kind == "words" for column in table.columns):
-        return True
+        return sum(_widths(table)) <= console.width
     wide = console.options.update(max_width=100_000)
     return Measurement.get(console, wide, rich_table(table, tight=tight)).maximum <= console.width
+
+
+def _wrapping(table: Table) -> Table:
+    first, *others = table.columns
+    columns = (first, *(replace(column, kind="words") for column in others))
+    return replace(table, columns=columns)
+
+
+def _widths(table: Table) -> list[int]:
+    """The least characters of each column, its space beside it included."""
+    cells = zip(table.columns, zip(table.heads, *table.rows, strict=True), strict=True)
+    return [_least(column, index, texts) + 3 for index, (column, texts) in enumerate(cells)]
+
+
+def _least(column: Column, index: int, texts: Sequence[str]) -> int:
+    """The longest cell; of words, the longest one up to :data:`WORD`, but for the first column."""
+    if column.kind != "words" or index == 0:
+        return max(map(len, texts))
+    return min(WORD, max((len(word) for text in texts for word in text.split()), default=0))
 
 
 def rich_table(table: Table, *, tight: bool = False) -> RichTable:
@@ -69,11 +94,12 @@ def rich_table(table: Table, *, tight: bool = False) -> RichTable:
         show_edge=not tight,
         pad_edge=False,
     )
-    for column in table.columns:
+    for index, (column, width) in enumerate(zip(table.columns, _widths(table), strict=True)):
         rich.add_column(
             escape(column.head),
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.kind != "words",
+            no_wrap=column.kind != "words" or index == 0,
+            min_width=width - 3 if column.kind == "words" else None,
         )
     for row in table.rows:
         mark = table.marks.get(row[0])
@@ -83,8 +109,7 @@ def rich_table(table: Table, *, tight: bool = False) -> RichTable:
 
 def pieces(table: Table, width: int) -> Iterator[Table]:
     """A table as several that fit a width of characters, each with the first column."""
-    columns = zip(table.heads, *table.rows, strict=True)
-    widths = [max(map(len, cells)) + 3 for cells in columns]
+    widths = _widths(table)
     places: list[int] = []
     for place in range(1, len(widths)):
         if places and widths[0] + sum(widths[k] for k in places) + widths[place] > width:

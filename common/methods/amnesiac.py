@@ -27,6 +27,14 @@ class Amnesiac(RandomLabel):
     info = MethodInfo(2, "Graves et al. 2021 (arXiv 2010.10981)", BOTH)
 
     class Config(ShortConfig, RandomLabel.Config):
+        """Settings of Amnesiac.
+
+        Attributes:
+            exclude_true: Never draw the true label; on, as in the repositories.
+            redraw: Draw the wrong labels anew every epoch; off, as they are fixed in the
+                repositories.
+        """
+
         exclude_true: bool = True
         redraw: bool = False
 

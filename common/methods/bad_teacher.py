@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class BadTeacher(GradientMethod):
     """Bad Teacher: distil an untrained model on forget and Original on retain.
 
-    Formula, l = 1 on D_f and 0 on D_r, over shuffled D_f u D_r:
+    Formula: with l = 1 on D_f and 0 on D_r, over shuffled D_f u D_r,
         minimise mean over samples of KL( l softmax(t_b/T) + (1-l) softmax(t_c/T) || softmax(s/T) )
     t_c is Original; t_b is the model before any training (with pretrained weights: those, under a
     new head); neither is trained.  The mean is over samples only, not over classes too.
@@ -46,6 +46,13 @@ class BadTeacher(GradientMethod):
     }
 
     class Config(ShortConfig):
+        """Settings of Bad Teacher.
+
+        Attributes:
+            temperature: Divides all logits before the softmax; 1, as published.
+            retain_share: Share of the retain set that is distilled, drawn once; .3, as published.
+        """
+
         weight_decay: NonNegative = 0.0
         schedule: Literal["constant", "linear", "cosine"] = "constant"
         temperature: Positive = 1.0

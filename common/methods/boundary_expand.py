@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class BoundaryExpand(UnlearningMethod):
     """Boundary Expand: add a shadow class, train forget data into it, drop its row again.
 
-    Pseudo-code: widen the head by one row (drawn anew); minimise CE(f(x), C) for x in D_f, where C
+    Formula: widen the head by one row (drawn anew); minimise CE(f(x), C) for x in D_f, where C
     is the new class; remove the row.  Never reads retain data.  SalUn's port leaves the row.
 
     Source: Chen et al. 2023, arXiv 2303.11570; its repository (10 epochs of SGD, lr 1e-5).  Sweep

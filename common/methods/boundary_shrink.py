@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class BoundaryShrink(GradientMethod):
     """Boundary Shrink: relabel forget data with the neighbouring class, found by one attack step.
 
-    Pseudo-code, c = Original (frozen, eval mode), inputs in [low, high]:
+    Formula: c = Original (frozen, eval mode), inputs in [low, high],
         x' = clip(x + d (high - low) sign(grad_x CE(c(x), y)), low, high);   y' = argmax c(x')
         minimise CE(f(x), y') for x in D_f
     d is ``attack_step``.  For images [low, high] is the normalised [0, 1] per channel, so that d is
@@ -30,6 +30,13 @@ class BoundaryShrink(GradientMethod):
     info = MethodInfo(1, "Chen et al. 2023 (arXiv 2303.11570)", frozenset({"forget"}))
 
     class Config(ShortConfig):
+        """Settings of Boundary Shrink.
+
+        Attributes:
+            attack_step: Length of the attack step, as a share of the range of inputs; .1, as in the
+                repository.
+        """
+
         epochs: Count | None = 10
         lr: Positive = 1e-5
         weight_decay: NonNegative = 0.0

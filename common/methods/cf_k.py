@@ -74,6 +74,14 @@ class CFk(UnlearningMethod):
     info = MethodInfo(1, PAPER, frozenset({"retain"}))
 
     class Config(FitConfig):
+        """Settings of CF-k.
+
+        Attributes:
+            k: Blocks at the end that are trained; 1, the least with a block in it.
+            blocks: Name of the list of blocks; the numbered list with most
+                parameters when absent.
+        """
+
         epochs: Count | None = 5
         batch_size: Count = 64
         lr: Positive = 3e-4

@@ -30,6 +30,12 @@ class KL(ForgetRetainMethod):
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
 
     class Config(PaddedConfig):
+        """Settings of KL.
+
+        Attributes:
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         padding = {"tofu": "max_length", "openunlearning": "batch"}
         lr: Positive = 3e-5
         compat: Literal["none", "tofu", "openunlearning"] = "none"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class FastNTK(UnlearningMethod):
     """Fast-NTK: move by the difference of two ridge solutions of the linearised model.
 
-    Formula, with J the Jacobian of the logits by the chosen parameters at Original's w, one row per
+    Formula: with J the Jacobian of the logits by the chosen parameters at Original's w, one row per
     (sample, class), ``y`` centred one-hot labels times ``label_scale``, and the residual at the
     start w0 of the linear model, ``e = y - f_w + J (w - w0)``:
     ``theta(S) = J_S^T (J_S J_S^T + mu I)^-1 e_S``;  ``w <- w - scale (theta(D) - theta(D_r))``.
@@ -51,6 +51,22 @@ class FastNTK(UnlearningMethod):
     )
 
     class Config(Strict):
+        """Settings of Fast-NTK.
+
+        Attributes:
+            parameters: Glob patterns of the weights that move; the classifier when absent.
+            start: Where the linear model starts: at zero (the default, exact for a classifier) or
+                at Original.
+            samples: How many of both sets are used, in their proportion; 512, for memory's sake.
+            classes: Outputs per sample, the true one and random others; all when absent.
+            ridge: Regularisation, as a multiple of the mean squared row norm; 1e-3 is ours.
+            scale: Length of the move; 1, which is exact on a linear model.
+            label_scale: Factor of the centred one-hot labels; fitted to Original's logits when
+                absent.
+            batch_size: Samples per forward pass; it changes no number but by rounding.
+            chunk: Gradients taken at once; it changes memory and speed alone.
+        """
+
         parameters: tuple[str, ...] | None = None
         start: Literal["zero", "current"] = "zero"
         samples: Count = 512

@@ -58,6 +58,26 @@ class FisherForgetting(UnlearningMethod):
     }
 
     class Config(Strict):
+        """Settings of Fisher forgetting.
+
+        Attributes:
+            alpha: Scale of the variance; 1e-6, as in SSD's repository; to be swept.
+            power: Of the Fisher information in the noise; .5, as in public code (article: .25).
+            cap: Largest inverse information of a weight; 1e3, as in public code.
+            head_cap: The same in the classifier; 1e2, as in public code.
+            row_mean: Give all weights into a unit the same noise; on, as in public code.
+            head_factor: Factor of the classifier's variance; 10, as in public code.
+            vector_factor: Factor of the variance of biases and norms; 10, as in public code.
+            cleared: Variance of the zeroed rows of forgotten classes, before the factor; none: they
+                stay.
+            fisher: Over the model's own labels (``expected``, the default) or the true ones.
+            samples: Retain samples that the information is taken from; 256 is ours, for time's
+                sake.
+            parameters: Glob patterns of the weights that get noise; all of them.
+            batch_size: Samples per forward pass; it changes no number but by rounding.
+            chunk: Gradients taken at once; it changes memory and speed alone.
+        """
+
         alpha: Positive = 1e-6
         power: Positive = 0.5
         cap: Positive | None = 1e3

@@ -45,6 +45,18 @@ class Influence(UnlearningMethod):
     }
 
     class Config(Strict):
+        """Settings of IU.
+
+        Attributes:
+            alpha: Length of the step; 40 is ours, for small models; to be swept.
+            damping: What is added to the diagonal of the information matrix; 1, which is ours.
+            samples: Retain gradients that the matrix is made of; 128, for memory's sake.
+            inverse: By Woodbury's identity (``exact``, the default) or the repositories' recursion.
+            parameters: Glob patterns of the weights that move; all of them.
+            batch_size: Samples per forward pass; it changes no number but by rounding.
+            chunk: Gradients taken at once; it changes memory and speed alone.
+        """
+
         alpha: Positive = 40.0
         damping: Positive = 1.0
         samples: Count = 128

@@ -31,6 +31,12 @@ class L1Sparse(UnlearningMethod):
     info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", frozenset({"retain"}))
 
     class Config(FitConfig):
+        """Settings of l1-sparse.
+
+        Attributes:
+            a: Weight of the l1 norm in the first epoch; 1e-5, the middle of the published range.
+        """
+
         epochs: Count | None = 3
         batch_size: Count = 64
         lr: Positive = 1e-4

@@ -27,6 +27,13 @@ class NegGradPlus(GradientMethod):
     info = MethodInfo(1, "Kurmanji et al. 2023 (arXiv 2302.09880)", BOTH)
 
     class Config(ShortConfig):
+        """Settings of NegGrad+.
+
+        Attributes:
+            a: Weight of the retain loss, 1 - a that of the forget loss; .95 is inside the published
+                sweep.
+        """
+
         a: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
     def objective(self) -> Objective:

@@ -60,6 +60,13 @@ class NPO(ForgetRetainMethod):
     info = MethodInfo(1, PAPER, frozenset({"forget"}))
 
     class Config(ForgetConfig):
+        """Settings of NPO.
+
+        Attributes:
+            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         lr: Positive = 3e-5
         beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
@@ -84,6 +91,13 @@ class NPOGdr(ForgetRetainMethod):
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
     class Config(RetainConfig):
+        """Settings of NPO + GDR.
+
+        Attributes:
+            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
@@ -109,6 +123,13 @@ class NPOKlr(ForgetRetainMethod):
     info = MethodInfo(1, PAPER + "; MUSE (arXiv 2407.06460)", BOTH)
 
     class Config(PaddedConfig):
+        """Settings of NPO + KLR.
+
+        Attributes:
+            beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         padding = {"openunlearning": "batch"}
         beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
@@ -147,6 +168,16 @@ class SimNPO(ForgetRetainMethod):
     info = MethodInfo(1, "SimNPO, Fan et al. 2024 (arXiv 2410.07163)", BOTH)
 
     class Config(RetainConfig):
+        """Settings of SimNPO.
+
+        Attributes:
+            beta: How soon the weight of a forgotten answer fades, per nat and token; 4.5,
+                open-unlearning's.
+            delta: Loss in nats per token from which an answer counts as forgotten; 0,
+                open-unlearning's.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         forget_weight: float = 0.125
         later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "compat": None}
         beta: Positive = 4.5

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Original(UnlearningMethod):
-    """The model before unlearning: what doing nothing scores."""
+    """The model before unlearning: what doing nothing scores.
+
+    Formula: theta stays what minimising CE over D_f u D_r has made of it.
+    """
 
     info = MethodInfo(1, "-", frozenset(), changes_model=False)
 
@@ -23,6 +26,9 @@ class Original(UnlearningMethod):
 
 class Retrain(UnlearningMethod):
     """The target: trained on the retain set alone, with Original's recipe and from another start.
+
+    Formula: minimise CE(B_r) from a fresh start.
+    Source: exact unlearning as defined by Bourtoule et al. 2021, arXiv 1912.03817.
 
     No Retrain shares its start with Original or with another Retrain, so that none is nearer to a
     model that comes of Original than the others are.

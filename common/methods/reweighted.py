@@ -30,6 +30,13 @@ class Undial(ForgetRetainMethod):
     info = MethodInfo(1, "UNDIAL, Dong et al. 2024 (arXiv 2402.10052)", frozenset({"forget"}))
 
     class Config(ForgetConfig):
+        """Settings of UNDIAL.
+
+        Attributes:
+            strength: What is taken off the label's logit; 10, open-unlearning's.
+            compat: ``openunlearning``: as its code computes it.
+        """
+
         later: ClassVar[Mapping[str, Any]] = {**ForgetConfig.later, "compat": "none"}
         average: Literal["samples", "tokens"] = "tokens"
         strength: Positive = 10.0
@@ -63,6 +70,12 @@ class WGA(ForgetRetainMethod):
     info = MethodInfo(1, "WGA, Wang et al. 2025 (arXiv 2502.19301)", BOTH)
 
     class Config(RetainConfig):
+        """Settings of WGA.
+
+        Attributes:
+            beta: Power of the label's probability in the weight; 1, open-unlearning's.
+        """
+
         average: Literal["samples", "tokens"] = "tokens"
         beta: NonNegative = 1.0
 
@@ -83,6 +96,13 @@ class SatImp(ForgetRetainMethod):
     info = MethodInfo(1, "SatImp, Yang et al. 2025 (arXiv 2505.11953)", BOTH)
 
     class Config(RetainConfig):
+        """Settings of SatImp.
+
+        Attributes:
+            beta1: Power of the label's probability in the weight; 5, open-unlearning's.
+            beta2: Power of its complement in the weight; 1, open-unlearning's.
+        """
+
         average: Literal["samples", "tokens"] = "tokens"
         forget_weight: NonNegative = 0.1
         beta1: NonNegative = 5.0
@@ -106,6 +126,12 @@ class CEU(ForgetRetainMethod):
     info = MethodInfo(1, "CE-U, Yang 2025 (arXiv 2503.01224)", frozenset({"forget"}))
 
     class Config(ForgetConfig):
+        """Settings of CE-U.
+
+        Attributes:
+            skip_first: Answer positions that are left out at the beginning; 0, as in the formula.
+        """
+
         average: Literal["samples", "tokens"] = "tokens"
         skip_first: Amount = 0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SalUn(RandomLabel):
     """SalUn: random-label unlearning of the most salient weights; all others stay Original's.
 
-    Pseudo-code:
+    Formula:
         g = |sum over batches of D_f of grad CE(theta0)|     eval mode, ALL trained parameters
         m = 1 on the global top share ``density`` of g, by one threshold; ties are kept
         random-label training (``mode``: mixed or sequential); each step's gradient times m
@@ -53,6 +53,15 @@ class SalUn(RandomLabel):
     }
 
     class Config(ShortConfig, RandomLabel.Config):
+        """Settings of SalUn.
+
+        Attributes:
+            density: Share of the weights that are trained, the most salient ones; .5, the middle of
+                the sweep.
+            saliency_batch_size: Forget samples per batch while weights are ranked; 64, as in
+                training.
+        """
+
         density: Annotated[float, Field(gt=0, le=1)] = 0.5
         saliency_batch_size: Count = 64
 

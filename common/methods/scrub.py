@@ -26,7 +26,7 @@ PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
 class Scrub(AdaptedMethod):
     """SCRUB: alternate passes away from Original on forget and towards it on retain.
 
-    Pseudo-code, t = Original (frozen, eval mode), s = the model, T = ``temperature``:
+    Formula: t = Original (frozen, eval mode), s = the model, T = ``temperature``,
         KL_T = T^2 mean over samples of sum_c t_c log(t_c / s_c), both softened by T
         for e in 1..epochs:
             if e <= max_epochs:  a pass over D_f: step(-KL_T)
@@ -40,6 +40,17 @@ class Scrub(AdaptedMethod):
     info = MethodInfo(1, PAPER, BOTH)
 
     class Config(ShortConfig):
+        """Settings of SCRUB.
+
+        Attributes:
+            max_epochs: Passes over the forget set, one in each of the first epochs; 2, as
+                published.
+            forget_batch_size: Forget samples per step; 64, as those of retain.
+            temperature: Divides the logits of teacher and student; 4, as published.
+            gamma: Weight of the cross-entropy on retain; .99, as published.
+            alpha: Weight of the divergence from Original on retain; .001, as published.
+        """
+
         epochs: Count | None = 5
         max_epochs: Amount = 2
         forget_batch_size: Count = 64
@@ -102,10 +113,11 @@ class Scrub(AdaptedMethod):
 class ScrubRewind(Scrub):
     """SCRUB+R: SCRUB, rewound to the pass after which forget data look like unseen data.
 
-    Selection rule: after the last pass, the reference is the model's error on held-out data with
-    the forget set's class shares: sum over classes c of share_c(D_f) * error_c(held out).  Of the
-    models at the end of each epoch the one whose error on D_f is closest to the reference is
-    returned; of equals the latest.  Errors are taken in eval mode without augmentation.
+    Formula: that of SCRUB, then a choice.  After the last pass, the reference is the
+    model's error on held-out data with the forget set's class shares: sum over classes c of
+    share_c(D_f) * error_c(held out).  Of the models at the end of each epoch the one whose error
+    on D_f is closest to the reference is returned; of equals the latest.  Errors are taken in eval
+    mode without augmentation.
 
     Reads the validation data (and their forgotten classes in class forgetting), which tuning
     selects on as well: choose its hyperparameters on other data, or say so beside the number.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SFRon(AdaptedMethod):
     """SFR-on: forget steps on the weights that forget data own, each followed by retain steps.
 
-    Pseudo-code, F_S = mean over batches of S of (grad CE)^2 at Original, in eval mode:
+    Formula: F_S = mean over batches of S of (grad CE)^2 at Original, in eval mode,
         m = F_f >= ``threshold`` F_r                               entry by entry
         repeat: step on -alpha_t sum_i w_i CE_i over B_f, gradient times m,
                     w_i = CE_i^-lam / sum_j CE_j^-lam (no gradient),  alpha_t = alpha * cosine to 0
@@ -54,6 +54,18 @@ class SFRon(AdaptedMethod):
     }
 
     class Config(ShortConfig):
+        """Settings of SFR-on.
+
+        Attributes:
+            alpha: Weight of the ascent at its start; 1 is ours, for small models (published: 25 and
+                500).
+            lam: How much a sample's weight falls with its loss; .5 of the loss's power, 0 for equal
+                weights.
+            threshold: Least ratio of forget to retain importance of a weight that ascends; 1: no
+                less.
+            retain_steps: Steps on retain after each forget step; 1, as for the published Swin-T.
+        """
+
         alpha: Positive = 1.0
         lam: NonNegative = 0.5
         threshold: NonNegative = 1.0

@@ -87,6 +87,14 @@ class RandomLabel(AdaptedMethod):
     info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
 
     class Config(AdaptedConfig):
+        """Settings of RL.
+
+        Attributes:
+            mode: One shuffled pass over both sets (``mixed``, the default) or one after the other.
+            exclude_true: Never draw the true label; off, as in SalUn's repository.
+            redraw: Draw the labels anew every epoch; on, as in SalUn's repository.
+        """
+
         steps: Count | None = None
         epochs: Count | None = 3
         batch_size: Count = 64

@@ -37,6 +37,18 @@ class SelectiveSynapticDampening(UnlearningMethod):
     }
 
     class Config(Strict):
+        """Settings of SSD.
+
+        Attributes:
+            alpha: Ratio of importances from which a weight is dampened; 10, published for random
+                forgetting.
+            lam: How strongly; 1, as published.
+            batch_size: Samples whose mean gradient is squared, which changes the importances; 64,
+                as published.
+            order: Of the retain samples: shuffled, or class by class as published for whole
+                classes.
+        """
+
         alpha: Positive = 10.0
         lam: Positive = 1.0
         batch_size: Count = 64

@@ -57,6 +57,12 @@ class TaskVector(UnlearningMethod):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     class Config(ReinforcedConfig):
+        """Settings of Task vector.
+
+        Attributes:
+            a: How far to go back, in lengths of the fine-tuning; 5, as in MUSE.
+        """
+
         a: NonNegative = 5.0
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Unsir(UnlearningMethod):
     """UNSIR: impair with error-maximising noise, then repair; class forgetting only.
 
-    Pseudo-code, for each forgotten class c:
+    Formula: for each forgotten class c,
         n_c = ``noise_samples`` inputs from N(0, 1); ``noise_steps`` of Adam(``noise_lr``) on
               -CE(Original(n_c), c) + ``noise_decay`` mean_i ||n_i||^2
         impair: ``epochs`` over shuffled {(n_c, c)} x ``noise_repeats`` u D_r'   with CE
@@ -41,6 +41,19 @@ class Unsir(UnlearningMethod):
     )
 
     class Config(FitConfig):
+        """Settings of UNSIR.
+
+        Attributes:
+            repair_epochs: Passes over retained samples after the impairment; 1, as published.
+            noise_samples: Noise inputs per forgotten class; 32, as published.
+            noise_steps: Steps of Adam on the noise; 40, of the published 25 to 40.
+            noise_lr: Learning rate of the noise; .1, as published.
+            noise_decay: Weight of the squared norm of the noise; .1, as published.
+            noise_repeats: How often each noise input is in the training set; 20, as published.
+            retain_per_class: Samples of each retained class in both phases; 500, as in SSD's
+                repository.
+        """
+
         epochs: Count | None = 1
         repair_epochs: Count = 1
         batch_size: Count = 64

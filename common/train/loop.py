@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ from common.train.rehearsal import Ends
 from common.train.resume import resume, save
 from common.train.sharding import whole_tensor
 from common.train.telemetry import Instruments, has_adapters, looking
+
+_TOTAL = ""
+"""Key of the whole objective beside its parts."""
 
 
 class TrainingRun:
@@ -80,7 +84,7 @@ class TrainingRun:
         self.instruments = Instruments(model, self.trained, telemetry.component_of, self.device)
         self._started, self.earlier = time.perf_counter(), 0.0
         self._norms: dict[str, float] = {}
-        self._logged = False
+        self._logged, self.loss = False, math.nan
 
     def splitting(self) -> contextlib.AbstractContextManager[None]:
         """Parameters are split over the processes inside, if at all."""
@@ -117,7 +121,7 @@ class TrainingRun:
                 if checkpoint is not None and saves and stopped is None:
                     save(self, checkpoint, step)
                 if self.telemetry.progress is not None:
-                    self.telemetry.progress(step, self.total)
+                    self.telemetry.progress(step, self.total, self.loss)
                 if asked and stopped is None and step < self.total:
                     raise stopping.Stopped
             self.total = step
@@ -200,6 +204,7 @@ class TrainingRun:
                 self._micro_step(step, sums)
         if not self._logged:
             return {}
+        self.loss = float(sums.pop(_TOTAL)) / self.config.accumulation
         losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
         return {**losses, "lr": rate, **self._norms}
 
@@ -212,7 +217,7 @@ class TrainingRun:
         """One micro-batch, and the optimizer's step after the last of them."""
         with self.accelerator.accumulate(self.prepared):
             terms, batches = self._backward()
-            for name, value in terms.parts.items():
+            for name, value in {_TOTAL: terms.total, **terms.parts}.items():
                 sums[name] = sums.get(name, value.detach() * 0) + value.detach()
             losses = torch.stack([terms.total, *terms.parts.values()]).detach().float()
             self.guard.watch(step + 1, losses)

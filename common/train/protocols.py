@@ -12,6 +12,8 @@ from common.data.batch import Batch
 
 ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]
+Progress = Callable[[int, int, float], None]
+"""(steps done, steps in all, loss of the last logged step; NaN before it) -> nothing."""
 EvaluateDuring = Callable[[nn.Module, int], Mapping[str, float | None]]
 """(model in eval mode, steps done) -> metrics."""
 StopWhen = Callable[[nn.Module, int], str | None]
@@ -66,14 +68,14 @@ class Telemetry:
 
     Attributes:
         tracker: Receives losses, norms and adapter statistics.
-        progress: Called with (steps done, steps in all).
+        progress: Called after every step.
         evaluate_during: Evaluates the model every ``config.evaluate_every`` steps and at the last
             one; what it returns is logged as ``evaluation/<metric>``.
         component_of: Parameter name -> component, for norms.
     """
 
     tracker: ScalarSink | None = None
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
     evaluate_during: EvaluateDuring | None = None
     component_of: Callable[[str], str] = _one_component
 

@@ -64,6 +64,12 @@ class IDK(ForgetRetainMethod):
     info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH, modality="language")
 
     class Config(RetainConfig):
+        """Settings of IDK.
+
+        Attributes:
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         pooled: ClassVar[str] = "tofu"
         later: ClassVar[Mapping[str, Any]] = {**RetainConfig.later, "compat": "none"}
         compat: Literal["none", "tofu"] = "none"
@@ -115,6 +121,12 @@ class Mismatch(IDK):
     info = MethodInfo(1, "LLMU, Yao et al. 2023 (arXiv 2310.10683)", BOTH, modality="language")
 
     class Config(IDK.Config):
+        """Settings of Mismatch.
+
+        Attributes:
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         pooled = "flat"
         later: ClassVar[Mapping[str, Any]] = RetainConfig.later
         compat: Literal["none", "flat"] = "none"  # type: ignore[assignment]
@@ -150,6 +162,13 @@ class DPO(ForgetRetainMethod):
     )
 
     class Config(ForgetConfig):
+        """Settings of DPO.
+
+        Attributes:
+            beta: How soon a preference counts as learnt, per nat; .1, as in TOFU.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
 
@@ -201,6 +220,13 @@ class DPOGdr(DPO):
     )
 
     class Config(RetainConfig):
+        """Settings of DPO + GDR.
+
+        Attributes:
+            beta: How soon a preference counts as learnt, per nat; .1, as in open-unlearning.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
         beta: Positive = 0.1
         compat: Literal["none", "tofu", "flat", "loku"] = "none"
 
@@ -235,6 +261,15 @@ class FLAT(ForgetRetainMethod):
     )
 
     class Config(ForgetConfig):
+        """Settings of FLAT.
+
+        Attributes:
+            divergence: Which f-divergence: ``tv``, ``kl`` (the default), ``js`` or ``pearson``.
+            templates: The answers to prefer; those that the data bring, when empty.
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+            padded_length: Tokens to which ``compat: flat`` pads a text; 512, as in that code.
+        """
+
         divergence: Literal["tv", "kl", "js", "pearson"] = "kl"
         templates: tuple[str, ...] = ()
         compat: Literal["none", "flat"] = "none"

@@ -42,6 +42,22 @@ class RMU(GradientMethod):
     }
 
     class Config(AdaptedConfig):
+        """Settings of RMU.
+
+        Attributes:
+            forget_weight: Weight of the forget distance; 1, as published.
+            retain_weight: Weight of the retain distance; 1, as both are relative to the width.
+            layer: Glob pattern of the one module that is steered; the lower middle block when
+                absent.
+            parameters: Glob patterns of the weights that are trained; all up to the layer.
+            coefficient: Whether ``c`` is a multiple of the hidden states' norm or absolute; a
+                multiple, as norms of models differ.
+            c: Length of the random direction; 2, open-unlearning's.
+            positions: Which positions count: those that predict labels (the default), or all
+                tokens.
+            compat: ``openunlearning``: as its code computes it.
+        """
+
         later: ClassVar[Mapping[str, Any]] = {**AdaptedConfig.later, "compat": "none"}
         epochs_of: str | None = "forget"
         batch_size: int = 16

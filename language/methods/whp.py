@@ -36,6 +36,12 @@ class WHP(UnlearningMethod):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     class Config(ReinforcedConfig):
+        """Settings of WHP.
+
+        Attributes:
+            a: How much of the rise of a logit is taken off; 1, as in MUSE.
+        """
+
         a: NonNegative = 1.0
 
     @classmethod

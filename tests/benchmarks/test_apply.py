@@ -340,7 +340,7 @@ def test_an_interrupted_application_goes_on(request_, tmp_path):
     whole = apply(dataclasses.replace(request, out=tmp_path / "whole"))
     seen = []
 
-    def stop(step, total):
+    def stop(step, total, loss):
         seen.append(step)
         if seen == [1, 2, 3]:
             raise KeyboardInterrupt
@@ -357,7 +357,7 @@ def test_an_interrupted_application_goes_on(request_, tmp_path):
 
 
 def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, tmp_path):
-    def stop(step, total):
+    def stop(step, total, loss):
         raise KeyboardInterrupt
 
     slow = (*request_.params, "checkpoint_every=1")
@@ -365,7 +365,7 @@ def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, 
         apply(dataclasses.replace(request_, params=slow), progress=stop)
     seen = []
     other = dataclasses.replace(request_, params=slow, method="gd_lora")
-    apply(other, progress=lambda step, total: seen.append(step))
+    apply(other, progress=lambda step, total, loss: seen.append(step))
     assert seen == [*range(1, 9)]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -290,7 +290,7 @@ def test_the_weight_change_is_that_of_the_files(world, request_):
 
 def test_progress_is_told(request_):
     seen = []
-    apply(request_, progress=lambda done, total: seen.append((done, total)))
+    apply(request_, progress=lambda done, total, loss: seen.append((done, total)))
     assert seen[-1] == (6, 6) and len(seen) == 6
 
 

@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from benchmarks.audits.derive import AuditReport
+from benchmarks.audits.plan import AuditPlanner
+from benchmarks.audits.report import sections as audit_sections
 from benchmarks.leaderboard.derive import make_leaderboard
 from benchmarks.leaderboard.report import sections
 from benchmarks.machine.glossary import glossary
 from benchmarks.report import html, markdown
 from benchmarks.report.columns import DOCS
 from benchmarks.report.section import Table, table
+from benchmarks.report.shipped import RESULTS, read_report
 from benchmarks.spec.resolve import load_suite
+from common.audits import AUDITS, make_audit
+from common.audits.columns import COLUMNS, column_doc
 from common.base.registry import BENCHMARKS
 from common.store.stages import StageStore
 
@@ -50,6 +56,36 @@ def test_every_column_of_a_leaderboard_is_explained(filled):
     titles = [escaping.unescape(text) for text in re.findall(r' title="([^"]*)"', page)]
     assert "FA → is accuracy on the forget set (training images)" in titles
     assert f"n {DOCS['n']}" in titles
+
+
+def test_every_column_of_a_map_is_in_the_document():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for path in (RESULTS / "maps").glob("*/MAP.md"):
+        heads = [
+            head
+            for section in read_report(path.read_text(encoding="utf-8"))
+            if isinstance(section.content, Table) and section.content.heads[0] == "method"
+            for head in section.content.heads[1:]
+        ]
+        assert len(heads) > 10
+        for head in heads:
+            assert f"| {head} | " in text or re.fullmatch(r"[\d.e-]+", head), head
+
+
+def test_every_column_of_an_audit_is_explained_and_in_the_document(filled):
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert set(COLUMNS) == set(AUDITS.names())
+    for name, columns in COLUMNS.items():
+        assert f"| {name} | {AUDITS.entry(name).summary.replace('|', chr(92) + '|')} | " in text
+        assert all(f"{head}: {doc}" in text for head, doc in columns.items())
+    planner = AuditPlanner(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    free = {name: make_audit(name, {}, "test") for name in ("js", "disagreement", "ks", "c2st")}
+    tables = AuditReport(planner, free).tables()
+    contents = [section.content for section in audit_sections(tables)]
+    columns = [column for content in contents if content for column in content.columns[1:]]
+    assert len(columns) > 6 and all(column.doc for column in columns)
+    assert column_doc("requantise", "int8 test_forget") and column_doc("sequential", "2: TA forget")
+    assert column_doc("js", "a new one, of a plugin") == column_doc("mine", "forget") == ""
 
 
 def test_a_plain_head_is_explained_where_it_is_known():

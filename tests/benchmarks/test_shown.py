@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -10,11 +13,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import run
-from benchmarks.cli.show import explained
+from benchmarks.cli.show import _time, documented, explained
+from benchmarks.pipeline.stage import StageSpec
+from benchmarks.report.cells import duration
+from benchmarks.report.shipped import recorded_seconds
 from benchmarks.spec.needs import needs
 from benchmarks.spec.reading import read_suite
+from common.base.config import Strict
 from common.base.registry import METHODS
 from common.store.stages import StageStore
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("common", "vision", "language", "benchmarks")
 
 
 @pytest.mark.parametrize(
@@ -42,13 +52,64 @@ def test_ls_says_what_a_suite_needs_and_filters(cli):
     assert "nothing" in cli("ls", "suites", "--filter", "digits-class").out
 
 
+def test_ls_says_how_long_a_suite_takes(cli, tmp_path):
+    args = ["ls", "suites", "--store", tmp_path, "--filter"]
+    shipped = cli(*args, "digits-random").out
+    assert re.search(r"digits-random +nothing +~\d+ (s|min)", shipped), "from the shipped report"
+    assert re.search(r"tofu-phi-1.5-clip +.*a GPU +–", cli(*args, "phi clip").out)
+    folder = tmp_path / "suites" / "digits-random"
+    folder.mkdir(parents=True)
+    rows = [
+        {"seeds": [1, 2], "trials": 4, "cost": {"seconds": 30.0}},
+        {"seeds": [1], "trials": 0, "cost": {}},
+    ]
+    (folder / "leaderboard.json").write_text(json.dumps({"rows": rows}))
+    assert re.search(r"digits-random +nothing +~3 min", cli(*args, "digits-random").out)
+    (folder / "leaderboard.json").write_text("{")
+    assert cli(*args, "digits-random").out == shipped
+
+
+def test_a_group_takes_what_its_suites_take(tmp_path):
+    parts = [recorded_seconds(f"digits-all-{kind}", tmp_path) for kind in ("class", "random")]
+    assert _time(["digits-all-class", "digits-all-random"], tmp_path) == f"~{duration(sum(parts))}"
+    assert _time(["digits-all-class", "no-such-suite"], tmp_path) == "–"
+
+
 def test_show_explains_the_defaults_and_names_the_class(cli):
     shown = cli("show", "gd_sine").out
     assert "adapter.omega: 100.0  Inner frequency." in shown
     assert re.search(r"class +\S+common/methods/difference\.py:\d+\n", shown)
     assert "Formula:" in shown, "a variant states the objective of its base"
-    fields = [*explained(METHODS["gd_sine"].Config())]
-    assert len(fields) > 30 and [key for key, _, doc in fields if not doc] == []
+    assert len([*explained(METHODS["gd_sine"].Config())]) > 30
+
+
+def configs(cls=Strict):
+    """Every config of the packages that a user writes or reads; stages are the harness's own."""
+    for each in cls.__subclasses__():
+        if each is not StageSpec and each.__module__.partition(".")[0] in PACKAGES:
+            yield each
+            yield from configs(each)
+
+
+def test_every_setting_is_explained():
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    silent = {
+        f"{each.__module__}.{each.__qualname__}.{name}"
+        for each in configs()
+        for name in each.model_fields
+        if name in each.__annotations__ and name not in documented(each)
+    }
+    assert len([*configs()]) > 60 and silent == set()
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_every_method_states_its_formula_and_its_source(name, cli):
+    shown = cli("show", name).out
+    assert "Formula:" in shown
+    assert re.search(r"^paper   \S", shown, re.MULTILINE)
 
 
 def test_version(cli):

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from benchmarks.cli.progress import Display
 from benchmarks.pipeline import schedule
 from benchmarks.pipeline.executors import InlineExecutor
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.lineage import Lineage
 from benchmarks.pipeline.planner import plan_rows
-from benchmarks.pipeline.progress import Display
 from benchmarks.pipeline.stage import Result
 from benchmarks.spec.resolve import load_suite
 from common.base.errors import ConfigError
@@ -84,7 +84,8 @@ class Console:
 
 def execute(suite, store, norm):
     console = Console()
-    with InlineExecutor() as executor, Display(console, "weighed", every=0.0) as display:
+    watching = Display(console, "weighed", StageStore(store), every=0.0)
+    with InlineExecutor() as executor, watching as display:
         execution = schedule.run_suite(
             suite, Runtime(store), executor, watcher=display, planner=planner(norm)
         )

@@ -127,7 +127,7 @@ def squares(model):
 def note_pieces(model, sink, progress):
     """Which share of the children's entries this process holds while it trains."""
 
-    def note(step, total):
+    def note(step, total, loss):
         held = whole = 0
         for parameter in (p for child in model.children() for p in child.parameters()):
             whole += parameter.numel()
@@ -138,7 +138,7 @@ def note_pieces(model, sink, progress):
             )
         sink.share = held / whole
         if progress is not None:
-            progress(step, total)
+            progress(step, total, loss)
 
     return note
 
@@ -182,7 +182,7 @@ def resumed(sink, folder):
     """Stopped behind a checkpoint, and gone on with from there, twice in one process."""
     path = folder / f"checkpoint-of-{os.environ.get('WORLD_SIZE', 1)}.safetensors"
 
-    def stop(step, total):
+    def stop(step, total, loss):
         if step == 3:
             raise Stopped
 

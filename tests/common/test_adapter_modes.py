@@ -164,7 +164,7 @@ def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
     class Killed(Exception):
         pass
 
-    def kill(step, total):
+    def kill(step, total, loss):
         if step == 5:
             raise Killed
 

@@ -198,7 +198,7 @@ def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
     class Killed(Exception):
         pass
 
-    def kill(step, total):
+    def kill(step, total, loss):
         if step == 11:
             raise Killed
 
@@ -211,7 +211,7 @@ def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
     assert path.is_file()
     steps = []
     resumed, _ = run(
-        variant, dropout=0.2, checkpoint=path, progress=lambda s, t: steps.append(s), **build
+        variant, dropout=0.2, checkpoint=path, progress=lambda s, t, loss: steps.append(s), **build
     )
     assert steps[0] == 9 and tiny.same(whole, resumed)
 

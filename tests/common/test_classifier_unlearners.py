@@ -231,7 +231,7 @@ def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
 
     seen = []
 
-    def kill(step, total):
+    def kill(step, total, loss):
         seen.append(total)
         if step == 11 and total >= 11:
             raise Killed
@@ -244,7 +244,7 @@ def test_killed_methods_resume_bit_for_bit(tiny, run, tmp_path, variant):
     assert list(tmp_path.glob("checkpoint*.safetensors"))
     steps = []
     resumed, _ = run(
-        name, params, dropout=0.2, checkpoint=path, progress=lambda s, t: steps.append(s)
+        name, params, dropout=0.2, checkpoint=path, progress=lambda s, t, loss: steps.append(s)
     )
     assert 9 in steps and 8 not in steps and tiny.same(whole, resumed)
 
@@ -297,7 +297,7 @@ def masked_run(make, monkeypatch, params, *, restoring=True):
     monkeypatch.setattr(MaskedWeights, "__init__", noted)
     before = {}
 
-    def look(step, total):
+    def look(step, total, loss):
         for name, parameter in task.model.named_parameters():
             if name in held and not torch.equal(
                 parameter.detach()[~held[name]], before[name][~held[name]]
@@ -795,7 +795,7 @@ def test_the_shadow_class_is_dropped(make, trained):
     """SalUn's port of Boundary Expand leaves the extra row."""
     method, task = make("boundary_expand", {"lr": 3e-3})
     widths = []
-    progress = lambda step, total: widths.append(task.model.head.out_features)  # noqa: E731
+    progress = lambda step, total, loss: widths.append(task.model.head.out_features)  # noqa: E731
     task.telemetry = Telemetry(progress=progress)
     model = method.unlearn(task)
     assert set(widths) == {5} and model.head.weight.shape == (4, 8)

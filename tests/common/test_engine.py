@@ -48,7 +48,7 @@ class Killed(Exception):
 
 
 def kill_at(last):
-    def progress(step, total):
+    def progress(step, total, loss):
         if step == last:
             raise Killed
 
@@ -572,7 +572,7 @@ def interrupted(tiny, run, path, **fields):
 def test_seconds_count_every_sitting(tiny, run, tmp_path):
     path = tmp_path / "c.safetensors"
 
-    def slow(step, total):
+    def slow(step, total, loss):
         time.sleep(0.05)
         if step == 4:
             raise Killed
@@ -866,7 +866,7 @@ def test_a_signal_ends_a_training_after_a_checkpoint(tiny, run, request, tmp_pat
     path, number = tmp_path / "checkpoint.safetensors", getattr(signal, name)
     config, steps = small(steps=8, checkpoint_every=500), []
 
-    def progress(step, total):
+    def progress(step, total, loss):
         steps.append(step)
         if steps == [1, 2, 3]:
             os.kill(os.getpid(), number)
@@ -880,7 +880,7 @@ def test_a_signal_ends_a_training_after_a_checkpoint(tiny, run, request, tmp_pat
     assert steps == [1, 2, 3, 4] and path.is_file()
     model, whole = tiny.net(), tiny.net()
     steps.clear()
-    run(model, config, checkpoint=path, progress=lambda step, total: steps.append(step))
+    run(model, config, checkpoint=path, progress=lambda step, total, loss: steps.append(step))
     assert steps == [5, 6, 7, 8]
     run(whole, config)
     for key, tensor in whole.state_dict().items():

@@ -132,7 +132,7 @@ def test_several_fits_use_checkpoints_and_seeds_of_their_own(tiny, source, tmp_p
         tiny.split(source),
         access=frozenset({"retain"}),
         checkpoint=tmp_path / "c.safetensors",
-        progress=lambda step, total: seen.extend(sorted(p.name for p in tmp_path.iterdir())),
+        progress=lambda step, total, loss: seen.extend(sorted(p.name for p in tmp_path.iterdir())),
     )
     config = FitConfig(steps=3, batch_size=8, checkpoint_every=2)
     for _ in range(2):

@@ -181,7 +181,7 @@ def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, varian
     config = resolve_config(name, preset, params, origin="test")
     done = []
 
-    def kill(step, total):
+    def kill(step, total, loss):
         done.append(step)
         if len(done) == steps:
             raise Killed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class CoUn(UnlearningMethod):
     """CoUn: supervised and contrastive learning on retain data; the forget set is never read.
 
-    Formula, for two different augmentations x1, x2 of each retain image and h the normalised input
+    Formula: for two different augmentations x1, x2 of each retain image and h the normalised input
     of the classifier: minimise ``CE(f(x), y) + weight mean_i l_i`` over the 2N views,
     ``l_i = -s_{i,pos}/tau + logsumexp_{k != i} s_{ik}/tau``, s = h h^T (NT-Xent).
     x is the image as every other row of the suite trains on it: with the data's own augmentation,
@@ -41,6 +41,16 @@ class CoUn(UnlearningMethod):
     info = MethodInfo(2, "CoUn, 2025 (arXiv 2509.16391)", frozenset({"retain"}), modality="vision")
 
     class Config(FitConfig):
+        """Settings of CoUn.
+
+        Attributes:
+            weight: Of the contrastive term beside the cross-entropy; .5 is ours.
+            temperature: Divides cosine similarities; .1 is ours.
+            shift: Pixels by which a view may be shifted; 1, as images are small.
+            noise: Standard deviation of the noise on a view, in units of the normalised input; .1
+                is ours.
+        """
+
         epochs: Count | None = 5
         lr: Positive = 3e-4
         weight: NonNegative = 0.5
@@ -75,6 +85,20 @@ class WithContrast(UnlearningMethod):
     quick: ClassVar[Mapping[str, Any]] = {"params": {"steps": 4}}
 
     class Config(Strict):
+        """Settings of +CL.
+
+        Attributes:
+            base: The method to which the term is added.
+            params: Settings of that method; its own defaults when empty.
+            resolved: All settings of that method, which are filled in.
+            base_version: Version of that method, which is filled in.
+            weight: Of the contrastive term beside the method's objective; .5 is ours.
+            temperature: Divides cosine similarities; .1 is ours.
+            shift: Pixels by which a view may be shifted; 1, as images are small.
+            noise: Standard deviation of the noise on a view, in units of the normalised input; .1
+                is ours.
+        """
+
         base: str = "finetune"
         params: dict[str, Any] = {}
         resolved: dict[str, Any] = {}

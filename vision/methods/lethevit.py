@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class LetheViT(UnlearningMethod):
     """LetheViT: contrastive unlearning through attention-guided masks, then descent on retain.
 
-    Phase 1, ``contrast_epochs`` over D_f, with the frozen Original o and cosine similarity of
-    logits: x_m is x with its ``masked`` share (rounded up) of most attended patches set to raw 0;
+    Formula: phase 1, ``contrast_epochs`` over D_f, with the frozen Original o and cosine similarity
+    of logits: x_m is x with its ``masked`` share (rounded up) of most attended patches set to raw
+    0;
     minimise ``-log(e^{s+/tau} / (e^{s+/tau} + e^{s-/tau}))``, s+ = cos(f(x), o(x_m)),
     s- = cos(f(x), o(x)).  Phase 2, ``epochs`` over D_r: CE.
     Attention: the class token's row in o's last block, mean over heads; with mean pooling, the mean
@@ -51,6 +52,18 @@ class LetheViT(UnlearningMethod):
     quick: ClassVar[Mapping[str, Any]] = {"contrast_epochs": 1}
 
     class Config(FitConfig):
+        """Settings of LetheViT.
+
+        Attributes:
+            contrast_epochs: Passes over the forget set in phase 1; 2, the paper's.
+            contrast_lr: Learning rate of phase 1; 1e-3 is ours, to be swept.
+            temperature: Divides cosine similarities of logits; .5 is ours, to be swept.
+            masked: Share of the patches that are masked, rounded up; .05, the paper's.
+            mask: Whether the most attended patches are masked (the default) or random ones.
+            block: Whose attention chooses; -1, the last one.
+            phases: Both, or only the first, to see what it does alone.
+        """
+
         epochs: Count | None = 8
         lr: Positive = 1e-4
         contrast_epochs: Count = 2

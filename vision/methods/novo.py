@@ -27,9 +27,9 @@ class Novo(UnlearningMethod):
 
     Not a repair of Original: the method trains its own model (from Original's start, with its
     recipe, on all data), and deleting keys takes no step.  Each step hides every class with
-    probability ``hide``, at random; only the keys of the others are given to the network:
-    minimise ``CE`` on images of the shown classes ``+ beta KL(uniform || softmax f)`` on those of
-    hidden ones.  Whole classes only.
+    probability ``hide``, at random; only the keys of the others are given to the network.
+    Formula: minimise ``CE`` on images of the shown classes ``+ beta KL(uniform || softmax f)`` on
+    those of hidden ones.  Whole classes only.
     Source: NOVO, 2025 (arXiv 2507.03281), from its abstract.  hide, beta and where keys enter are
     ours: the sum of the shown keys, over sqrt(C), is added to the position embedding of every
     token, so that keys fold into the weights and the architecture stays the same.  Sweep hide {0.1,
@@ -46,6 +46,14 @@ class Novo(UnlearningMethod):
     )
 
     class Config(Strict):
+        """Settings of NOVO.
+
+        Attributes:
+            beta: Weight of the divergence from uniform on images of hidden classes; 1 is ours.
+            hide: Chance that a step hides a class; .2 is ours.
+            key_std: Standard deviation of the keys' entries at the start; .5 is ours.
+        """
+
         beta: NonNegative = 1.0
         hide: Annotated[float, Field(gt=0, lt=1)] = 0.2
         key_std: Positive = 0.5

@@ -1,0 +1,213 @@
+"""Progress of a run: stages, the trainings under way with step and loss, and the time left."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cli.remaining import Remaining, words
+from benchmarks.pipeline.kinds import KINDS
+from benchmarks.pipeline.position import Position, read_position
+from benchmarks.pipeline.stage import Plan, Stage
+from common.base import processes
+from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from common.train.protocols import Progress
+
+WIDE = 100
+"""Characters from which a bar is long and has the time so far beside it."""
+LOOK = 1.0
+"""Seconds between two looks at the trainings."""
+PATIENCE = 600.0
+"""Seconds after which lines off a terminal come half as often as at first."""
+
+
+class Display:
+    """A :class:`benchmarks.pipeline.schedule.Watcher`.
+
+    Args:
+        console: A Rich console; bars appear only if it is a terminal.
+        title: Shown before the bar.
+        store: Where the stages are kept.
+        workers: How many run at once.
+        every: Off a terminal, seconds between lines at first.
+    """
+
+    def __init__(
+        self, console: Any, title: str, store: StageStore, workers: int = 1, every: float = 20.0
+    ):
+        self._console, self._title, self._every = console, title, every
+        self._store, self._remaining = store, Remaining(store, workers)
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._running: dict[str, tuple[Stage, float]] = {}
+        self._began, self._started, self._spoke = time.time(), time.monotonic(), time.monotonic()
+        self._last = ""
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.total = self.done = 0
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._bars = _bars(self._console)
+            self._bars.start()
+            self._tasks[""] = self._bars.add_task(self._title, total=None, note="")
+        if processes.is_main():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def planned(self, plan: Plan, missing: Collection[str]) -> None:
+        """Shows the size of a plan, and how much of it is stored."""
+        with self._lock:
+            self._remaining.planned(plan, missing)
+            self.total = sum(1 for _ in plan.stages())
+            self.done = self.total - len(missing)
+            if self._bars is None:
+                self._say(f"{self.total} stages, {self.done} of them already in the store")
+            self._look()
+
+    def started(self, stage: Stage) -> None:
+        """Watches a stage, whether it runs already or waits for a worker."""
+        with self._lock:
+            self._running[stage.key] = stage, time.time()
+
+    def finished(self, stage: Stage, status: str) -> None:
+        """Shows one more stage, and one that failed or diverged by name."""
+        note = stage.name if status == "ok" else f"{stage.name}: {status}"
+        with self._lock:
+            self.done += 1
+            self._last = f"{stage.kind} {note}"
+            self._running.pop(stage.key, None)
+            self._remaining.finished(stage)
+            if status == "failed" or (status != "ok" and KINDS[stage.kind].trains):
+                self._console.print(f"  {note}", highlight=False)
+            self._look()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        """Shows where the trainings are."""
+        now, positions = time.monotonic(), self._positions()
+        spent = {key: time.time() - began for key, (_, began) in self._running.items()}
+        running = {key: (spent[key], at.left) for key, at in positions.items()}
+        left = words(self._remaining.seconds(now, running))
+        if self._bars is None:
+            patience = 1 + (now - self._started) / PATIENCE
+            if now - self._spoke > self._every * patience or self.done == self.total:
+                trainings = [self._training(key, at) for key, at in positions.items()]
+                parts = [left, *trainings] if trainings else [left, f"last: {self._last}"]
+                self._say(", ".join([f"{self.done}/{self.total} stages", *filter(None, parts)]))
+            return
+        self._bars.update(self._tasks[""], total=self.total, completed=self.done, note=left)
+        for key in [*self._tasks]:
+            if key and key not in positions:
+                self._bars.remove_task(self._tasks.pop(key))
+        for key, at in positions.items():
+            if key not in self._tasks:
+                name = f"  {self._running[key][0].name}"
+                self._tasks[key] = self._bars.add_task(name, note="")
+            note = f"loss {number(at.loss)}"
+            self._bars.update(self._tasks[key], total=at.total, completed=at.step, note=note)
+        self._bars.refresh()
+
+    def _training(self, key: str, at: Position) -> str:
+        return f"{self._running[key][0].name} step {at.step}/{at.total} loss {number(at.loss)}"
+
+    def _positions(self) -> dict[str, Position]:
+        """Key -> position of the stages that train."""
+        positions = {}
+        for key, (stage, _) in self._running.items():
+            if KINDS[stage.kind].trains:
+                position = read_position(self._store.scratch(stage.kind, key), self._began)
+                if position is not None:
+                    positions[key] = position
+        return positions
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        elapsed = self._spoke - self._started
+        self._console.print(
+            f"{self._title}: [{elapsed:5.0f} s] {text}", highlight=False, markup=False
+        )
+
+
+class StepBar:
+    """One training's steps, loss and time left, on rank 0: a bar, or a line now and then.
+
+    Args:
+        console: A Rich console.
+        title: Shown before the bar.
+        every: Off a terminal, seconds between lines.
+    """
+
+    def __init__(self, console: Any, title: str, every: float = 20.0):
+        self._console, self._title, self._every = console, title, every
+        self._bars: Any = None
+        self._task: Any = None
+        self._spoke = self._began = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> Progress | None:
+        if not processes.is_main():
+            return None
+        if not self._console.is_terminal:
+            return self._line
+        self._bars = _bars(self._console)
+        self._bars.start()
+        self._task = self._bars.add_task(self._title, total=None, note="")
+        return self._bar
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def _bar(self, step: int, total: int, loss: float) -> None:
+        note = self._note(step, total, loss)
+        self._bars.update(self._task, completed=step, total=total, note=note)
+
+    def _line(self, step: int, total: int, loss: float) -> None:
+        if time.monotonic() - self._spoke > self._every:
+            self._spoke = time.monotonic()
+            text = f"{self._title}: step {step}/{total} {self._note(step, total, loss)}"
+            self._console.print(text, highlight=False, markup=False)
+
+    def _note(self, step: int, total: int, loss: float) -> str:
+        now = time.monotonic()
+        if self._first is None or step <= self._first:  # a method may train in several phases
+            self._first, self._began = step, now
+        at = Position(step, total, loss, now - self._began, step - self._first)
+        return " ".join(filter(None, [f"loss {number(loss)}", words(at.left)]))
+
+
+def number(loss: float) -> str:
+    """A loss with three digits; a dash before the first."""
+    return "–" if math.isnan(loss) else f"{loss:.3g}"
+
+
+def _bars(console: Any) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    wide = console.width >= WIDE
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20 if wide else 6),
+        MofNCompleteColumn(),
+        *([TimeElapsedColumn()] if wide else []),
+        TextColumn("{task.fields[note]}", markup=False, style="dim"),
+        console=console,
+        transient=True,
+    )
