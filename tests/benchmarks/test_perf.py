@@ -416,7 +416,7 @@ def test_steady_cases_are_measured_steadily_and_said_so(monkeypatch):
     monkeypatch.setattr(measure, "steady_allocator", lambda: asked.append(1) or True)
     usual = case(Variant("a", int), Variant("b", int))
     kept = case(Variant("a", int), Variant("b", int), steady=True)
-    monkeypatch.setattr(cli, "cases", lambda names, size: iter([usual, kept]))
+    monkeypatch.setattr(cli, "cases", lambda *_: iter([usual, kept]))
     found = cli.experiment([], "quick", NOTHING)
     assert [result["steady_allocator"] for result in found["cases"]] == [False, True]
     assert len(asked) == 1

@@ -126,7 +126,7 @@ def test_a_later_adapter_is_driven_from_the_earlier_one(text, once):
     assert ends[100.0] < 0.5 * ends[0.0]
     now = [layer.Bt for _, layer in adapted_layers(once.model)]
     assert overlap(once.model, earlier).item() == pytest.approx(
-        sum(float((old @ new.T).square().sum()) for old, new in zip(earlier[0], now, strict=True))
+        sum((old @ new.T).square().sum().item() for old, new in zip(earlier[0], now, strict=True))
     )
 
 
