@@ -103,7 +103,8 @@ MAY_IMPORT = {
     "language.metrics language.models vision.config vision.data vision.models report",
     "benchmarks.gpu": "common.base common.bounded common.store language.data language.models "
     "vision.models report faults perf",
-    "benchmarks.cli": "benchmarks common.base common.bounded common.store common.protocol "
+    "benchmarks.cli": "benchmarks common.base common.bounded common.train common.store "
+    "common.protocol "
     "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
     "apply costs machine paper rehearsal",
 }

@@ -62,6 +62,7 @@ class PaddedConfig(RetainConfig):
     """The same, where a ``compat`` counts padding.
 
     Attributes:
+        compat: Whose code's padding is followed; ``none`` leaves padding out, as the formula does.
         pad_to: How far texts whose padding counts are padded with the tokenizer's padding or end
             token: to the longest of the ``batch``, or to ``data.max_length``.  ``compat`` sets it.
     """

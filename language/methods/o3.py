@@ -64,6 +64,15 @@ class O3(AdaptedMethod):
     }
 
     class Config(AdaptedConfig):
+        """Settings of O3.
+
+        Attributes:
+            orthogonal: w, the weight of the penalty on what earlier requests left; 0.1, as
+                published.
+            held: Share of the forget set from which the scale of the gate is taken, the rest
+                trains its detector; 0.2 is our choice.
+        """
+
         epochs_of: str | None = "forget"
         batch_size: Count = 16
         lr: Positive = 1e-3
