@@ -54,14 +54,14 @@ def campaign(
     world = World(root)
     world.prepare()
     tallies: list[Tally] = []
-    share_left, start = 1.0, time.monotonic()
-    for name, (count, share, work) in PARTS.items():
-        if not only or name in only:
-            left = minutes * 60 - (time.monotonic() - start)
-            until = time.monotonic() + max(0.0, left) * share / max(share_left, share)
-            result = work(world, Random(f"{seed} {name}"), max(1, round(count * scale)), until)
-            tallies += result if isinstance(result, list) else [result]
-        share_left -= share
+    parts = {name: part for name, part in PARTS.items() if not only or name in only}
+    shares, end = sum(share for _, share, _ in parts.values()), time.monotonic() + minutes * 60
+    for name, (count, share, work) in parts.items():
+        now = time.monotonic()
+        until = now + max(0.0, end - now) * share / max(shares, share)
+        result = work(world, Random(f"{seed} {name}"), max(1, round(count * scale)), until)
+        tallies += result if isinstance(result, list) else [result]
+        shares -= share
     return tallies
 
 
