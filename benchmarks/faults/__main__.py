@@ -16,6 +16,7 @@ from random import Random
 from benchmarks.faults.damages import damages
 from benchmarks.faults.hostile import attacks, fuzzed
 from benchmarks.faults.kills import full_disks, kills
+from benchmarks.faults.power import power_cuts
 from benchmarks.faults.tally import Tally, sections
 from benchmarks.faults.together import orphans, side_by_side
 from benchmarks.faults.world import World
@@ -29,10 +30,11 @@ PARTS: dict[str, Part] = {
     "map": (30, 0.07, lambda w, r, n, t: kills(w, r, "map", n, t)),
     "apply": (40, 0.06, lambda w, r, n, t: kills(w, r, "apply", n, t)),
     "report": (20, 0.03, lambda w, r, n, t: kills(w, r, "report", n, t)),
+    "power": (40, 0.10, power_cuts),
     "disk": (12, 0.12, full_disks),
     "damage": (200, 0.25, damages),
     "together": (20, 0.10, side_by_side),
-    "orphans": (3, 0.05, orphans),
+    "orphans": (6, 0.05, orphans),
     "fuzz": (300, 0.06, fuzzed),
     "hostile": (1, 0.01, lambda w, r, n, t: attacks(w, t + 600)),
 }

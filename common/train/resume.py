@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.base.errors import CheckpointError
+from common.base.files import sync
 from common.train.checkpoint import Notes, TrainingState
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) ->
     """Writes everything needed to continue; all processes must call it."""
     last = {name: v for name, v in run.instruments.last.items() if math.isfinite(v)}
     notes = Notes(step, last, run.instruments.peak, run.seconds, stopped)
+    if run.accelerator.is_main_process:  # no power cut leaves a checkpoint ahead of its log
+        sync(entry for log in path.parent.glob("*.jsonl") for entry in (log, log.parent))
     _state(run).save(path, notes, writes=run.accelerator.is_main_process)
 
 
