@@ -28,10 +28,16 @@ NAMES = ("auto", "inline", "processes", "ray")
 
 
 class InlineExecutor(Executor):
-    """Runs each task at once, in this process."""
+    """Runs each task at once, in this process, which is prepared for the first one."""
+
+    def __init__(self, setup: tuple[Any, ...] | None = None):
+        self._setup = setup
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs ``fn`` and returns a finished future."""
+        if self._setup is not None:
+            prepare_worker(*self._setup)
+            self._setup = None
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -237,6 +243,5 @@ def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...
     if name == "ray":
         return RayExecutor(workers, (threads, plugins))
     if name == "inline":
-        prepare_worker(threads, plugins)
-        return InlineExecutor()
+        return InlineExecutor((threads, plugins))
     return WorkerPool(workers, (threads, plugins))

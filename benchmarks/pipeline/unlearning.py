@@ -12,7 +12,6 @@ from benchmarks.pipeline.stage import ModelSpec
 from common.base import processes
 from common.base.config import validate
 from common.base.errors import DataError, Diverged
-from common.base.files import sync
 from common.base.registry import METHODS
 from common.data.splits import TRAIN_PARTS
 from common.measure.goal import References
@@ -176,10 +175,9 @@ def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuri
         parts = {part: every[part] for part in benchmark.monitor or every}
         scores = benchmark.watch(model, parts, limits)
         if processes.is_main():
-            path = site.scratch / TRAJECTORY / f"{step:06d}.safetensors"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_scores(scores, path)
-            sync([path, path.parent, site.scratch])
+            folder = site.scratch / TRAJECTORY
+            folder.mkdir(parents=True, exist_ok=True)
+            save_scores(scores, folder / f"{step:06d}.safetensors")
         return benchmark.monitored(scores, seed=seed)
 
     return evaluate

@@ -33,7 +33,9 @@ def test_a_cut_takes_what_was_not_synced_and_leaves_what_was(tmp_path):
         (folder / "safe").unlink()
         (folder / "late").mkdir()
         lost = cut(place, root / "book", Random(seed))
-        here = {path.name: path.read_bytes() if path.is_file() else b"" for path in folder.iterdir()}
+        here = {
+            path.name: path.read_bytes() if path.is_file() else b"" for path in folder.iterdir()
+        }
         assert here["old"] in (b"old", b"new"), "a rename is done or not"
         assert here.get("safe", b"12345678") == b"12345678", "a removed file is back whole"
         assert here["grown"][:8] == b"12345678", "synced bytes stay"
