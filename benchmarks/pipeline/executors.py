@@ -56,7 +56,8 @@ class RayExecutor(Executor):
             raise ConfigError(
                 "executor ray: Ray is not installed; pip install 'stable-forgetting[ray]'"
             ) from None
-        self._ray, self._setup = ray, setup
+        self._ray: Any = ray
+        self._setup = setup
         self._resources = resources or Resources()
         if not ray.is_initialized():
             _join(ray, workers)
