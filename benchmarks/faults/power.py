@@ -110,8 +110,8 @@ def cut(place: Path, book: Path, random: Random) -> list[str]:
         else:
             loose.append(line)
     stages = place / "stages"
-    safe = names.get(stages.stat().st_ino, {}) if stages.is_dir() else {}
-    safe = {name for name in safe if not name.startswith(".") and (stages / name).exists()}
+    synced = names.get(stages.stat().st_ino, {}) if stages.is_dir() else {}
+    safe = [name for name in synced if not name.startswith(".") and (stages / name).exists()]
     for line in reversed(loose):
         _undo(line, names, random)
     for path in _vanishing(place, names, random):
