@@ -27,7 +27,7 @@ from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_
 from common.train.config import FitConfig
 from common.train.fit import fit
 from common.train.rates import learning_rate, total_steps, warmup_steps
-from common.train.tracking import Tracker, read_scalars
+from common.train.tracking import Tracker, copy_scalars, read_scalars
 
 MLP = ("blocks.*.mlp.fc*",)
 RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
@@ -965,3 +965,12 @@ def test_what_lies_next_to_a_checkpoint_is_checked_with_it(tiny, run, tmp_path, 
     caplog.clear()
     train()
     assert "starts again" not in caplog.text
+
+
+def test_a_stages_log_holds_its_rows_and_nothing_else(tmp_path):
+    log, target = tmp_path / "scratch.jsonl", tmp_path / "scalars.jsonl"
+    rows = [b'{"step": 1, "loss": 2.0}', b'{"step": 2, "loss": 1.5}', b'{"step": 2, "fa": 9.0}']
+    log.write_bytes(b"\n".join(rows) + b"\n\x8f\x01 appended")
+    copy_scalars(log, target)
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "fa": 9.0}]
