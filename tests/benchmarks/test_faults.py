@@ -43,7 +43,7 @@ class Killer(Finetune):
 def test_a_short_campaign(tmp_path):
     """Every part but the orphans (tests/benchmarks/test_resume.py), with a few trials each."""
     parts = "run,audit,map,apply,report,power,disk,damage,together,fuzz,hostile"
-    args = ["--seed", "11", "--minutes", "3", "--scale", "0.02", "--only", parts]
+    args = ["--seed", "11", "--minutes", "10", "--scale", "0.02", "--only", parts]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults", *args, "--out", tmp_path],
         cwd=ROOT,
