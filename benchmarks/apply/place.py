@@ -57,13 +57,13 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
     Raises:
         ConfigError: Another process works on ``out``.
     """
-    folder = out.with_name(f".{out.name}.unfinished")
+    folder, lock = _beside(out)
     if not processes.is_main():
         processes.wait_for_all()
         with tempfile.TemporaryDirectory() as scratch:
             yield Workplace(out, folder, Path(scratch))
         return
-    with held(out.with_name(f".{out.name}.lock")) as free:
+    with held(lock) as free:
         if not free:
             raise ConfigError(f"{out}: another process writes it; wait, or choose another folder")
         _prepare(folder, json_digest(identity))
@@ -78,6 +78,20 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def tidy(out: Path) -> None:
+    """Removes what a process left that was killed when it had just written ``out``."""
+    folder, lock = _beside(out)
+    if folder.exists() or lock.exists():
+        with held(lock) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(out: Path) -> tuple[Path, Path]:
+    """The folder of the work on ``out``, and its lock."""
+    return out.with_name(f".{out.name}.unfinished"), out.with_name(f".{out.name}.lock")
 
 
 def _prepare(folder: Path, digest: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.apply.place import Workplace, workplace
+from benchmarks.apply.place import Workplace, tidy, workplace
 from benchmarks.apply.report import STATEMENT, reading, weight_change
 from benchmarks.pipeline.unlearning import unlearned
 from benchmarks.pipeline.worksite import check_device
@@ -99,6 +99,7 @@ def _method_config(application: Application) -> Strict:
 
 def _check_out(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        tidy(out)
         raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
     check_writable(out, "out")
 

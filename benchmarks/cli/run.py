@@ -173,14 +173,14 @@ def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboar
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))
+        exported = (runtime.store / "tensorboard" / suite.name).is_dir()
+        if processes.is_main():
+            write_report(board, runtime.store, events=executed > 0 or not exported)
     except Damaged as error:
         if not error.set_aside:
             raise
         print_error(str(error))
         return _run(suite, runtime, pool)
-    exported = (runtime.store / "tensorboard" / suite.name).is_dir()
-    if processes.is_main():
-        write_report(board, runtime.store, events=executed > 0 or not exported)
     return board, failed
 
 

@@ -16,6 +16,7 @@ from random import Random
 from benchmarks.faults.damages import damages
 from benchmarks.faults.hostile import attacks, fuzzed
 from benchmarks.faults.kills import full_disks, kills
+from benchmarks.faults.power import power_cuts
 from benchmarks.faults.tally import Tally, sections
 from benchmarks.faults.together import orphans, side_by_side
 from benchmarks.faults.world import World
@@ -29,10 +30,11 @@ PARTS: dict[str, Part] = {
     "map": (30, 0.07, lambda w, r, n, t: kills(w, r, "map", n, t)),
     "apply": (40, 0.06, lambda w, r, n, t: kills(w, r, "apply", n, t)),
     "report": (20, 0.03, lambda w, r, n, t: kills(w, r, "report", n, t)),
+    "power": (40, 0.10, power_cuts),
     "disk": (12, 0.12, full_disks),
     "damage": (200, 0.25, damages),
     "together": (20, 0.10, side_by_side),
-    "orphans": (3, 0.05, orphans),
+    "orphans": (6, 0.05, orphans),
     "fuzz": (300, 0.06, fuzzed),
     "hostile": (1, 0.01, lambda w, r, n, t: attacks(w, t + 600)),
 }
@@ -54,14 +56,14 @@ def campaign(
     world = World(root)
     world.prepare()
     tallies: list[Tally] = []
-    share_left, start = 1.0, time.monotonic()
-    for name, (count, share, work) in PARTS.items():
-        if not only or name in only:
-            left = minutes * 60 - (time.monotonic() - start)
-            until = time.monotonic() + max(0.0, left) * share / max(share_left, share)
-            result = work(world, Random(f"{seed} {name}"), max(1, round(count * scale)), until)
-            tallies += result if isinstance(result, list) else [result]
-        share_left -= share
+    parts = {name: part for name, part in PARTS.items() if not only or name in only}
+    shares, end = sum(share for _, share, _ in parts.values()), time.monotonic() + minutes * 60
+    for name, (count, share, work) in parts.items():
+        now = time.monotonic()
+        until = now + max(0.0, end - now) * share / max(shares, share)
+        result = work(world, Random(f"{seed} {name}"), max(1, round(count * scale)), until)
+        tallies += result if isinstance(result, list) else [result]
+        shares -= share
     return tallies
 
 

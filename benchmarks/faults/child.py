@@ -63,10 +63,15 @@ class Trap:
         sync = os.fsync
 
         def fsync(handle: Any) -> None:
-            self.change(os.readlink(f"/proc/self/fd/{handle}"))
+            path = os.readlink(f"/proc/self/fd/{handle}")
+            self.change(path)
             sync(handle)
+            self.seen("fsync", path)
 
         setattr(os, "fsync", fsync)  # noqa: B010 - no part of its type
+
+    def seen(self, event: str, path: str, target: str = "") -> None:
+        """A change that is about to be made, or a syncing that was; for those who keep a book."""
 
     def change(self, path: str, target: str = "") -> None:
         """One change of a file or folder; ``target`` is the new name of a renamed one."""
@@ -92,8 +97,13 @@ def _see(event: str, args: tuple[Any, ...]) -> None:
                 trap.change(path)
     elif event in _EVENTS and isinstance(args[0], str | Path):
         for trap in _TRAPS:
+            target = str(args[1]) if event == "os.rename" else ""
             if event in ("os.rename", "os.mkdir") or trap.error is None:  # removing needs no room
-                trap.change(str(args[0]), str(args[1]) if event == "os.rename" else "")
+                trap.change(str(args[0]), target)
+            trap.seen(event, str(args[0]), target)
+    elif event == "shutil.rmtree":
+        for trap in _TRAPS:
+            trap.seen(event, str(args[0]))
 
 
 class Child:

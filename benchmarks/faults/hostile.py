@@ -60,9 +60,11 @@ def _mutate(random: Random, value: Any) -> None:
     elif way < 0.3 and isinstance(value, dict):
         value[f"{key}{random.choice('sx_ ')}"] = value.pop(key)
     elif way < 0.4 and isinstance(value, dict):
-        value[random.choice(("extends", "after", "tune", "folds", "x"))] = random.choice(_VALUES)
+        value[random.choice(("extends", "after", "tune", "folds", "x"))] = copy.deepcopy(
+            random.choice(_VALUES)
+        )
     else:
-        value[key] = random.choice(_VALUES)
+        value[key] = copy.deepcopy(random.choice(_VALUES))
 
 
 def _judge(tally: Tally, ended: Ended, what: str) -> None:

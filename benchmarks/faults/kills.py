@@ -27,7 +27,7 @@ def kills(world: World, random: Random, job: str, count: int, until: float) -> T
             for _ in range(random.randint(1, min(CHAIN, count - tally.tried))):
                 ended = _killed(world, random, job, place)
                 if ended.code != -9:
-                    _check(tally, ended, "a job that was to be killed")
+                    check(tally, ended, "a job that was to be killed")
                     break
                 done += 1
                 for text in half_written(place):
@@ -47,10 +47,12 @@ def _killed(world: World, random: Random, job: str, place: Path) -> Ended:
 
 
 def finish(world: World, job: str, place: Path, tally: Tally, trials: int) -> None:
-    """Does the job to its end, and compares; every trial before it shares the verdict."""
-    left = job != "apply" or not (place / "out").exists()
-    ended = world.do(job, place) if left else Ended(0, "", "")
-    _check(tally, ended, "run again")
+    """Does the job to its end, and compares; every trial before it shares the verdict.
+
+    An application that was killed when it had just written its result refuses, and tidies up.
+    """
+    ended = world.do(job, place)
+    check(tally, ended, "run again")
     right, there = world.answers[job], contents(place)
     different = sorted(k for k in right.keys() | there.keys() if right.get(k) != there.get(k))
     breach = f"other bits in {', '.join(different[:3])}" if different else ""
@@ -71,7 +73,8 @@ def half_written(place: Path) -> list[str]:
     return texts
 
 
-def _check(tally: Tally, ended: Ended, when: str) -> None:
+def check(tally: Tally, ended: Ended, when: str) -> None:
+    """Notes a breach where a job ended with a traceback, by a signal, or without a word."""
     if ended.traceback or ended.code < 0 or (ended.code and not ended.err):
         tail = " ".join(ended.err.split())[-200:]
         tally.breaches.append(f"{tally.what}: {when}: code {ended.code}: {tail}")
@@ -98,7 +101,7 @@ def full_disks(world: World, random: Random, count: int, until: float) -> list[T
 
 
 def _recovers(world: World, job: str, place: Path, tally: Tally, ended: Ended) -> None:
-    _check(tally, ended, "on a full disk")
+    check(tally, ended, "on a full disk")
     for text in half_written(place):
         tally.breaches.append(f"{tally.what}: {text}")
     finish(world, job, place, tally, 1)
@@ -115,7 +118,7 @@ def _on_tmpfs(world: World, random: Random, place: Path, tally: Tally) -> None:
     ).returncode:
         return
     try:
-        _check(tally, world.do("run", mount), f"on a file system of {few}")
+        check(tally, world.do("run", mount), f"on a file system of {few}")
         subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=9000", mount], check=True)
         finish(world, "run", mount, tally, 1)
     finally:

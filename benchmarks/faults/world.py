@@ -34,6 +34,7 @@ SUITE: dict[str, Any] = {
         "scenario": {"kind": "class"},
         "train": {"steps": 9, "epochs": None, "batch_size": 16, "lr": 3e-3, "checkpoint_every": 4},
         "minimum_train_accuracy": 0,
+        "evaluation": {"features": ["confidence"]},
     },
     "seeds": [1],
     "retrains": 2,

@@ -103,7 +103,8 @@ def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, _sizes(stages, store))
+    add_verdicts(rows, suite, rule, finals, sizes := _sizes(stages, store))
+    missing += len({seed for _, _, seed in stages} - sizes.keys())
     if not rule.goals:
         add_ranks(rows)
     trials = _trials(plan, store)

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.trajectory import Trajectories, Trajectory, mean_line
-from benchmarks.pipeline.worksite import SCALARS
+from benchmarks.leaderboard.trajectory import Trajectories, Trajectory, mean_line, read_log
 from benchmarks.report.curves import Panel, draw
 from common.store.stages import StageStore
-from common.train.tracking import read_scalars
 
 PROBES: Mapping[str, str] = {
     f"{probe}/{component}": f"{words}, {component}"
@@ -32,7 +30,7 @@ def read_dynamics(board: Leaderboard, store: StageStore) -> dict[str, dict[int, 
     dynamics: dict[str, dict[int, Trajectory]] = {}
     for label, record in board.records:
         model = board.stage(label, record).parents["model"]
-        rows = read_scalars(store.folder(model.kind, model.key) / SCALARS)
+        rows = read_log(store, model)
         if record.method in ("original", "retrain") or not any(map(_probed, rows)):
             continue
         dynamics.setdefault(label, {})[record.seed] = {

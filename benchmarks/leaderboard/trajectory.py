@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.board import Leaderboard
@@ -47,17 +46,27 @@ def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[i
     return trajectories
 
 
+def read_log(store: StageStore, model: Stage) -> list[dict[str, Any]]:
+    """Rows that a training logged; none where its stage is not there.
+
+    Raises:
+        Damaged: They are not what was written; the stage is set aside.
+    """
+    if store.done(model.kind, model.key) is None:
+        return []
+    return read_scalars(store.checked(model.kind, model.key, SCALARS) / SCALARS)
+
+
 def _trajectory(
     board: Leaderboard, store: StageStore, model: Stage, target: Stage | None
 ) -> dict[int, dict[str, float]]:
-    folder = store.folder(model.kind, model.key)
     steps: dict[int, dict[str, float]] = {}
-    for row in read_scalars(folder / SCALARS):
+    for row in read_log(store, model):
         values = {k.removeprefix(PREFIX): v for k, v in row.items() if k.startswith(PREFIX)}
         if values:
             steps[row["step"]] = {k: v for k, v in values.items() if v is not None}
     if steps and target is not None:
-        for step, metrics in _compared(board, store, folder, target, list(steps)).items():
+        for step, metrics in _compared(board, store, model, target, list(steps)).items():
             steps[step] |= metrics
     return steps
 
@@ -65,7 +74,7 @@ def _trajectory(
 def _compared(
     board: Leaderboard,
     store: StageStore,
-    folder: Path,
+    model: Stage,
     target: Stage,
     steps: list[int],
 ) -> dict[int, dict[str, float]]:
@@ -77,7 +86,8 @@ def _compared(
     theirs = read_scores(store, target)
     compared: dict[int, dict[str, float]] = {}
     for step in steps:
-        path = folder / TRAJECTORY / f"{step:06d}.safetensors"
+        name = f"{TRAJECTORY}/{step:06d}.safetensors"
+        path = store.checked(model.kind, model.key, name) / name
         if path.is_file():
             metrics = benchmark.compare(board.suite.protocol, load_scores(path), theirs)
             compared[step] = {k: v for k, v in metrics.items() if v is not None}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -13,20 +15,29 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
+from benchmarks.spec.suite import Resources
 from common.base import processes, stopping
 from common.base.errors import ConfigError, system_line
 from common.base.registry import load_plugins
 
+logger = logging.getLogger(__name__)
+GB = 10**9
 GRACE = 60.0
 """Seconds that workers have to write a checkpoint when a run is interrupted."""
 NAMES = ("auto", "inline", "processes", "ray")
 
 
 class InlineExecutor(Executor):
-    """Runs each task at once, in this process."""
+    """Runs each task at once, in this process, which is prepared for the first one."""
+
+    def __init__(self, setup: tuple[Any, ...] | None = None):
+        self._setup = setup
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs ``fn`` and returns a finished future."""
+        if self._setup is not None:
+            prepare_worker(*self._setup)
+            self._setup = None
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -36,34 +47,81 @@ class InlineExecutor(Executor):
 
 
 class RayExecutor(Executor):
-    """Runs each task as a Ray task; Ray decides where."""
+    """Runs each task as a Ray task; Ray decides where, and starts a killed one again."""
 
-    def __init__(self, workers: int, setup: tuple[Any, ...]):
+    def __init__(self, workers: int, setup: tuple[Any, ...], resources: Resources | None = None):
         try:
             import ray
         except ImportError:
             raise ConfigError(
                 "executor ray: Ray is not installed; pip install 'stable-forgetting[ray]'"
             ) from None
-        self._ray = ray
-        if not ray.is_initialized():
-            ray.init(num_cpus=workers or None, include_dashboard=False, log_to_driver=False)
+        self._ray: Any = ray
         self._setup = setup
+        self._resources = resources or Resources()
+        if not ray.is_initialized():
+            _join(ray, workers)
+
+    def placing(self, resources: Resources) -> RayExecutor:
+        """The same cluster, for tasks that need something else."""
+        return RayExecutor(0, self._setup, resources)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submits ``fn`` with one CPU."""
-        setup = self._setup
+        """Submits ``fn``; the future has its error as it was raised."""
+        setup, future = self._setup, Future[Any]()
+        future.set_running_or_notify_cancel()
 
         def call() -> Any:
             prepare_worker(*setup)
             return fn(*args, **kwargs)
 
-        reference: Any = self._ray.remote(num_cpus=1)(call).remote()
-        return reference.future()
+        def finish(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+            else:  # Ray's own has a traceback for its text
+                future.set_exception(getattr(error, "cause", None) or error)
+
+        needs = self._resources
+        _warn_of_waiting(self._ray, needs)
+        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "memory": int(needs.memory * GB)}
+        self._ray.remote(**options)(call).remote().future().add_done_callback(finish)
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leaves the cluster."""
         self._ray.shutdown()
+
+
+def _join(ray: Any, workers: int) -> None:
+    """Joins the cluster that ``RAY_ADDRESS`` names, or starts one of this machine alone."""
+    address = os.environ.get("RAY_ADDRESS")
+    where = {} if address else {"address": "local", "num_cpus": workers, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+    except Exception as error:  # Ray raises that itself
+        cluster = f"RAY_ADDRESS={address}" if address else "a cluster of this machine"
+        raise ConfigError(f"executor ray: {cluster}: {error}; is it there and not busy?") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process without a checkpoint
+
+
+@functools.cache
+def _warn_of_waiting(ray: Any, needs: Resources) -> None:
+    """One line where no machine of the cluster has what tasks need: Ray waits for one."""
+    wanted = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory * GB}
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(has.get(name, 0) >= much for name, much in wanted.items()) for has in machines):
+        logger.warning(
+            "Ray has no machine with %g CPUs, %g GPUs and %g GB; it waits for one",
+            *(needs.cpus, needs.gpus, needs.memory),
+        )
+
+
+def placed(executor: Executor, resources: Resources) -> Executor:
+    """An executor for tasks with needs: Ray goes by them, other executors have one machine."""
+    return executor.placing(resources) if isinstance(executor, RayExecutor) else executor
 
 
 class WorkerPool(Executor):
@@ -186,6 +244,5 @@ def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...
     if name == "ray":
         return RayExecutor(workers, (threads, plugins))
     if name == "inline":
-        prepare_worker(threads, plugins)
-        return InlineExecutor()
+        return InlineExecutor((threads, plugins))
     return WorkerPool(workers, (threads, plugins))

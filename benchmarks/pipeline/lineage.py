@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.stage import ModelSpec, Stage, foreign_code
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from common.base.config import Strict, canonical
+from common.base.config import Strict, canonical, did_you_mean
 from common.base.errors import ConfigError
 from common.base.registry import BENCHMARKS, METHODS
 from common.measure.goal import Goal
@@ -28,6 +28,10 @@ class Lineage:
         self.rule: Rule = self.benchmark.gap_of(suite.protocol)
         self._stages: dict[str, Stage] = {}
         self._before = Lineage(suite.after, store) if suite.after else None
+        for kind in suite.spec.resources:
+            if kind != "default" and kind not in KINDS:
+                hint = did_you_mean(kind, ["default", *KINDS.names()])
+                raise ConfigError(f"{suite.name}: resources: no kind of stages '{kind}'{hint}")
 
     def stage(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.pipeline.executors import WorkerPool
+from benchmarks.pipeline.executors import WorkerPool, placed
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.runner import BUSY, run_stage
@@ -200,9 +200,8 @@ class _Round:
                 events = events_folder(self.runtime, self.suite.name, stage)
             self.watcher.started(stage)
             try:
-                future = self.executor.submit(
-                    run_stage, stage, self.runtime, events=events, wait=False
-                )
+                executor = placed(self.executor, self.suite.spec.resources_of(stage.kind))
+                future = executor.submit(run_stage, stage, self.runtime, events=events, wait=False)
             except BrokenProcessPool:
                 self.lost = self.broken = True
                 return

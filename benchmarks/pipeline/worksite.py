@@ -271,7 +271,7 @@ class Worksite:
             evaluate: Measures the model in training.
         """
         from common.train.protocols import Telemetry
-        from common.train.tracking import Tracker
+        from common.train.tracking import Tracker, copy_scalars
 
         log = self.scratch / SCALARS
         task.checkpoint = self.scratch / "checkpoint.safetensors"
@@ -289,7 +289,7 @@ class Worksite:
             tracker.close()
         # copies: a kill before the stage is complete resumes with what lies in the scratch
         if log.is_file():
-            shutil.copyfile(log, folder / SCALARS)
+            copy_scalars(log, folder / SCALARS)
         if (self.scratch / TRAJECTORY).is_dir():
             shutil.copytree(self.scratch / TRAJECTORY, folder / TRAJECTORY)
 

@@ -13,8 +13,8 @@ from common.base.registry import plugin_code
 
 FILE = "suite.yaml"
 DIGITS = 8
-UNHASHED = {"suite", "title", "notes", "plugins", "after"}
-"""What a suite is called and where it lies, which no number depends on."""
+UNHASHED = {"suite", "title", "notes", "plugins", "after", "resources"}
+"""What a suite is called, where it lies and what it runs on, on which no number depends."""
 
 
 def suite_files(suite: ResolvedSuite) -> dict[str, str]:
@@ -35,7 +35,7 @@ def suite_files(suite: ResolvedSuite) -> dict[str, str]:
 def remembered(name: str, store: Path) -> str:
     """A suite's name, or the file that a run left of it in a store's folder."""
     path = store / "suites" / name / FILE
-    return str(path) if name not in suite_names() and path.is_file() else name
+    return str(path) if path.is_file() and name not in suite_names() else name
 
 
 def suite_digest(suite: ResolvedSuite) -> str:

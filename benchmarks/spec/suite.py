@@ -16,7 +16,7 @@ from common.base.config import (
     read_yaml,
 )
 from common.base.errors import ConfigError
-from common.base.numbers import Count
+from common.base.numbers import Count, NonNegative, Positive
 from common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -88,6 +88,26 @@ class Folds(Strict):
     protocols: Annotated[tuple[dict[str, Any], ...], Field(min_length=2)]
 
 
+class Resources(Strict):
+    """What a stage holds while it is worked on.
+
+    Attributes:
+        cpus: Cores.
+        gpus: GPUs; below 1 a share of one.
+        memory: Main memory in GB (10^9 bytes).
+    """
+
+    cpus: Positive = 1
+    gpus: NonNegative = 0
+    memory: NonNegative = 0
+
+    @model_validator(mode="after")
+    def _whole(self) -> Resources:
+        if self.gpus > 1 and self.gpus % 1:
+            raise ValueError(f"gpus is {self.gpus:g}; give a share of one GPU or a whole number")
+        return self
+
+
 class Suite(Strict):
     """One leaderboard.
 
@@ -119,6 +139,8 @@ class Suite(Strict):
             ``probe`` in the settings names the registered one where the name is another.
         rules: Rule sets of the benchmark whose verdicts are columns.
         plugins: Python files that register what the suite names, beside the suite's file.
+        resources: Kind of stages, or ``default`` -> what each of them needs; Ray goes by it, no
+            number depends on it.
 
     Of a file that it ``extends`` (a built-in suite's name, or a file) a suite takes over everything
     that it does not say itself; a null row removes an inherited one, and ``rows`` names those that
@@ -148,6 +170,7 @@ class Suite(Strict):
     probes: dict[Name, dict[str, Any] | None] = {}
     rules: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    resources: dict[Name, Resources] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -166,6 +189,10 @@ class Suite(Strict):
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self
+
+    def resources_of(self, kind: str) -> Resources:
+        """What a stage of a kind needs."""
+        return self.resources.get(kind) or self.resources.get("default") or Resources()
 
 
 @cache

@@ -39,6 +39,13 @@ def sync(paths: Iterable[Path]) -> None:
             os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """A folder and those above it; new names are on the disk afterwards."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    sync(folder.parent for folder in new)
+
+
 def publish(temporary: Path, path: Path) -> None:
     """Renames a file or folder over its final name, so that even a power cut keeps it whole."""
     inside = sorted(temporary.rglob("*")) if temporary.is_dir() else []
@@ -93,7 +100,7 @@ def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 def write_text(path: Path, text: str) -> None:
     """UTF-8 text, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = beside(path)
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import ConfigError, Damaged, DataError
-from common.base.files import file_digest, held, json_digest, publish, write_json
+from common.base.files import file_digest, held, json_digest, make_folder, publish, write_json
 
 DONE = "done.json"
 ENGINE_VERSION = 1
@@ -194,7 +194,7 @@ class StageStore:
             about: Written as ``done.json`` at the end, beside the digests of all files; the block
                 may still add to it.
         """
-        self._stages.mkdir(parents=True, exist_ok=True)
+        make_folder(self._stages)
         temporary = self._stages / f".{_name(kind, key)}.{secrets.token_hex(4)}"
         temporary.mkdir()
         try:

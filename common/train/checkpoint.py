@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import CheckpointError, named_line
-from common.base.files import beside, publish
+from common.base.files import beside, file_digest, json_digest, publish
 from common.train.sharding import like, whole_tensor
+from common.train.tracking import read_scalars
 
 if TYPE_CHECKING:
     from common.train.protocols import Stateful
@@ -33,6 +34,7 @@ class Notes:
         peak: Name -> largest value of everything logged.
         seconds: Wall time of all sittings so far.
         stopped: Why the run ended before its time; None where it did not.
+        beside: File next to the checkpoint -> digest of what the run had written into it.
     """
 
     step: int = 0
@@ -40,6 +42,7 @@ class Notes:
     peak: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     stopped: str | None = None
+    beside: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,9 @@ class TrainingState:
         if meta.pop("sha256", None) != _digest(tensors, meta):
             raise CheckpointError(f"{path}: damaged checkpoint")
         notes = Notes(**json.loads(meta["notes"]))
+        for name, digest in notes.beside.items():
+            if written(path.parent / name, digest.partition(":")[0]) != digest:
+                raise CheckpointError(f"{path.parent / name}: not what was written")
         self._restore(tensors)
         if self.scaler is not None and "scaler" in meta:
             self.scaler.load_state_dict(json.loads(meta["scaler"]))
@@ -156,6 +162,19 @@ class TrainingState:
             packed.setdefault(int(index), {})[leaf] = like(tensor, owners[int(index)])
         whole = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
+
+
+def written(path: Path, rows: str = "") -> str:
+    """Digest of a file next to a checkpoint; of a log its first ``rows`` rows count.
+
+    A log goes on after the checkpoint, so its digest begins with the number of its rows.
+    """
+    if not path.is_file():
+        return "absent"
+    if path.suffix != ".jsonl":
+        return f":{file_digest(path)}"
+    log = read_scalars(path)[: int(rows) if rows else None]
+    return f"{len(log)}:{json_digest({'rows': log})}"
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

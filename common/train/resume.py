@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.base.errors import CheckpointError
-from common.train.checkpoint import Notes, TrainingState
+from common.base.files import sync
+from common.train.checkpoint import Notes, TrainingState, written
 
 if TYPE_CHECKING:
     from common.train.loop import TrainingRun
@@ -21,6 +22,10 @@ def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) ->
     """Writes everything needed to continue; all processes must call it."""
     last = {name: v for name, v in run.instruments.last.items() if math.isfinite(v)}
     notes = Notes(step, last, run.instruments.peak, run.seconds, stopped)
+    if run.accelerator.is_main_process:
+        files = [*path.parent.glob("*.jsonl"), *path.parent.glob("*/*.safetensors")]
+        sync({e: None for file in files for e in (file, file.parent, path.parent)})  # before it
+        notes.beside = {str(file.relative_to(path.parent)): written(file) for file in files}
     _state(run).save(path, notes, writes=run.accelerator.is_main_process)
 
 

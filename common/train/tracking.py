@@ -44,8 +44,7 @@ class Tracker:
     def rewind(self, step: int) -> None:
         """Drops the rows after a step: a resumed training writes them again."""
         self._log.close()
-        rows = read_scalars(self._path)
-        write_text(self._path, "".join(json.dumps(r) + "\n" for r in rows if r["step"] <= step))
+        copy_scalars(self._path, self._path, step)
         self._log = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
@@ -59,6 +58,12 @@ class Tracker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def copy_scalars(log: Path, target: Path, last: float = math.inf) -> None:
+    """Writes the rows of a log up to a step, one line per step, and nothing else that is in it."""
+    rows = [row for row in read_scalars(log) if row["step"] <= last]
+    write_text(target, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_scalars(log: Path) -> list[dict[str, Any]]:

@@ -307,9 +307,14 @@ def test_an_empty_folder_may_be_filled_and_a_filled_one_is_kept(request_):
     request_.out.mkdir()
     apply(request_)
     kept = sha256(request_.out / "model.safetensors")
+    killed = request_.out.with_name(f".{request_.out.name}.unfinished")
+    killed.mkdir()
+    killed.with_suffix(".lock").touch()
     with pytest.raises(ConfigError, match="not an empty folder"):
         apply(request_)
     assert sha256(request_.out / "model.safetensors") == kept
+    rest = [path.name for path in request_.out.parent.iterdir()]
+    assert rest == [request_.out.name], "what a process left that was killed at its end is swept"
 
 
 def test_grey_models_get_grey_images(world, tmp_path, request_):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -41,8 +42,8 @@ class Killer(Finetune):
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 def test_a_short_campaign(tmp_path):
     """Every part but the orphans (tests/benchmarks/test_resume.py), with a few trials each."""
-    parts = "run,audit,map,apply,report,disk,damage,together,fuzz,hostile"
-    args = ["--seed", "11", "--minutes", "3", "--scale", "0.02", "--only", parts]
+    parts = "run,audit,map,apply,report,power,disk,damage,together,fuzz,hostile"
+    args = ["--seed", "11", "--minutes", "10", "--scale", "0.02", "--only", parts]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults", *args, "--out", tmp_path],
         cwd=ROOT,
@@ -55,7 +56,7 @@ def test_a_short_campaign(tmp_path):
     text = (tmp_path / "FAULTS.md").read_text(encoding="utf-8")
     assert text == done.stdout and "No promise was broken." in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) >= 10 and all(int(row[1]) >= 1 for row in rows)
+    assert len(rows) >= 11 and all(int(row[1]) >= 1 for row in rows)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -89,21 +90,28 @@ def test_every_rename_follows_the_syncing_of_what_it_moves(cli, tiny_suite, tmp_
     assert all(folder in synced for _, folder in moves), "the new name is synced, too"
 
 
+@pytest.fixture(scope="module")
+def begun(tiny_suite, cli, tmp_path_factory):
+    """A suite with a killer, and a store that has everything but the killer's stages."""
+    root = tmp_path_factory.mktemp("begun")
+    (root / "killer.py").write_text(KILLER)
+    rows = {"original": None, "retrain": None, "killer": {"params": {"epochs": 1}}}
+    short = {"evaluation": {"features": ["confidence"]}}
+    suite = tiny_suite(root, methods=rows, plugins=["killer.py"], protocol=short)
+    only = ("--only", "original,retrain")
+    assert cli("run", suite, *only, "--store", root / "store", "--workers", 1).code == 0
+    return suite, root / "store"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("deaths", "code"), [(1, 0), (2, 2)])
-def test_a_dead_worker_is_replaced_once(tiny_suite, spawn, tmp_path, deaths, code):
-    plugin, marks = tmp_path / "killer.py", tmp_path / "marks"
-    plugin.write_text(KILLER)
+def test_a_dead_worker_is_replaced_once(begun, spawn, tmp_path, deaths, code):
+    suite, store = begun
+    marks = tmp_path / "marks"
     marks.mkdir()
-    rows = {"original": None, "retrain": None, "killer": {"params": {"epochs": 1}}}
-    suite = tiny_suite(tmp_path, methods=rows)
-    args = ("run", suite, "--plugin", plugin, "--store", tmp_path / "s")
-    process = spawn(
-        *args,
-        *("--executor", "processes", "--workers", 1),
-        MARKS=str(marks),
-        DEATHS=str(deaths),
-    )
+    shutil.copytree(store, tmp_path / "store")
+    args = ("run", suite, "--store", tmp_path / "store", "--executor", "processes")
+    process = spawn(*args, "--workers", 1, MARKS=str(marks), DEATHS=str(deaths))
     out, err = process.communicate(timeout=400)
     assert process.returncode == code, err
     assert err.count("a worker process died") == deaths and "Traceback" not in err

@@ -22,6 +22,7 @@ from benchmarks.perf import (
     bounded_layer,
     drafts,
     evaluation,
+    grid,
     measure,
     svc_mia,
     vision_engine,
@@ -494,3 +495,24 @@ def _app():
     app = typer.Typer()
     app.command()(cli.main)
     return app
+
+
+# How cost grows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_row_more_costs_its_own_stages_and_a_finished_suite_none(tiny_suite, tmp_path):
+    rows = {"original": None, "retrain": None, "finetune": {"params": {"epochs": 1}}}
+    suite = tiny_suite(tmp_path, methods=rows)
+    results = list(grid.costs(str(suite), ["finetune"], [], [], tmp_path))
+    stages = [cost.stages for cost in results]
+    row = {"unlearn": 1, "score": 1, "measure": 1}
+    assert stages == [
+        {"split": 1, "original": 1, "retrain": 1, "score": 2, "measure": 2},
+        row,
+        {},
+    ]
+    assert results[0].inside > 0 == results[2].inside and results[0].cpu > results[2].cpu
+    text = markdown.write([grid.section("tiny", results)])
+    assert "| finetune | 1 | 3 (measure 1, score 1, unlearn 1) |" in text
+    assert "| finetune | 1 | 0 | 0.0 |" in text

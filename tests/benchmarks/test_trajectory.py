@@ -33,6 +33,28 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(tiny_suite, tmp_path, c
     lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
     assert len(lines) == 4, "Retrain and gd in two panels"
 
+    # a log that was damaged is named and made again, before a curve comes from it
+    logs = (tmp_path / "store" / "stages").glob("unlearn-*/scalars.jsonl")
+    log = next(path for path in logs if b"evaluation" in path.read_bytes())
+    whole = log.read_bytes()
+    log.write_bytes(whole.replace(b"evaluation/fa", b"evaluation/fb"))
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 0 and "scalars.jsonl: is not what was written" in done.err
+    assert log.read_bytes() == whole
+    assert json.loads((folder / "trajectory.json").read_text()) == found
+
+
+def test_a_report_without_a_split_is_incomplete(copied, cli):
+    (split,) = [f for f in (copied.store / "stages").glob("split-*") if f.is_dir()][:1]
+    reports = []
+    for there in (True, False):
+        if not there:
+            (split / "done.json").unlink()
+        for path in copied.paths.values():
+            done = cli("report", path, "--store", copied.store, "--format", "json")
+            reports.append(json.loads(done.out)["complete"])
+    assert sorted(reports) == [False, True, True, True]
+
 
 def test_a_record_says_what_stopped_its_training(tiny_suite, tmp_path, cli):
     params = {"evaluate_every": 2, "steps": 5, "stop_below": {"fa": 101.0}}

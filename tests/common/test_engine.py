@@ -7,7 +7,9 @@ import json
 import math
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_
 from common.train.config import FitConfig
 from common.train.fit import fit
 from common.train.rates import learning_rate, total_steps, warmup_steps
+from common.train.tracking import Tracker, copy_scalars, read_scalars
 
 MLP = ("blocks.*.mlp.fc*",)
 RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
@@ -912,3 +915,62 @@ def test_a_training_that_starts_again_takes_the_later_ones_along(tiny, run, tmp_
     paths[1].write_bytes(b"damaged")
     run(tiny.net(), small(checkpoint_every=2), checkpoint=paths[1])
     assert [path.is_file() for path in paths] == [True, True, False]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_log_is_on_the_disk_before_its_checkpoint(tiny, run, tmp_path, monkeypatch):
+    """Else a power cut leaves a checkpoint whose log lacks rows that nobody writes again."""
+    synced, sync = [], os.fsync
+
+    def fsync(handle):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.split(".")[:2])
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    tracker = Tracker(tmp_path / "scalars.jsonl")
+    config = small(steps=6, checkpoint_every=2)
+    run(tiny.net(), config, checkpoint=tmp_path / "checkpoint.safetensors", tracker=tracker)
+    one = [["scalars", "jsonl"], [tmp_path.name], ["", "checkpoint"], [tmp_path.name]]
+    assert synced[2:] == 3 * one, "after the rewinding at the start"
+
+
+@pytest.mark.parametrize("damage", ["swapped", "removed", "trajectory"])
+def test_what_lies_next_to_a_checkpoint_is_checked_with_it(tiny, run, tmp_path, caplog, damage):
+    """Rows that are gone would stay away for ever, and other rows would stay for ever."""
+    log, scores = tmp_path / "scalars.jsonl", tmp_path / "trajectory" / "2.safetensors"
+    config, path = small(steps=8, checkpoint_every=2), tmp_path / "checkpoint.safetensors"
+    scores.parent.mkdir()
+    scores.write_bytes(b"scores")
+
+    def train(stop=None):
+        def progress(step, total):
+            if step == stop:
+                raise Killed
+
+        with Tracker(log) as tracker:
+            run(tiny.net(), config, checkpoint=path, tracker=tracker, progress=progress)
+
+    with pytest.raises(Killed):
+        train(5)
+    whole = read_scalars(log)
+    if damage == "swapped":
+        log.write_text(log.read_text().replace('"step": 1,', '"step": 1, "other": 1,'))
+    elif damage == "removed":
+        log.unlink()
+    else:
+        scores.write_bytes(b"others")
+    train()
+    assert "not what was written; this training starts again" in caplog.text
+    assert read_scalars(log)[: len(whole)] == whole and len(read_scalars(log)) == 8
+    caplog.clear()
+    train()
+    assert "starts again" not in caplog.text
+
+
+def test_a_stages_log_holds_its_rows_and_nothing_else(tmp_path):
+    log, target = tmp_path / "scratch.jsonl", tmp_path / "scalars.jsonl"
+    rows = [b'{"step": 1, "loss": 2.0}', b'{"step": 2, "loss": 1.5}', b'{"step": 2, "fa": 9.0}']
+    log.write_bytes(b"\n".join(rows) + b"\n\x8f\x01 appended")
+    copy_scalars(log, target)
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "fa": 9.0}]
