@@ -87,7 +87,7 @@ def stages(job: Job) -> Iterator[Row]:
         cost = facts.get("cost") or {}
         row = {"stage": facts["name"], "kind": facts["kind"], "stage s": facts["stage_seconds"]}
         steps, seconds, peak = (cost.get(key) for key in ("steps", "seconds", "peak_bytes"))
-        row |= {"steps": steps, "ms per step": 1e3 * seconds / steps if steps else None}
+        row |= {"steps": steps, "ms per step": 1e3 * seconds / steps if steps and seconds else None}
         yield {**row, "peak GB": peak / 1e9 if peak else None}
     says = ended.err.strip()[-300:]
     yield {"stage": "all", "kind": "run", "says": says, "ok": ended.code == 0}

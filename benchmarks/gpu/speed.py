@@ -156,7 +156,7 @@ def layers(job: Job) -> Iterator[Row]:
         setting, (k, d) = Setting(rank, kind), shapes[name]
         row = {"layer": name, "k": k, "d": d, "rank": rank, "type": kind}
         row["W_eff MB"] = k * d * setting.dtype.itemsize / 1e6
-        yield _guarded(row, lambda s=setting, k=k, d=d: _layer(job, s, k, d))
+        yield _guarded(row, partial(_layer, job, setting, k, d))
 
 
 def _layer(job: Job, setting: Setting, k: int, d: int) -> Row:
@@ -183,7 +183,7 @@ def steps(job: Job) -> Iterator[Row]:
         for body in bodies(job.tiny):
             setting = Setting(rank, kind)
             row = {"model": body.name, "tokens": body.tokens, "rank": rank, "type": kind}
-            yield _guarded(row, lambda s=setting, b=body: _step(job, b, s))
+            yield _guarded(row, partial(_step, job, body, setting))
 
 
 def step_runs(job: Job, body: Body, setting: Setting) -> dict[str, Callable[[], None]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +112,7 @@ def _same_factors(peft: nn.Module, ours: nn.Module) -> None:
         theirs.lora_A["default"].weight.data.copy_(layer.Bt.data)  # type: ignore[union-attr,index]
 
 
-def written_out(model: nn.Module, kind: type[NaiveBounded]) -> nn.Module:
+def written_out(model: nn.Module, kind: Callable[[Any], nn.Module]) -> nn.Module:
     """A copy of the model with layers of ``kind`` in the place of ours."""
     copied = copy.deepcopy(model)
     for name, layer in list(adapted_layers(copied)):
