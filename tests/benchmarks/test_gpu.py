@@ -21,8 +21,10 @@ def ask(out: Path, *args: object):
     return CliRunner().invoke(app, [str(option) for option in options])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each == "kernels" else pytest.mark.hours) for each in ITEMS],
+)
 def test_every_item_answers_on_a_cpu(name, tmp_path):
     done = ask(tmp_path, name)
     assert done.exit_code == 0, done.output

@@ -23,7 +23,7 @@ from common.base.errors import ConfigError
 from common.store.records import RunRecord
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hours
 STEPS, EVERY = 300, 10
 PLUGIN = """
 import json
