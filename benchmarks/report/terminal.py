@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 STYLES = {"plain": None, "muted": "dim", "warning": "yellow"}
 WORD = 16
 """Characters of a word from which it may be broken."""
+NAME = 40
+"""Characters of what a table of words names its rows by, from which it wraps as well."""
 MARKS = {"goal": "green", "reference": "dim"}
 
 
@@ -77,9 +79,10 @@ def _widths(table: Table) -> list[int]:
 
 
 def _least(column: Column, index: int, texts: Sequence[str]) -> int:
-    """The longest cell; of words, the longest one up to :data:`WORD`, but for the first column."""
-    if column.kind != "words" or index == 0:
-        return max(map(len, texts))
+    """The longest cell of a column that stays whole; else the longest word, up to :data:`WORD`."""
+    longest = max(map(len, texts))
+    if column.kind != "words" or (index == 0 and longest <= NAME):
+        return longest
     return min(WORD, max((len(word) for text in texts for word in text.split()), default=0))
 
 
@@ -98,7 +101,8 @@ def rich_table(table: Table, *, tight: bool = False) -> RichTable:
         rich.add_column(
             escape(column.head),
             justify="right" if column.kind == "number" else "left",
-            no_wrap=column.kind != "words" or index == 0,
+            no_wrap=column.kind != "words" or (index == 0 and width - 3 > WORD),
+            overflow="fold",
             min_width=width - 3 if column.kind == "words" else None,
         )
     for row in table.rows:
