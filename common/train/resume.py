@@ -56,8 +56,11 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
 def _forget_later(path: Path) -> None:
     """Removes the checkpoints of a stage's later trainings: the log is about to lose their rows."""
     base, _, number = path.stem.partition("-")
+    if number and not number.isdigit():
+        return
     for other in path.parent.glob(f"{base}-*{path.suffix}"):
-        if int(other.stem.partition("-")[2]) > int(number or 0):
+        later = other.stem.removeprefix(f"{base}-")
+        if later.isdigit() and int(later) > int(number or 0):
             other.unlink()
 
 

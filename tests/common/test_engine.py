@@ -943,7 +943,7 @@ def test_what_lies_next_to_a_checkpoint_is_checked_with_it(tiny, run, tmp_path, 
     scores.write_bytes(b"scores")
 
     def train(stop=None):
-        def progress(step, total):
+        def progress(step, total, loss):
             if step == stop:
                 raise Killed
 

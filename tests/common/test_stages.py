@@ -302,8 +302,8 @@ def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
     monkeypatch.setattr(files.os, "rename", lambda *a: (events.append("rename"), rename(*a))[1])
     monkeypatch.setattr(files.os, "replace", lambda *a: (events.append("rename"), replace(*a))[1])
     written(store)
-    # done.json; then x.txt, done.json, both folders, the rename, the folder of stages
-    assert events == ["fsync", "rename", "fsync"] + ["fsync"] * 4 + ["rename", "fsync"]
+    # new folders, done.json; then x.txt, done.json, both folders, the rename, the folder of stages
+    assert events == ["fsync"] * 3 + ["rename"] + ["fsync"] * 5 + ["rename", "fsync"]
 
 
 def test_a_key_that_only_looks_the_same_is_refused(store):

@@ -202,7 +202,7 @@ def test_killed_runs_resume_bit_for_bit(task_of, results, tiny, tmp_path, varian
         again(kill)
     assert list(tmp_path.glob("*.safetensors"))
     seen = []
-    model = again(lambda step, total: seen.append(step))
+    model = again(lambda step, total, loss: seen.append(step))
     assert len(seen) == left and tiny.same(model, results[variant][0])
 
 
