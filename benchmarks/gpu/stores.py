@@ -85,7 +85,7 @@ def rehearsals(job: Job) -> Iterator[Row]:
         began = time.monotonic()
         ended = unlearn(job, "rehearse", suite, *rows, *root)
         seconds = time.monotonic() - began
-        lines = re.findall(rf"^{suite}: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
+        lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
         bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}
         says = "; ".join(f"{row}: {text}" for row, text in bad.items()) or last_line(ended)
         result = {"suite": suite, "rows": len(lines), "failed": len(bad), "seconds": seconds}
