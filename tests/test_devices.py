@@ -36,7 +36,7 @@ def test_tensors_of_two_devices_never_meet(jobs):
     nodes = [str(HERE / "benchmarks" / word) if ".py" in word else word for word in asked]
     paths = os.pathsep.join([str(HERE), str(HERE.parent)])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "pretend_device", "-n", "0", "-v", *nodes],
+        [sys.executable, "-m", "pytest", "-p", "pretend_device", "-n", "0", *nodes],
         cwd=HERE.parent,
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,

@@ -102,7 +102,7 @@ ITEMS: Mapping[str, Item] = {
     "llama": Item(
         "LLaMA-2-7B's shape through fine-tuning, unlearning and evaluation: seconds and memory",
         9,
-        "13.5 GB written once and read five times at 1 GB/s, 60 steps, 4 evaluations",
+        "13.5 GB written three times and read 12 times at 1 GB/s, 60 steps, 5 evaluations",
         "benchmarks.gpu.llama:stages",
     ),
     "profile": Item(

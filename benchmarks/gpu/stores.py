@@ -85,14 +85,15 @@ def rehearsals(job: Job) -> Iterator[Row]:
         began = time.monotonic()
         ended = unlearn(job, "rehearse", suite, *rows, *root)
         seconds = time.monotonic() - began
-        lines = re.findall(rf"^{suite}: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
+        lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
         bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}
-        says = "; ".join(f"{row}: {text}" for row, text in bad.items()) or _last(ended)
+        says = "; ".join(f"{row}: {text}" for row, text in bad.items()) or last_line(ended)
         result = {"suite": suite, "rows": len(lines), "failed": len(bad), "seconds": seconds}
         yield {**result, "says": says, "ok": ended.code == 0 and bool(lines)}
 
 
-def _last(ended: Ended) -> str:
+def last_line(ended: Ended) -> str:
+    """What a command that failed said in the end; empty where it did not fail."""
     return (ended.err.strip().splitlines() or [""])[-1][:300] if ended.code else ""
 
 
@@ -122,7 +123,7 @@ def _compared(
     other = sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
     ok = ended.code == 0 and bool(first) and not other
     result = {"what": what, "files": len(first), "other bits": len(other)}
-    return {**result, "says": _last(ended) or ", ".join(other[:3]), "ok": ok}
+    return {**result, "says": last_line(ended) or ", ".join(other[:3]), "ok": ok}
 
 
 def processes(job: Job) -> Iterator[Row]:
@@ -164,7 +165,7 @@ def precision(job: Job) -> Iterator[Row]:
         boards = [*store.glob("suites/*/leaderboard.json")]
         table = _metrics(boards[0]) if boards else {}
         if not table:
-            yield {"precision": kind, "says": _last(ended), "ok": False}
+            yield {"precision": kind, "says": last_line(ended), "ok": False}
         for row, values in table.items():
             base = {"precision": kind, "row": row}
             yield {**base, **values, **{f"{k}, CPU": v for k, v in known.get(row, {}).items()}}
