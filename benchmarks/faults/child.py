@@ -126,6 +126,7 @@ class Child:
             for number, path in enumerate(self._streams, 1):
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, number)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
             for kind, amount in limits.items():
                 resource.setrlimit(kind, (amount, resource.getrlimit(kind)[1]))
             work()
