@@ -158,6 +158,7 @@ class WorkerPool(Executor):
     def abandon(self) -> None:
         """Asks the processes to end: a training writes a checkpoint first."""
         workers = list((self._pool._processes or {}).values())
+        manager = getattr(self._pool, "_executor_manager_thread", None)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in workers:
             process.terminate()
@@ -166,6 +167,8 @@ class WorkerPool(Executor):
             process.join(max(0.0, limit - time.monotonic()))
             if process.is_alive():
                 process.kill()
+        if manager is not None:  # at its exit Python would write to a pipe that this thread closes
+            manager.join(GRACE)
 
 
 def _until_stopped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
