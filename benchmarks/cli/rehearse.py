@@ -71,7 +71,8 @@ def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     rows = []
     for row in rehearse_rows(small, runtime, executor):
         rows.append(row)
-        line = f"{suite.name}: {row.label}: {row.error or 'ok'} ({row.seconds:.1f} s)"
+        state = row.error or ("does not apply" if row.inapplicable else "ok")
+        line = f"{suite.name}: {row.label}: {state} ({row.seconds:.1f} s)"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     show(console, [section(suite.name, rows, stand_in.notes)])
     return not any(row.error for row in rows)

@@ -124,7 +124,7 @@ class Worksite:
     def cut(self, split: ForgetSplit) -> ForgetSplit:
         """The split; in a rehearsal a few samples of each of its parts."""
         if self.stage.spec.rehearsal is not None:
-            split, self._ends = self.stage.spec.rehearsal.cut(split)
+            split, self._ends = self.stage.spec.rehearsal.cut(split, self.benchmark.source)
         return split
 
     def model(self, role: str, *, exact: bool = False) -> nn.Module:

@@ -22,11 +22,17 @@ def section(name: str, rows: Sequence[Rehearsed], notes: Sequence[str]) -> Secti
             str(row.layers) if row.layers else "",
             row.precision,
             f"{row.seconds:.1f}",
-            row.error or "ok",
+            row.error or _not_applicable(row) or "ok",
         ]
         for row in rows
     ]
     failed = sum(bool(row.error) for row in rows)
     seconds = sum(row.seconds for row in rows)
-    words = f"{len(rows) - failed} of {len(rows)} went well, in {seconds:.0f} s."
+    absent = sum(bool(row.inapplicable) for row in rows)
+    words = f"{len(rows) - failed - absent} of {len(rows)} went well, in {seconds:.0f} s."
+    words += f" {absent} do not apply." if absent else ""
     return Section(f"{name} ({WARNING})", (*notes, words), table(HEADS, cells, words=True))
+
+
+def _not_applicable(row: Rehearsed) -> str:
+    return row.inapplicable and f"not applicable: {row.inapplicable}"

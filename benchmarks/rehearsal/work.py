@@ -35,6 +35,7 @@ class Rehearsed:
         layers: Layers with an adapter.
         precision: What the training computes in.
         error: One line; empty where all went well.
+        inapplicable: Why the suite has no such row; empty where it has.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Rehearsed:
     layers: int = 0
     precision: str = ""
     error: str = ""
+    inapplicable: str = ""
 
 
 def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iterator[Rehearsed]:
@@ -66,7 +68,7 @@ def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iter
             )
         )
         result = _row(row, suite, work, store)
-        if not result.error:
+        if not (result.error or result.inapplicable):
             good.append(row.label)
         yield result
     whole = with_rows(suite, *good)
@@ -115,7 +117,7 @@ def _row(row: ResolvedRow, suite: ResolvedSuite, work: _Timed, store: StageStore
     plan = work.result.plan
     if row.label in plan.inapplicable:
         reason = plan.inapplicable[row.label]
-        return Rehearsed(row.label, work.seconds, error=f"not applicable: {reason}")
+        return Rehearsed(row.label, work.seconds, inapplicable=reason)
     model: Stage = next(r.stage for r in plan.results if r.label == row.label).parents["model"]
     done = store.done(model.kind, model.key) or {}
     reference = row.method in REFERENCES

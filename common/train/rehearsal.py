@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.base.config import Strict
 from common.base.numbers import Count
@@ -20,7 +20,8 @@ class Rehearsal(Strict):
     """How much of every training and of every part of the data is left.
 
     Attributes:
-        rows: Samples of a part that are left: the first and the last ones.
+        rows: Samples of a part that are left: the first and the last ones; of held-out parts
+            besides one of each class that is forgotten.
         ends: Optimizer steps that are taken at either end of a training.
         micro_batch: Samples per forward in training, at most.
         accumulation: Forwards per optimizer step, at most.
@@ -33,19 +34,43 @@ class Rehearsal(Strict):
     accumulation: Count = 2
     samples: dict[str, int] = {}
 
-    def cut(self, split: ForgetSplit) -> tuple[ForgetSplit, Ends]:
-        """A split with a few samples of each part, and what they stand for."""
-        import numpy as np
+    def cut(self, split: ForgetSplit, source: Any = None) -> tuple[ForgetSplit, Ends]:
+        """A split with a few samples of each part, and what they stand for.
+
+        Args:
+            split: The whole one.
+            source: The samples; those without one class each go without these of each class.
+        """
+        from common.data.batch import LabelledSource
 
         parts: dict[str, np.ndarray] = {}
         stands_for: dict[int, float] = {}
         for part, ids in split.parts.items():
-            ends = np.r_[ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]]
-            few = ids if len(ids) <= self.rows else ends
+            few = self._few(ids)
+            if isinstance(source, LabelledSource) and part.startswith("validation"):
+                wanted = source.labels_of(self._few(split.parts["forget"]))
+                few = _with_each(few, ids, source.labels_of(ids), wanted)
             share = self.samples.get(part, len(ids)) / max(1, len(few))
             parts[part] = few
             stands_for |= dict.fromkeys(few.tolist(), share)
         return replace(split, parts=parts), Ends(self, stands_for)
+
+    def _few(self, ids: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        if len(ids) <= self.rows:
+            return ids
+        return np.r_[ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]]
+
+
+def _with_each(
+    few: np.ndarray, ids: np.ndarray, classes: np.ndarray, wanted: np.ndarray
+) -> np.ndarray:
+    """``few``, and the first sample of each wanted class that there is, in order."""
+    import numpy as np
+
+    firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
+    return np.unique(np.concatenate([few, *firsts]))
 
 
 @dataclass(frozen=True)

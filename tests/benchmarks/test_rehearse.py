@@ -44,7 +44,7 @@ def test_the_full_suites_are_known():
     ("suite", "rows", "planned"),
     [
         ("tofu-phi-1.5-forget01", {"idk": 6, "gd_sine": 6}, {"original": 625}),
-        ("coun-cifar100-scratch", {"random_label": 1056}, {"retrain": 63400}),
+        ("coun-cifar100-scratch", {"random_label": 1056, "scrub_r": 1727}, {"retrain": 63400}),
         ("muse-news-llama2-7b", {"npo_gdr": 1020}, {}),
         ("tdec-gpt-neo-125m", {"loku": 20}, {}),
     ],
@@ -114,6 +114,15 @@ def test_suites_of_one_setting_share_their_stages(cli, tmp_path):
     done = [json.loads(path.read_text())["name"] for path in tmp_path.rglob("unlearn-*/done.json")]
     assert sorted(name.split("/")[0] for name in done) == ["gd", "gd_sine", "gd_sine"]
     assert len([*tmp_path.rglob("stand-ins/*/config.json")]) == 1
+
+
+def test_a_row_that_does_not_apply_is_no_failure(tiny_suite, cli, tmp_path):
+    rows = {"original": None, "retrain": None, "novo": None}
+    suite = tiny_suite(tmp_path, methods=rows, protocol={"scenario": {"kind": "random"}})
+    shown = cli("rehearse", suite, "--record", tmp_path / "record.json")
+    assert shown.code == 0 and "not applicable: for class forgetting only" in shown.out
+    assert "3 of 4 went well" in shown.out and "1 do not apply" in shown.out
+    assert (tmp_path / "record.json").is_file()
 
 
 def test_a_row_that_fails_hides_no_other(tiny_suite, cli, tmp_path):

@@ -21,6 +21,11 @@ class Source:
         return Batch({"x": indices[:, None].float()}, indices % 3, indices)
 
 
+class Labelled(Source):
+    def labels_of(self, indices):
+        return indices % 12
+
+
 def split() -> ForgetSplit:
     return ForgetSplit("s", {"forget": np.arange(40), "retain": np.arange(40, 4000)}, "d", {})
 
@@ -41,6 +46,14 @@ def test_a_few_samples_stand_for_all():
     assert Rehearsal(rows=100).cut(whole)[0].parts["forget"].tolist() == list(range(40))
     told, ends = Rehearsal(rows=16, samples={"forget": 400}).cut(whole)
     assert ends.samples(told.parts["forget"]) == 400
+
+
+def test_held_out_samples_stand_for_every_class_that_is_forgotten():
+    parts = {"forget": np.array([0, 5, 11]), "retain": np.arange(12, 500)}
+    parts |= {"validation": np.arange(500, 1000), "test": np.arange(1000, 1500)}
+    few, ends = Rehearsal(rows=4).cut(ForgetSplit("s", parts, "d", {}), Labelled())
+    assert set(few.parts["validation"]) == {500, 501, 503, 504, 509, 998, 999}
+    assert len(few.parts["test"]) == 4 and ends.samples(few.parts["validation"]) == 500
 
 
 def test_epochs_and_warmup_are_those_of_the_whole_data():
