@@ -58,30 +58,34 @@ def run_with_audits(
 
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)
-    with working(suite.name, runtime, pool) as (executor, display):
-        folder = runtime.store / "suites" / suite.name
-        first = processes.is_main() and not folder.exists()
-        if processes.is_main():  # by its name the run can be reported, even if it is cut short
-            write_files(folder, suite_files(suite))
-        try:
-            execution = run_suite(suite, runtime, executor, watcher=display)
-        except UserError:
-            if first and not display.done:
-                _remove(folder, runtime.store)
-            raise
-        if not suite.audits:
-            return execution.executed, execution.failed
-        plan = probe_plan(suite, StageStore(runtime.store))
-        audits = run_plan(plan, runtime, executor, watcher=display)
+    folder = runtime.store / "suites" / suite.name
+    first, began = processes.is_main() and not folder.exists(), False
+    try:
+        with working(suite.name, runtime, pool) as (executor, display):
+            if processes.is_main():  # by its name the run can be reported, even if it is cut short
+                write_files(folder, suite_files(suite))
+            try:
+                execution = run_suite(suite, runtime, executor, watcher=display)
+            finally:
+                began = bool(display.done)
+            if not suite.audits:
+                return execution.executed, execution.failed
+            plan = probe_plan(suite, StageStore(runtime.store))
+            audits = run_plan(plan, runtime, executor, watcher=display)
+    except UserError:
+        if first and not began:
+            _remove(folder, runtime.store)
+        raise
     return execution.executed + audits.executed, execution.failed | audits.failed
 
 
 def _remove(folder: Path, store: Path) -> None:
-    """Removes a folder, and the ones above it that are empty then, up to the store."""
-    shutil.rmtree(folder)
-    with suppress(OSError):
-        for above in folder.parents[: len(folder.relative_to(store).parts)]:
-            above.rmdir()
+    """Removes what a refused run wrote, and the folders that are empty then, the store too."""
+    shutil.rmtree(folder, ignore_errors=True)
+    StageStore(store).sweep()
+    for empty in (store / "leases", *folder.parents[: len(folder.relative_to(store).parts)]):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def default_workers(device: str) -> int:

@@ -221,12 +221,16 @@ class StageStore:
             raise damage
 
     def sweep(self) -> None:
-        """Removes what ended runs left: temporary folders, and scratch of complete stages."""
+        """Removes what ended runs left: temporary folders, scratch of complete stages, leases."""
         for leftover in _entries(self._stages, ".*-*.*"):
             self._remove(leftover, leftover.name[1:].rpartition(".")[0])
         for leftover in _entries(self.root / "unfinished", "*-*"):
             if (self._stages / leftover.name / DONE).is_file():
                 self._remove(leftover, leftover.name)
+        for lease in _entries(self.root / "leases", "*-*"):
+            kind, _, key = lease.name.rpartition("-")
+            with self.lease(kind, key):  # one that is free goes with whoever takes it
+                pass
 
     def _remove(self, leftover: Path, name: str) -> None:
         """Removes a folder of the stage called ``name`` unless somebody works on it."""

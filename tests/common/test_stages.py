@@ -212,8 +212,10 @@ def test_a_lease_is_held_by_one_and_ends_with_its_process(store):
             assert not free
         with store.lease("b", KEY) as free:
             assert free
+        (store.root / "leases" / f"c-{KEY[:20]}").touch()  # of a process that was killed
         store.sweep()
         assert len(leftovers(store)) == 1, "a living process keeps its folder"
+        assert len(list((store.root / "leases").iterdir())) == 1, "and its lease, alone"
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
