@@ -26,7 +26,7 @@ SUBJECTS.register(
     "language.apply.subject:TextSubject",
     summary="a causal language model and rows of a .jsonl file",
 )
-PROBLEMS.register("language", "common.checks.tiny_task:TinyVectors")
+PROBLEMS.register("language", "language.tiny:TinyTexts")
 for _name, _target, _summary in (
     (
         "lm_eval",

@@ -74,7 +74,7 @@ class CausalConfig(Strict):
 
 
 class CausalBenchmark(Benchmark):
-    """Texts, a causal language model and what is asked of it (see the module docstring)."""
+    """Texts, a causal language model and what is asked of it."""
 
     Config: ClassVar[type[Strict]] = CausalConfig
     config: CausalConfig

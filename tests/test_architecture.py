@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "common.methods common.methods.tools models",
     "language.apply": "common.base common.data common.measure common.store common.protocol config "
     "data models metrics measure",
+    "language.tiny": "common.base common.data common.train common.checks config data models",
     "language.benchmark": "common.base common.bounded common.data common.train common.measure "
     "common.protocol config data models measure stand_in",
     "language.probes": "common.base common.measure common.protocol config data metrics measure "

@@ -80,7 +80,7 @@ class VisionConfig(Strict):
 
 
 class VisionBenchmark(ImageClassifiers, Benchmark):
-    """Image classification under forgetting requests (see the module docstring)."""
+    """Image classification under forgetting requests."""
 
     versions = Versions(measure=3)
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -268,7 +269,9 @@ def show_benchmark(name: str) -> None:
     cls = BENCHMARKS[name]
     versions = ", ".join(f"{kind} {v}" for kind, v in dataclasses.asdict(cls.versions).items())
     console.print(f"[bold]{name}[/bold]  versions: {versions}")
-    console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
+    module = sys.modules.get(cls.__module__)
+    about = (module and inspect.getdoc(module)) or inspect.getdoc(cls) or ""
+    console.print(about, highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
     _show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)
 

@@ -59,8 +59,8 @@ def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
 
 def _pooled_floor(suite: ResolvedSuite, store: StageStore) -> Floor:
     """The floor over every pair of Retrains of this protocol in the store."""
-    seeds = {done.get("seed") for done in store.complete("retrain")}
-    spec = suite.spec.model_copy(update={"seeds": tuple(sorted(seeds - {None}))})
+    seeds = {done.get("seed") for done in store.complete("retrain")} - {None}
+    spec = suite.spec.model_copy(update={"seeds": tuple(sorted(seeds | set(suite.spec.seeds)))})
     rows = tuple(row for row in suite.rows if row.method in REFERENCES)
     try:
         return _board(replace(suite, spec=spec, rows=rows, audits={}), store).floor

@@ -26,7 +26,7 @@ from common.checks.declared import (
     _names,
 )
 from common.checks.results import CheckResult, seeded_streams
-from common.checks.tiny_task import CLASSES, PER_CLASS, WatchedTask, problem_of
+from common.checks.tiny_task import WatchedTask, problem_of
 from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
 _SHORT_STEPS, _SHORT_EPOCHS = 4, 1
@@ -144,7 +144,8 @@ class _MethodRuns:
                 model = self.cls(self.config).unlearn(task)
                 if not isinstance(model, nn.Module):
                     raise TypeError(f"unlearn returned {type(model).__name__}, not a module")
-                merged = detach(copy.deepcopy(model)).state_dict()
+                whole = copy.deepcopy(model)
+                merged = (whole if self.info.models > 1 else detach(whole)).state_dict()
             except Exception as caught:
                 error = caught
             names = moved()
@@ -164,7 +165,7 @@ class _MethodRuns:
             shape = tuple(self.problem.outputs(trial.model).shape)
         except Exception as error:
             return CheckResult("output width", False, named_line(error))
-        wanted = (CLASSES * PER_CLASS, CLASSES)
+        wanted = tuple(self.problem.outputs(self.original).shape)
         return CheckResult("output width", shape == wanted, f"{shape}, expected {wanted}")
 
     def _finite(self, trial: _Trial) -> CheckResult:
@@ -178,10 +179,11 @@ class _MethodRuns:
     def _architecture(self, trial: _Trial) -> CheckResult:
         tensors, wanted = trial.merged, self.before
         problem = ""
-        if list(tensors) != list(wanted):
+        alone = self.info.models == 1
+        if alone and list(tensors) != list(wanted):
             other = sorted(set(tensors) ^ set(wanted))
             problem = f"state-dict keys differ: {other[:3] or 'their order'}"
-        elif bad := [k for k, v in wanted.items() if _kind(tensors[k]) != _kind(v)]:
+        elif alone and (bad := [k for k, v in wanted.items() if _kind(tensors[k]) != _kind(v)]):
             problem = f"'{bad[0]}' is {_kind(tensors[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
             fresh = self.cls.vessel(self.config, self.problem.net)
@@ -217,6 +219,8 @@ class _MethodRuns:
         """Under adapters the base must stay Original's: only the adapter is stored."""
         model = trial.model
         adapted = {name for name, _ in adapted_layers(model)}
+        if self.info.models > 1:
+            return CheckResult("frozen weights", True, "every tensor is stored")
         if not adapted:
             return CheckResult("frozen weights", True, "returns no adapters")
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -221,7 +221,7 @@ class MuseConfig(CausalConfig):
 
 
 class MuseBenchmark(CausalBenchmark):
-    """MUSE under forgetting requests (see the module docstring)."""
+    """MUSE under forgetting requests."""
 
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     gap: ClassVar[GapRule] = GAP

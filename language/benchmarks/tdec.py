@@ -102,7 +102,7 @@ BELOW = (
 
 
 class TdecBenchmark(CausalBenchmark):
-    """Recited texts, in sets (see the module docstring)."""
+    """Recited texts, in sets."""
 
     Config: ClassVar[type[Strict]] = TdecConfig
     config: TdecConfig

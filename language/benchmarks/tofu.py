@@ -123,7 +123,7 @@ class TofuConfig(CausalConfig):
 
 
 class TofuBenchmark(CausalBenchmark):
-    """Fictitious authors under forgetting requests (see the module docstring)."""
+    """Fictitious authors under forgetting requests."""
 
     metrics: ClassVar[tuple[MetricSpec, ...]] = limited((*METRICS, *SEQUENTIAL_METRICS))
     gap: ClassVar[GapRule] = GAP

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,7 +64,9 @@ class ForgetRequest(nn.Module):
         }
         layers = cls({**made, "plane": torch.zeros(0), "spread": torch.zeros(3)})
         scores = layers.scores(shown).double().numpy()
+        state = np.random.get_state()  # noqa: NPY002 - the solver is seeded from it
         svm = OneClassSVM(nu=0.01, kernel="linear").fit(scores)
+        np.random.set_state(state)  # noqa: NPY002
         plane = torch.tensor([*svm.coef_[0], *svm.intercept_], dtype=torch.float32)
         layers.plane = plane
         inner, outer = layers.decision(shown), layers.decision(held)

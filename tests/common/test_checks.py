@@ -73,8 +73,7 @@ def train(task, model, part="retain"):
     return model
 
 
-# o3 asks a causal model for its hidden states, which the checks' model has none of: test_o3.py
-@pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "o3"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_every_registered_method_keeps_every_promise(name):
     results = check_method(name)
     assert not failures(results)
