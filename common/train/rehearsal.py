@@ -60,7 +60,7 @@ class Rehearsal(Strict):
 
         if len(ids) <= self.rows:
             return ids
-        return np.r_[ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]]
+        return np.concatenate([ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]])
 
 
 def _with_each(
