@@ -189,7 +189,7 @@ def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
     folder = _short_path(runtime.store / "suites" / suite.name)
     events = _short_path(runtime.store / "tensorboard" / suite.name)
     for text in (
-        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
+        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",
         f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
     ):
@@ -243,7 +243,8 @@ def report(
     selection: Selection,
     store: Store = STORE,
     format_: Annotated[
-        str, typer.Option("--format", help="table, md, csv, json, html or svg.")
+        str,
+        typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html or svg."),
     ] = "table",
 ) -> None:
     """Print a suite's leaderboard from the records that are there; runs nothing.

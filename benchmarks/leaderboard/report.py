@@ -9,6 +9,7 @@ from benchmarks.audits.report import sections as audit_sections
 from benchmarks.leaderboard.board import Comparison, Leaderboard
 from benchmarks.leaderboard.folds import fold_sections
 from benchmarks.leaderboard.picture import picture
+from benchmarks.leaderboard.settings import settings_sections
 from benchmarks.leaderboard.sweep import tuning_sections
 from benchmarks.leaderboard.tables import (
     cost_table,
@@ -17,7 +18,7 @@ from benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
-from benchmarks.leaderboard.verdict_section import LEGEND, verdict_sections
+from benchmarks.leaderboard.verdict_section import verdict_sections
 from benchmarks.paper.report import published_sections
 from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import spread
@@ -59,6 +60,7 @@ def sections(board: Leaderboard) -> list[Section]:
             ("What did it cost?", cost_table(board)),
             ("Further measurements", further_table(board)),
         ),
+        *settings_sections(board),
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
@@ -91,7 +93,7 @@ def legend(board: Leaderboard) -> str:
         )
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
-        f"signed gap to the seed's Retrain. {board.rule.words}{sets} {LEGEND} rank: by the mean as "
+        f"signed gap to the seed's Retrain. {board.rule.words}{sets} rank: by the mean as "
         "shown, ties share the best; [where it lies in 95 % of draws of the seeds]."
     )
 

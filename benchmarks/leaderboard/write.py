@@ -8,18 +8,20 @@ from pathlib import Path
 
 from benchmarks.leaderboard import dynamics, trajectory
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.data import to_csv, to_json
+from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.report import sections
 from benchmarks.pipeline.worksite import SCALARS
-from benchmarks.report import html, markdown
+from benchmarks.report import html, markdown, tex
 from benchmarks.report.files import json_text, write_files
 from benchmarks.report.section import Picture
 from common.store.stages import StageStore
 
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),
+    "tex": ("leaderboard.tex", lambda board: tex.write(sections(board))),
     "csv": ("leaderboard.csv", to_csv),
+    "runs": ("runs.csv", runs_csv),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
     "html": ("leaderboard.html", lambda board: html.write(sections(board))),
     "svg": ("leaderboard.svg", lambda board: picture(board).svg),

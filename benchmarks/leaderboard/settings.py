@@ -1,0 +1,69 @@
+"""What every row ran with: what tuning chose, and what was fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.leaderboard.board import Leaderboard
+from benchmarks.report.cells import MISSING, setting, settings
+from benchmarks.report.columns import DOCS
+from benchmarks.report.section import Column, Section, filled, table
+from common.store.records import RunRecord
+from common.train.tracking import flat
+
+SHORT = {
+    "epochs": "counts passes over the part that the row's length is told by",
+    "steps": "counts optimizer steps, where they set the length",
+    "batch_size": "counts the samples of a step",
+    "lr": "is the peak learning rate as written; `lr_scaling` may divide what is applied",
+    "lam": "is the weight of the forget term",
+    "adapter.rank": "is the rank of the adapter",
+    "adapter.omega": "is the factor inside its activation",
+}
+"""Settings with a column of their own, where a row has them -> what the column shows."""
+CHOSEN = Column("chosen by tuning", "words", DOCS["chosen by tuning"])
+FURTHER = Column("further settings", "words", "holds what else is not the same in every row")
+
+
+def first_records(board: Leaderboard) -> dict[str, RunRecord]:
+    """Label -> a record of the row; all of its seeds have the same settings."""
+    records: dict[str, RunRecord] = {}
+    for label, record in board.records:
+        records.setdefault(label, record)
+    return records
+
+
+def settings_sections(board: Leaderboard) -> list[Section]:
+    """A table of rows, and what is the same in all of them; nothing without settings."""
+    rows = {label: flat(record.params) for label, record in first_records(board).items()}
+    rows = {label: {k: v for k, v in own.items() if v != "{}"} for label, own in rows.items()}
+    rows = {label: own for label, own in rows.items() if own}
+    if not rows:
+        return []
+    same = _same(list(rows.values()))
+    short = [name for name in SHORT if any(name in own for own in rows.values())]
+    chosen = {row.label: row.chosen for row in board.rows}
+    lines, brief = [], []
+    for label, own in rows.items():
+        further = {k: v for k, v in own.items() if not {k} & {*short, *same, *chosen[label]}}
+        cells = [label, *(setting(own[k]) if k in own else MISSING for k in short)]
+        brief.append(cells)
+        lines.append([*cells, settings(chosen[label]) or MISSING, settings(further) or MISSING])
+    heads = ["method", *(Column(name, doc=SHORT[name]) for name in short)]
+    content = table([*heads, CHOSEN, FURTHER], lines, brief=table(heads, brief))
+    text = f"The same in every row that has it: {settings(same)}." if same else ""
+    return filled(Section("Settings", content=content), Section(text=(text,), level="full"))
+
+
+def _same(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings that never differ, of those that two rows or more have."""
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: own[0]
+        for name, own in values.items()
+        if name not in SHORT and (len(own) > 1 or len(rows) == 1) and own.count(own[0]) == len(own)
+    }
