@@ -15,7 +15,6 @@ from benchmarks.leaderboard.folds import to_json as folds_json
 from benchmarks.leaderboard.settings import first_records
 from benchmarks.leaderboard.sweep import sources
 from benchmarks.paper.report import published_json
-from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.suite import FLOOR
 from common.measure.gaps import Summary, gap
 from common.train.tracking import flat
@@ -43,7 +42,7 @@ def to_csv(board: Leaderboard) -> str:
             line |= _columns(name, row.metrics.get(name))
             line |= _columns(f"gap.{name}", row.gaps.get(name))
         lines.append(line | {f"chosen.{name}": value for name, value in row.chosen.items()})
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def _columns(name: str, summary: Summary | None) -> dict[str, float | None]:
@@ -75,10 +74,10 @@ def runs_csv(board: Leaderboard) -> str:
                 **{f"config.{name}": value for name, value in flat(record.params).items()},
             }
         )
-    return _csv(lines)
+    return csv_text(lines)
 
 
-def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
     """Lines whose keys are columns, in the order in which they first stand; None is empty."""
     stream = io.StringIO()
     names = dict.fromkeys(name for line in lines for name in line)
@@ -94,7 +93,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
     return {
         "suite": board.suite.name,
         "version": board.suite.spec.version,
-        "digest": suite_digest(board.suite),
+        "digest": board.digest,
         "kind": "measured",
         "complete": board.complete,
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.audits.report import sections as audit_sections
-from benchmarks.leaderboard.board import Comparison, Leaderboard
+from benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
 from benchmarks.leaderboard.folds import fold_sections
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.settings import settings_sections
@@ -24,10 +24,8 @@ from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import spread
 from benchmarks.report.section import Section, Table, filled
 from benchmarks.spec.goals import rule_sets
-from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.registry import METHODS
 from common.measure.ranking import shares
 
 NEGLIGIBLE = 0.005
@@ -40,7 +38,7 @@ def sections(board: Leaderboard) -> list[Section]:
     seeds = ", ".join(map(str, spec.seeds))
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
     return filled(
-        Section(_title(board.suite), (spec.title,), depth=1),
+        Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(assumption_line(board),)),
         Section(text=(missing,), tone="warning"),
@@ -68,9 +66,9 @@ def sections(board: Leaderboard) -> list[Section]:
     )
 
 
-def _title(suite: ResolvedSuite) -> str:
+def _title(board: Leaderboard) -> str:
     """Name, version, and the digest that tells suites of one name and version apart."""
-    return f"{suite.name} (v{suite.spec.version}, {suite_digest(suite)}, measured)"
+    return f"{board.suite.name} (v{board.suite.spec.version}, {board.digest}, measured)"
 
 
 def _tables(*titled: tuple[str, Table]) -> list[Section]:
@@ -198,7 +196,8 @@ def inapplicable_lines(board: Leaderboard) -> list[str]:
 
 def composite_lines(board: Leaderboard) -> list[str]:
     """Which rows are generation-time methods."""
-    models = {row.label: METHODS[row.method].info.models for row in board.rows if row.seeds}
+    infos = {row.label: info_of(row.method) for row in board.rows if row.seeds}
+    models = {label: info.models for label, info in infos.items() if info}
     return [
         f"{label}: a generation-time method, {count} models at inference; no checkpoint of its own"
         for label, count in models.items()

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
+from benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
 from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.registry import METHODS
 from common.measure.rules import Axis
 from common.measure.verdict import MARGIN, Word
 
@@ -59,7 +58,8 @@ def main_table(board: Leaderboard) -> Table:
 
 def _name(row: BoardRow) -> str:
     """The label, and whether the method is only our reading of its source."""
-    return f"{row.label} (our reading)" if METHODS[row.method].info.reading else row.label
+    info = info_of(row.method)
+    return f"{row.label} (our reading)" if info and info.reading else row.label
 
 
 def _reached_cell(row: BoardRow) -> str:

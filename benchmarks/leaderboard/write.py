@@ -27,6 +27,8 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "svg": ("leaderboard.svg", lambda board: picture(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""
+RECORDS = "records.jsonl"
+"""The file of all records of a suite."""
 
 
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
@@ -35,11 +37,7 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     pictures = (section.content for section in sections(board))
     files |= {shown.file: shown.svg for shown in pictures if isinstance(shown, Picture)}
     files.pop("", None)  # a picture that is only embedded
-    files["records.jsonl"] = "".join(
-        json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})
-        + "\n"
-        for label, record in board.records
-    )
+    files[RECORDS] = records_text(board)
     trajectories = trajectory.read_trajectories(board, StageStore(root))
     if trajectories:
         files["trajectory.json"] = json_text(trajectory.to_json(trajectories))
@@ -51,6 +49,22 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     write_files(root / "suites" / board.suite.name, files)
     if events:
         export_events(board, root)
+
+
+def records_text(board: Leaderboard) -> str:
+    """One line per record: its suite, its row, and how many samples were to be forgotten."""
+    return "".join(
+        json.dumps(
+            {
+                "suite": board.suite.name,
+                "row": label,
+                "forget": board.sizes.get(record.seed),
+                **record.model_dump(mode="json"),
+            }
+        )
+        + "\n"
+        for label, record in board.records
+    )
 
 
 def export_events(board: Leaderboard, root: Path) -> None:
