@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, Selection, Store, console
+from benchmarks.cli.options import STORE, Plugins, Selection, Store, console, register_all
 from benchmarks.report.terminal import show
 from common.base.errors import ConfigError
 from common.store.stages import StageStore
@@ -83,3 +83,22 @@ def submit(
     console.print(
         f"{out}: {count} files; check it anywhere with: unlearn verify {out}", highlight=False
     )
+
+
+@command("unlearn site --out site", "unlearn site --out site --submissions bundles")
+def site(
+    out: Annotated[Path, typer.Option(help="A new folder, or one that this command made.")],
+    submissions: Annotated[
+        Path | None, typer.Option(help="Folder of bundles; each is verified first.")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Write a leaderboard site of the results that come with the project and of submissions.
+
+    Its pages load nothing from anywhere: any web server, or none, will do.
+    """
+    from benchmarks.sharing.site import write_site
+
+    register_all(plugin)
+    pages = write_site(out, submissions)
+    console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)

@@ -96,6 +96,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "digest": board.digest,
         "kind": "measured",
         "complete": board.complete,
+        "distance": {"title": board.rule.title, "unit": board.rule.unit},
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "pooled_floor": None if pooled is None else vars(pooled),
         "rows": [_row(row) for row in board.rows],

@@ -9,7 +9,7 @@ from benchmarks.audits.report import sections as audit_sections
 from benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
 from benchmarks.leaderboard.folds import fold_sections
 from benchmarks.leaderboard.picture import picture
-from benchmarks.leaderboard.settings import settings_sections
+from benchmarks.leaderboard.settings import details_section, settings_sections
 from benchmarks.leaderboard.sweep import tuning_sections
 from benchmarks.leaderboard.tables import (
     cost_table,
@@ -59,6 +59,7 @@ def sections(board: Leaderboard) -> list[Section]:
             ("Further measurements", further_table(board)),
         ),
         *settings_sections(board),
+        details_section(board),
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),

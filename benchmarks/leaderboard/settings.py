@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.board import Leaderboard
+import yaml
+
+from benchmarks.leaderboard.board import Leaderboard, info_of
 from benchmarks.report.cells import MISSING, setting, settings
 from benchmarks.report.columns import DOCS
-from benchmarks.report.section import Column, Section, filled, table
+from benchmarks.report.section import Column, Detail, Details, Section, filled, table
 from common.store.records import RunRecord
 from common.train.tracking import flat
 
@@ -22,6 +25,12 @@ SHORT = {
     "adapter.omega": "is the factor inside its activation",
 }
 """Settings with a column of their own, where a row has them -> what the column shows."""
+_ADDRESSES = {
+    r"(https?://[^\s<>\"']+)": "{}",
+    r"arXiv[:\s]?(\d{4}\.\d{4,5})": "https://arxiv.org/abs/{}",
+    r"\b(10\.\d{4,9}/\S+)": "https://doi.org/{}",
+}
+"""What a source may name -> its address."""
 CHOSEN = Column("chosen by tuning", "words", DOCS["chosen by tuning"])
 FURTHER = Column("further settings", "words", "holds what else is not the same in every row")
 
@@ -54,6 +63,42 @@ def settings_sections(board: Leaderboard) -> list[Section]:
     content = table([*heads, CHOSEN, FURTHER], lines, brief=table(heads, brief))
     text = f"The same in every row that has it: {settings(same)}." if same else ""
     return filled(Section("Settings", content=content), Section(text=(text,), level="full"))
+
+
+def details_section(board: Leaderboard) -> Section:
+    """Per row: where the method comes from, the command, the whole config."""
+    seeds = board.suite.spec.seeds
+    items = [
+        row_detail(board.suite.name, label, record.method, record.params, seeds)
+        for label, record in first_records(board).items()
+    ]
+    return Section(content=Details(tuple(items)), level="full") if items else Section()
+
+
+def row_detail(
+    suite: str, label: str, method: str, params: Mapping[str, Any] | None, seeds: Sequence[int]
+) -> Detail:
+    """All about a row; ``params`` None where they are not known."""
+    info = info_of(method)
+    numbers = ",".join(map(str, seeds))
+    lines = [f"unlearn run {suite} --only {label} --seeds {numbers}", f"unlearn show {method}"]
+    if params is not None:
+        lines += ["", yaml.safe_dump({"method": method, "params": dict(params)}, sort_keys=False)]
+    links = ((info.paper, address(info.paper)),) if info else ()
+    return Detail(place_of(label), label, "\n".join(lines), links)
+
+
+def place_of(label: str) -> str:
+    """Where a page has a row's details."""
+    return "row-" + re.sub(r"[^\w.=-]+", "-", label)
+
+
+def address(source: str) -> str:
+    """Where a source can be read, if its text names an address, an arXiv number or a DOI."""
+    for pattern, form in _ADDRESSES.items():
+        if match := re.search(pattern, source):
+            return form.format(match[1].rstrip(").,;"))
+    return ""
 
 
 def _same(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

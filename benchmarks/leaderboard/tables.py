@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
+from benchmarks.leaderboard.settings import place_of
 from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
@@ -53,7 +54,10 @@ def main_table(board: Leaderboard) -> Table:
     heads += ["trials"] if board.trials else []
     notes = NOTES if any(row.verdict for row in board.rows) else {}
     narrow, marks = narrow_table(board), reference_marks(board)
-    return table(heads, rows, narrow=replace(narrow, notes=notes), marks=marks, notes=notes)
+    own = {label for label, _ in board.records}
+    links = {_name(row): f"#{place_of(row.label)}" for row in board.rows if row.label in own}
+    narrow = replace(narrow, notes=notes)
+    return table(heads, rows, narrow=narrow, marks=marks, notes=notes, links=links)
 
 
 def _name(row: BoardRow) -> str:

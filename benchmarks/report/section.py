@@ -102,12 +102,36 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """More about one thing.
+
+    Attributes:
+        place: What ``#place`` leads to; unique on a page.
+        name: Its heading.
+        text: As it stands, in lines.
+        links: (text, address), the address empty where none is known.
+    """
+
+    place: str
+    name: str
+    text: str
+    links: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Details:
+    """Things that are folded away until a reader asks; only a page shows them."""
+
+    items: tuple[Detail, ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """One thing that a report says.
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table or picture, below the text.
+        content: Table, picture or details, below the text.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -116,7 +140,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | None = None
+    content: Table | Picture | Details | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

@@ -106,7 +106,7 @@ def _of_results(folder: Path, name: str) -> Source:
     try:
         file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
         rows = json.loads((folder / "leaderboard.json").read_text("utf-8"))["rows"]
-        distances = {row["row"]: row["ag_per_seed"] for row in rows}
+        distances = {row["row"]: row.get("ag_per_seed", {}) for row in rows}
         with file.open(encoding="utf-8", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
     except StopIteration:
