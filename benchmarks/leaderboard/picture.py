@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.report import svg
@@ -17,11 +18,11 @@ TICKS = (0, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 100)
 
 @dataclass(frozen=True)
 class Dots:
-    """A row of the picture: the distance of every seed."""
+    """A row of the picture; ``distances`` by seed."""
 
     label: str
     method: str
-    distances: Mapping[object, float]
+    distances: Mapping[Any, float]
 
 
 def picture(board: Leaderboard) -> Picture:

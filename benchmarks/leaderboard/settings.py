@@ -59,7 +59,7 @@ def settings_sections(board: Leaderboard) -> list[Section]:
         cells = [label, *(setting(own[k]) if k in own else MISSING for k in short)]
         brief.append(cells)
         lines.append([*cells, settings(chosen[label]) or MISSING, settings(further) or MISSING])
-    heads = ["method", *(Column(name, doc=SHORT[name]) for name in short)]
+    heads: list[str | Column] = ["method", *(Column(name, doc=SHORT[name]) for name in short)]
     content = table([*heads, CHOSEN, FURTHER], lines, brief=table(heads, brief))
     text = f"The same in every row that has it: {settings(same)}." if same else ""
     return filled(Section("Settings", content=content), Section(text=(text,), level="full"))

@@ -15,10 +15,22 @@ def _asset(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def write(sections: Sequence[Section]) -> str:
-    """The whole report as one page that loads nothing."""
+def write(
+    sections: Sequence[Section], *, home: tuple[str, str] | None = None, note: str = ""
+) -> str:
+    """The whole report as one page that loads nothing.
+
+    Args:
+        sections: Of the report.
+        home: Address and name of the page that lists this one.
+        note: Beside the way home.
+    """
     title = escape(next((section.title for section in sections if section.title), ""))
     body = "\n".join(block for section in sections for block in _blocks(section))
+    if home:
+        body = (
+            f'<nav><a href="{escape(home[0])}">{escape(home[1])}</a> {escape(note)}</nav>\n{body}'
+        )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"

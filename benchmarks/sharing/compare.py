@@ -88,8 +88,8 @@ def _alone(source: Source, other: Source) -> Iterator[str]:
         alone = [str(p[2]) for p in source.runs if p[:2] == row and p not in other.runs]
         if alone and row in others:
             seeds[tuple(alone)].append(_name(*row))
-    for alone, names in seeds.items():
-        yield f"only in {source.name}: seeds {', '.join(alone)} of {', '.join(names)}"
+    for numbers, names in seeds.items():
+        yield f"only in {source.name}: seeds {', '.join(numbers)} of {', '.join(names)}"
 
 
 def _faults(first: Source, second: Source) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from benchmarks.report import html
 from benchmarks.report.cells import MISSING, number
 from benchmarks.report.files import write_files
 from benchmarks.report.section import Column, Details, Picture, Section, Table, table
-from benchmarks.report.shipped import RESULTS, read_report
+from benchmarks.report.shipped import RESULTS, read_board, read_report
 from benchmarks.sharing.verify import sections as verified_sections
 from benchmarks.sharing.verify import verify_bundle
 from benchmarks.spec.suite import REFERENCES
@@ -65,7 +64,10 @@ def write_site(out: Path, submissions: Path | None) -> list[str]:
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else; name another folder")
     pages = [*_shipped(), *(_submitted(submissions) if submissions else ())]
-    files = {page.file: html.write([_home(page), *page.sections]) for page in pages}
+    files = {
+        page.file: html.write(page.sections, home=(INDEX, "All results"), note=SOURCES[page.source])
+        for page in pages
+    }
     files[INDEX] = html.write(_index(pages))
     write_files(out, files)
     return [*files]
@@ -74,9 +76,9 @@ def write_site(out: Path, submissions: Path | None) -> list[str]:
 def _shipped() -> Iterator[Page]:
     for file in sorted(RESULTS.glob("*/LEADERBOARD.md")):
         report = read_report(file.read_text("utf-8"))
-        data = json.loads((file.parent / "leaderboard.json").read_text("utf-8"))
-        distance = data.get("distance", {"title": "distance", "unit": "points"})
-        rows = [Dots(row["row"], row["method"], row.get("ag_per_seed", {})) for row in data["rows"]]
+        data = read_board(file.parent)
+        distance = data["distance"]
+        rows = [Dots(row["row"], row["method"], row["ag_per_seed"]) for row in data["rows"]]
         floors = (data["floor"] or {}).get("per_seed", ())
         drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
         pieces = [*_linked(report, data), Section(content=_details(data))]
@@ -131,11 +133,6 @@ def _submitted(folder: Path) -> Iterator[Page]:
         yield Page(f"submitted-{name}.html", board.suite.spec.title, source, pieces, to_json(board))
 
 
-def _home(page: Page) -> Section:
-    content = table(["all results", "these"], [["index", SOURCES[page.source]]], words=True)
-    return Section(content=replace(content, links={"index": INDEX}))
-
-
 # The page that lists them ------------------------------------------------------------------------
 
 
@@ -162,22 +159,20 @@ def _suites(pages: Sequence[Page]) -> Table:
     for page in pages:
         floor, methods = page.data["floor"], _methods(page)
         best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
-        inside = sum(
-            (row.get("verdict") or {}).get("word") in ("inside", "near") for row in methods
-        )
+        inside = sum((row["verdict"] or {}).get("word") in ("inside", "near") for row in methods)
         rows.append(
             [
                 page.file.removesuffix(".html"),
                 page.title,
                 page.source,
                 str(len(methods)),
-                number(floor and floor["mean"], 2),
+                number(floor["mean"] if floor else None, 2),
                 best["row"] if best else MISSING,
-                number(best and best["derived"]["ag"]["mean"], 2),
+                number(best["derived"]["ag"]["mean"] if best else None, 2),
                 str(inside),
             ]
         )
-    heads = [
+    heads: list[str | Column] = [
         "suite",
         Column("what", "words"),
         Column("source", "label"),
@@ -197,7 +192,7 @@ def _methods(page: Page) -> list[Mapping[str, Any]]:
 
 def _rows(page: Page) -> Iterator[list[str]]:
     for row in _methods(page):
-        distance, verdict = row["derived"]["ag"], row.get("verdict")
+        distance, verdict = row["derived"]["ag"], row["verdict"]
         ends = [number(distance[end], 2) for end in ("low", "high")]
         yield [
             page.file.removesuffix(".html"),
@@ -206,12 +201,12 @@ def _rows(page: Page) -> Iterator[list[str]]:
             number(distance["mean"], 2),
             MARKS[verdict["word"]] if verdict else "",
             MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
-            str(row["rank"]["rank"]) if row.get("rank") else MISSING,
+            str(row["rank"]["rank"]) if row["rank"] else MISSING,
         ]
 
 
 def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page]) -> Table:
-    heads = [
+    heads: list[str | Column] = [
         "suite",
         Column("row", "label"),
         Column("n", doc="counts the seeds"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.leaderboard.write import RECORDS
-from benchmarks.report.shipped import RESULTS
+from benchmarks.report.shipped import RESULTS, read_board
 from benchmarks.sharing.bundle import opened
 from benchmarks.sharing.records import board_of, read_records
 from benchmarks.spec.suite import FLOOR
@@ -105,8 +104,7 @@ def _of_results(folder: Path, name: str) -> Source:
     """The runs of a folder of shipped results."""
     try:
         file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
-        rows = json.loads((folder / "leaderboard.json").read_text("utf-8"))["rows"]
-        distances = {row["row"]: row.get("ag_per_seed", {}) for row in rows}
+        distances = {row["row"]: row["ag_per_seed"] for row in read_board(folder)["rows"]}
         with file.open(encoding="utf-8", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
     except StopIteration:
