@@ -59,7 +59,7 @@ def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
         y = bottom + 18 * index
         body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
         body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
-    width, height = LEFT + columns * (PANEL[0] + GAP), bottom + 18 * len(names)
+    width, height = LEFT + COLUMNS * (PANEL[0] + GAP), bottom + 18 * len(names)
     return svg.picture(width, height, body, title=title)
 
 

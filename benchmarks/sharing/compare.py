@@ -44,9 +44,14 @@ def compare(first: Source, second: Source) -> Comparison:
     """Pairs the runs.
 
     Raises:
-        DataError: There is no pair.
+        DataError: There is no pair, or nothing tells that the splits are the same.
     """
     result = Comparison(first, second)
+    if first.suite != second.suite and not (first.told and second.told):
+        raise DataError(
+            f"compare: {first.name} is of {first.suite}, {second.name} of {second.suite}, and not "
+            "every run says its split; compare records, or results of one suite"
+        )
     pairs: dict[tuple[str, int], list[tuple[Run, Run]]] = defaultdict(list)
     for place, ours in first.runs.items():
         theirs = second.runs.get(place)
@@ -99,7 +104,7 @@ def _faults(first: Source, second: Source) -> Iterator[str]:
             places[why, place[2]].append(_name(*place[:2]))
     for (why, seed), names in places.items():
         yield f"seed {seed}: {why}: {', '.join(names)}"
-    silent = [s.name for s in (first, second) if not all(run.split for run in s.runs.values())]
+    silent = [source.name for source in (first, second) if not source.told]
     if silent:
         yield f"paired by row and seed alone, since no split is told: {', '.join(silent)}"
 

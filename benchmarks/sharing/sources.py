@@ -42,13 +42,20 @@ class Source:
 
     Attributes:
         name: As a reader knows it.
+        suite: Name of the suite, of a varied one the name of what was varied.
         runs: In the order of its table.
         titles: Metric -> column head and digits, main columns first; empty where not said.
     """
 
     name: str
+    suite: str
     runs: Mapping[Place, Run]
     titles: Mapping[str, tuple[str, int]]
+
+    @property
+    def told(self) -> bool:
+        """Whether every run says which split it is of."""
+        return all(run.split for run in self.runs.values())
 
 
 def read_source(text: str, board: Callable[[str, Path | None], Leaderboard | None]) -> Source:
@@ -97,14 +104,16 @@ def of_board(board: Leaderboard, name: str) -> Source:
     runs = dict(sorted(runs.items(), key=lambda item: order.index(item[0][0])))
     names = dict.fromkeys([*board.suite.spec.columns, *board.specs])
     titles = {n: (board.specs[n].title, board.specs[n].digits) for n in names}
-    return Source(name, runs, {"distance": (board.rule.title, 2), **titles})
+    suite = board.suite.name.partition("+")[0]
+    return Source(name, suite, runs, {"distance": (board.rule.title, 2), **titles})
 
 
 def _of_results(folder: Path, name: str) -> Source:
     """The runs of a folder of shipped results."""
     try:
         file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
-        distances = {row["row"]: row["ag_per_seed"] for row in read_board(folder)["rows"]}
+        data = read_board(folder)
+        distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
         with file.open(encoding="utf-8", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
     except StopIteration:
@@ -113,7 +122,7 @@ def _of_results(folder: Path, name: str) -> Source:
         ) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
-    return Source(name, runs, {})
+    return Source(name, data["suite"].partition("+")[0], runs, {})
 
 
 def _run(

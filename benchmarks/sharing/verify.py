@@ -255,7 +255,12 @@ def sections(verification: Verification) -> list[Section]:
         f"their scores; {verification.cells} numbers compared, {len(different)} differ."
     )
     rows = [[c.row, c.name, _text(c.stated), _text(c.recomputed)] for c in different]
-    heads: list[str | Column] = ["row", Column("what", "words"), Column("stated", "words"), Column("ours", "words")]
+    heads: list[str | Column] = [
+        "row",
+        Column("what", "words"),
+        Column("stated", "words"),
+        Column("ours", "words"),
+    ]
     head = f"{board.suite.name} (v{board.suite.spec.version}, {verification.digest})"
     return filled(
         Section(head, (text,), depth=1),
