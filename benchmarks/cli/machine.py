@@ -116,7 +116,8 @@ def _verify_bundle(path: Path, plugin: list[str] | None) -> None:
     if not path.exists():
         raise ConfigError(f"verify {path}: choose paper, tofu-logs, or a bundle that is there")
     register_all(plugin)
-    verification = verify_bundle(path)
+    with console.status(f"{path}: computing every metric from its scores"):
+        verification = verify_bundle(path)
     show(console, sections(verification))
     if verification.different:
         raise typer.Exit(1)

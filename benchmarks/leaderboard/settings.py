@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,10 +82,13 @@ def row_detail(
     """All about a row; ``params`` None where they are not known."""
     info = info_of(method)
     numbers = ",".join(map(str, seeds))
-    lines = [f"unlearn run {suite} --only {label} --seeds {numbers}", f"unlearn show {method}"]
+    lines = [
+        f"unlearn run {suite} --only {shlex.quote(label)} --seeds {numbers}",
+        f"unlearn show {method}",
+    ]
     if params is not None:
         lines += ["", yaml.safe_dump({"method": method, "params": dict(params)}, sort_keys=False)]
-    links = ((info.paper, address(info.paper)),) if info else ()
+    links = ((info.paper, address(info.paper)),) if info and info.paper != "-" else ()
     return Detail(place_of(label), label, "\n".join(lines), links)
 
 

@@ -20,7 +20,7 @@ from benchmarks.report.section import Column, Details, Picture, Section, Table, 
 from benchmarks.report.shipped import RESULTS, read_board, read_report
 from benchmarks.sharing.verify import sections as verified_sections
 from benchmarks.sharing.verify import verify_bundle
-from benchmarks.spec.suite import REFERENCES
+from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.errors import ConfigError
 
 INDEX = "index.html"
@@ -95,7 +95,7 @@ def _shipped() -> Iterator[Page]:
 
 def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]:
     """The report with links from its first table to what is said of each row."""
-    labels = {row["row"] for row in data["rows"] if row["seeds"]}
+    labels = {row["row"] for row in _made(data)}
     pieces = list(report)
     for number_, section in enumerate(pieces):
         if isinstance(section.content, Table):
@@ -113,10 +113,14 @@ def _details(data: Mapping[str, Any]) -> Details:
             row_detail(
                 data["suite"], row["row"], row["method"], settings.get(row["row"]), row["seeds"]
             )
-            for row in data["rows"]
-            if row["seeds"]
+            for row in _made(data)
         )
     )
+
+
+def _made(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows of the suite that were run; the second Retrain belongs to the first."""
+    return [row for row in data["rows"] if row["seeds"] and row["row"] != FLOOR]
 
 
 def _submitted(folder: Path) -> Iterator[Page]:

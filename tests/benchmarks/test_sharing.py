@@ -57,7 +57,8 @@ def made_scores(seed: int, offset: float) -> dict[str, Scores]:
 def scored(tiny_suite, put_record, tmp_path_factory):
     """A suite whose records follow from scores that are there. Read only."""
     root = tmp_path_factory.mktemp("scored")
-    path = tiny_suite(root, methods=METHODS, seeds=[1, 2], retrains=2)
+    cheap = {"evaluation": {"features": ["confidence"]}}
+    path = tiny_suite(root, methods=METHODS, seeds=[1, 2], retrains=2, protocol=cheap)
     suite, store = load_suite(str(path)), StageStore(root / "store")
     benchmark = BENCHMARKS[suite.spec.benchmark](suite.protocol, Runtime(device="cpu"))
     offsets = {"original": 3.0, "retrain": -1.0, "gd": -0.8, "gd_sine": 0.0}
