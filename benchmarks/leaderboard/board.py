@@ -18,7 +18,6 @@ from common.store.records import RunRecord
 if TYPE_CHECKING:
     from benchmarks.audits.derive import AuditTable
     from benchmarks.leaderboard.sweep import TunedOn
-    from common.methods.base import MethodInfo
 
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
@@ -145,6 +144,6 @@ class Leaderboard:
         return self.missing == 0
 
 
-def info_of(method: str) -> MethodInfo | None:
+def info_of(method: str) -> Any:
     """Facts about a method; None of a plugin's that is not here."""
     return METHODS[method].info if method in METHODS else None
