@@ -300,7 +300,10 @@ def test_html_is_balanced_and_escaped(board):
     assert tags.open == []
     assert len(tags.tables) == 6 and all(len(set(table)) == 1 for table in tags.tables)
     assert "<b>" not in written and "with <b> &" in "".join(tags.text)
-    assert not re.search(r"(src|href)=.https?:", written), "self-contained"
+    named = re.findall(r"<(\w+)[^>]*(?:src|href)=.(?!#|data:)", written)
+    assert {*named} == {"a"} and "@import" not in written and "url(" not in written, (
+        "it loads nothing"
+    )
 
 
 def test_the_page_says_all_that_the_markdown_says(hand_made, tmp_path, section_pages):
@@ -419,4 +422,5 @@ def test_report_files_are_complete_and_whole(board, tmp_path):
     assert len(lines) == 12
     for line in lines:
         assert line.pop("suite") == "tiny" and line.pop("row") in TABLE
+        assert line.pop("forget") == 50
         RunRecord.model_validate(line)
