@@ -17,7 +17,7 @@ from common.store.stages import StageStore
 if TYPE_CHECKING:
     from benchmarks.leaderboard.board import Leaderboard
 
-SOURCE = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
+GIVEN = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
 
 
 @command(
@@ -26,8 +26,8 @@ SOURCE = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
     "unlearn compare digits-class their-records.jsonl --format csv",
 )
 def compare(
-    first: Annotated[str, typer.Argument(help=SOURCE)],
-    second: Annotated[str, typer.Argument(help=SOURCE)],
+    first: Annotated[str, typer.Argument(help=GIVEN)],
+    second: Annotated[str, typer.Argument(help=GIVEN)],
     selection: Selection,
     store: Store = STORE,
     format_: Annotated[
@@ -37,7 +37,7 @@ def compare(
     """Compare two results, paired by row, seed and split: differences with their intervals."""
     from benchmarks.report import html, markdown, tex
     from benchmarks.sharing import compare as job
-    from benchmarks.sharing.sources import read_source
+    from benchmarks.sharing.results import read_results
 
     writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
     if format_ not in ("table", "csv", *writers):
@@ -46,7 +46,7 @@ def compare(
     def board(suite: str, own: Path | None) -> Leaderboard | None:
         return read_board(selection, suite, own or store)
 
-    comparison = job.compare(read_source(first, board), read_source(second, board))
+    comparison = job.compare(read_results(first, board), read_results(second, board))
     if format_ == "csv":
         sys.stdout.write(job.to_csv(comparison))
     elif format_ == "table":

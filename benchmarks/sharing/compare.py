@@ -1,4 +1,4 @@
-"""Two sources of runs, paired by row, seed and split."""
+"""Two results, paired by row, seed and split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from benchmarks.leaderboard.data import csv_text
 from benchmarks.report.cells import MISSING, interval, significant
 from benchmarks.report.section import Column, Section, table
-from benchmarks.sharing.sources import Run, Source
+from benchmarks.sharing.results import Results, Run
 from common.base.errors import DataError
 from common.measure.gaps import PairedDifference, paired_difference
 
@@ -20,15 +20,15 @@ NARROW = 3
 
 @dataclass
 class Comparison:
-    """Differences of two sources.
+    """Differences of two results.
 
     Attributes:
         differences: (row label, replicate) -> metric -> difference, first less second.
         unpaired: What could not be compared, in words.
     """
 
-    first: Source
-    second: Source
+    first: Results
+    second: Results
     differences: dict[tuple[str, int], dict[str, PairedDifference]] = field(default_factory=dict)
     unpaired: list[str] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Comparison:
         return [name for name in names if name in measured]
 
 
-def compare(first: Source, second: Source) -> Comparison:
+def compare(first: Results, second: Results) -> Comparison:
     """Pairs the runs.
 
     Raises:
@@ -81,30 +81,30 @@ def _fault(ours: Run, theirs: Run) -> str:
     return "" if ours.ok and theirs.ok else "diverged"
 
 
-def _alone(source: Source, other: Source) -> Iterator[str]:
-    """Rows, and seeds of rows, that only one source has."""
-    rows = dict.fromkeys(place[:2] for place in source.runs)
+def _alone(own: Results, other: Results) -> Iterator[str]:
+    """Rows, and seeds of rows, that only one of them has."""
+    rows = dict.fromkeys(place[:2] for place in own.runs)
     others = {place[:2] for place in other.runs}
     lacking = [_name(*row) for row in rows if row not in others]
     if lacking:
-        yield f"only in {source.name}: {', '.join(lacking)}"
+        yield f"only in {own.name}: {', '.join(lacking)}"
     seeds: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for row in rows:
-        alone = [str(p[2]) for p in source.runs if p[:2] == row and p not in other.runs]
+        alone = [str(p[2]) for p in own.runs if p[:2] == row and p not in other.runs]
         if alone and row in others:
             seeds[tuple(alone)].append(_name(*row))
     for numbers, names in seeds.items():
-        yield f"only in {source.name}: seeds {', '.join(numbers)} of {', '.join(names)}"
+        yield f"only in {own.name}: seeds {', '.join(numbers)} of {', '.join(names)}"
 
 
-def _faults(first: Source, second: Source) -> Iterator[str]:
+def _faults(first: Results, second: Results) -> Iterator[str]:
     places: dict[tuple[str, int], list[str]] = defaultdict(list)
     for place in first.runs:
         if place in second.runs and (why := _fault(first.runs[place], second.runs[place])):
             places[why, place[2]].append(_name(*place[:2]))
     for (why, seed), names in places.items():
         yield f"seed {seed}: {why}: {', '.join(names)}"
-    silent = [source.name for source in (first, second) if not source.told]
+    silent = [own.name for own in (first, second) if not own.told]
     if silent:
         yield f"paired by row and seed alone, since no split is told: {', '.join(silent)}"
 

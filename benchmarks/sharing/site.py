@@ -29,7 +29,7 @@ INTRODUCTION = (
     "a model retrained without the forget set, and a second such model gives the noise floor: "
     "smaller differences mean nothing. Click a head to sort, a name to read on."
 )
-SOURCES = {
+ORIGINS = {
     "shipped": "came with the project",
     "verified": "submitted; the table was made again from the submitted scores, and agrees",
     "differs": "submitted; the table made again from the submitted scores is another one",
@@ -43,13 +43,13 @@ class Page:
 
     Attributes:
         file: Its name in the site.
-        source: A key of :data:`SOURCES`.
+        origin: A key of :data:`ORIGINS`.
         data: As ``leaderboard.json`` has it; empty for a map.
     """
 
     file: str
     title: str
-    source: str
+    origin: str
     sections: Sequence[Section]
     data: Mapping[str, Any]
 
@@ -65,7 +65,7 @@ def write_site(out: Path, submissions: Path | None) -> list[str]:
         raise ConfigError(f"--out {out}: holds something else; name another folder")
     pages = [*_shipped(), *(_submitted(submissions) if submissions else ())]
     files = {
-        page.file: html.write(page.sections, home=(INDEX, "All results"), note=SOURCES[page.source])
+        page.file: html.write(page.sections, home=(INDEX, "All results"), note=ORIGINS[page.origin])
         for page in pages
     }
     files[INDEX] = html.write(_index(pages))
@@ -131,10 +131,10 @@ def _submitted(folder: Path) -> Iterator[Page]:
         verification = verify_bundle(path)
         board = verification.board
         said = [replace(s, title="", depth=2) for s in verified_sections(verification)]
-        source = "differs" if verification.different else "verified"
+        origin = "differs" if verification.different else "verified"
         name = re.sub(r"[^\w.+=-]+", "-", path.stem)
         pieces = [*said, *sections(board)]
-        yield Page(f"submitted-{name}.html", board.suite.spec.title, source, pieces, to_json(board))
+        yield Page(f"submitted-{name}.html", board.suite.spec.title, origin, pieces, to_json(board))
 
 
 # The page that lists them ------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _index(pages: Sequence[Page]) -> list[Section]:
     boards = [page for page in pages if page.data]
     maps = [page for page in pages if not page.data]
     every = [line for page in boards for line in _rows(page)]
-    words = "; ".join(f"{name}: {text}" for name, text in SOURCES.items())
+    words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
     result = [
         Section("Machine unlearning, measured", (INTRODUCTION,), depth=1),
         Section("Suites", content=_suites(boards)),
@@ -168,7 +168,7 @@ def _suites(pages: Sequence[Page]) -> Table:
             [
                 page.file.removesuffix(".html"),
                 page.title,
-                page.source,
+                page.origin,
                 str(len(methods)),
                 number(floor["mean"] if floor else None, 2),
                 best["row"] if best else MISSING,
@@ -179,7 +179,7 @@ def _suites(pages: Sequence[Page]) -> Table:
     heads: list[str | Column] = [
         "suite",
         Column("what", "words"),
-        Column("source", "label"),
+        Column("origin", "label"),
         Column("methods", doc="counts the rows beside the references"),
         Column("floor", doc="is the distance of a second Retrain, mean over seeds"),
         Column("nearest", "label", "is the row of the smallest distance"),

@@ -27,7 +27,7 @@ class Run:
     """What one evaluated model measured.
 
     Attributes:
-        split: Digest of its index sets; empty where the source does not say it.
+        split: Digest of its index sets; empty where the results do not say it.
         metrics: Of a model that did not diverge, ``distance`` among them.
     """
 
@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Source:
+class Results:
     """Runs of one suite.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
         return all(run.split for run in self.runs.values())
 
 
-def read_source(text: str, board: Callable[[str, Path | None], Leaderboard | None]) -> Source:
+def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | None]) -> Results:
     """The runs that an argument names.
 
     Args:
@@ -82,14 +82,14 @@ def read_source(text: str, board: Callable[[str, Path | None], Leaderboard | Non
     raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
 
 
-def _of_path(path: Path) -> Source:
+def _of_path(path: Path) -> Results:
     if path.is_dir() and not (path / RECORDS).is_file():
         return _of_results(path, str(path))
     with opened(path) if path.suffix == ".zip" else nullcontext(path) as place:
         return of_board(board_of(read_records(place), place), str(path))
 
 
-def of_board(board: Leaderboard, name: str) -> Source:
+def of_board(board: Leaderboard, name: str) -> Results:
     """The runs of a table."""
     distances = {row.label: row.ag_per_seed for row in board.rows}
     runs = {}
@@ -105,10 +105,10 @@ def of_board(board: Leaderboard, name: str) -> Source:
     names = dict.fromkeys([*board.suite.spec.columns, *board.specs])
     titles = {n: (board.specs[n].title, board.specs[n].digits) for n in names}
     suite = board.suite.name.partition("+")[0]
-    return Source(name, suite, runs, {"distance": (board.rule.title, 2), **titles})
+    return Results(name, suite, runs, {"distance": (board.rule.title, 2), **titles})
 
 
-def _of_results(folder: Path, name: str) -> Source:
+def _of_results(folder: Path, name: str) -> Results:
     """The runs of a folder of shipped results."""
     try:
         file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
@@ -122,7 +122,7 @@ def _of_results(folder: Path, name: str) -> Source:
         ) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
-    return Source(name, data["suite"].partition("+")[0], runs, {})
+    return Results(name, data["suite"].partition("+")[0], runs, {})
 
 
 def _run(
