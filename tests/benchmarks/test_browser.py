@@ -112,7 +112,7 @@ def test_a_picture_answers_and_a_row_unfolds(site, visit):
 def test_a_picture_is_readable_in_a_document(site, visit, name):
     """As wide as a README shows it, no text is below 9 pixels and none leaves the frame."""
     page = visit(site / f"{name}.html", 1440)
-    found = page.evaluate("""() => {
+    drawn = page.evaluate("""() => {
       const svg = document.querySelector('svg'), frame = svg.getBoundingClientRect();
       const scale = Math.min(1, 830 / frame.width), texts = [...svg.querySelectorAll('text')];
       const boxes = texts.map((text) => text.getBoundingClientRect());
@@ -121,4 +121,4 @@ def test_a_picture_is_readable_in_a_document(site, visit, name):
         out: boxes.filter((b) => b.left < frame.left - 1 || b.right > frame.right + 1).length,
       };
     }""")
-    assert found["size"] >= 9 and found["out"] == 0
+    assert drawn["size"] >= 9 and drawn["out"] == 0
