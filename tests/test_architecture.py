@@ -86,6 +86,8 @@ MAY_IMPORT = {
     "report spec pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
     "common.protocol report spec pipeline audits paper",
+    "benchmarks.sharing": "common.base common.measure common.store common.protocol common.train "
+    "report spec pipeline leaderboard",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
     "common.store common.protocol common.methods common.audits report spec pipeline audits",
     "benchmarks.rehearsal": "common.base common.train common.protocol common.store report spec "
@@ -107,7 +109,7 @@ MAY_IMPORT = {
     "benchmarks.cli": "benchmarks common.base common.bounded common.train common.store "
     "common.protocol "
     "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
-    "apply costs machine paper rehearsal",
+    "apply costs machine paper rehearsal sharing",
 }
 """Room -> what it may import, at module level, in functions and for types.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,27 +61,34 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
         raise typer.Exit(1)
 
 
-@command("unlearn verify paper", "unlearn verify tofu-logs --data-root data")
+@command(
+    "unlearn verify paper",
+    "unlearn verify tofu-logs --data-root data",
+    "unlearn verify bundle.zip",
+)
 def verify(
     what: Annotated[
         str,
         typer.Argument(
-            help="paper: the paper's numbers against themselves; tofu-logs: published TOFU logs."
+            help="A bundle (folder or zip); paper: the paper's numbers against themselves; "
+            "tofu-logs: published TOFU logs."
         ),
     ],
     data_root: DataRoot = None,
     form: Annotated[
         str, typer.Option("--format", help="Of paper: text, csv or json, to the terminal.")
     ] = "text",
+    plugin: Plugins = None,
 ) -> None:
-    """Recompute published results, and show every difference."""
+    """Recompute published or submitted results, and show every difference."""
     if what == "paper":
         _verify_paper(form)
         return
+    if what != "tofu-logs":
+        _verify_bundle(Path(what), plugin)
+        return
     from benchmarks.machine.verify import nearest_to_paper, sections, verify_tofu_logs
 
-    if what != "tofu-logs":
-        raise ConfigError(f"verify {what}: choose paper or tofu-logs")
     if data_root is None:
         raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
     values = verify_tofu_logs(data_root)
@@ -100,3 +108,16 @@ def _verify_paper(form: str) -> None:
         show(console, finding_sections(findings, count))
     else:
         typer.echo(written(findings, form))
+
+
+def _verify_bundle(path: Path, plugin: list[str] | None) -> None:
+    from benchmarks.sharing.verify import sections, verify_bundle
+
+    if not path.exists():
+        raise ConfigError(f"verify {path}: choose paper, tofu-logs, or a bundle that is there")
+    register_all(plugin)
+    with console.status(f"{path}: computing every metric from its scores"):
+        verification = verify_bundle(path)
+    show(console, sections(verification))
+    if verification.different:
+        raise typer.Exit(1)

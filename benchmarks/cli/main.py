@@ -17,6 +17,7 @@ from benchmarks.cli import (  # noqa: F401
     probe,
     rehearse,
     run,
+    share,
     show,
 )
 from benchmarks.cli.command import app

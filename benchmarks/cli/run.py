@@ -189,7 +189,7 @@ def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
     folder = _short_path(runtime.store / "suites" / suite.name)
     events = _short_path(runtime.store / "tensorboard" / suite.name)
     for text in (
-        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .csv, .json, .svg)",
+        f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",
         f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
     ):
@@ -237,51 +237,69 @@ def stage(
     console.print(f"{hits[0].name}: {status}", highlight=False)
 
 
-@command("unlearn report digits-class", "unlearn report digits-class --format md > LEADERBOARD.md")
+@command(
+    "unlearn report digits-class",
+    "unlearn report digits-class --format tex > board.tex",
+    "unlearn report --records their-records.jsonl",
+)
 def report(
-    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
     selection: Selection,
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite name, group of suites, or YAML file.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Of a file of records, or a folder with one, instead.")
+    ] = None,
     store: Store = STORE,
     format_: Annotated[
-        str, typer.Option("--format", help="table, md, csv, json, html or svg.")
+        str,
+        typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
     ] = "table",
 ) -> None:
     """Print a suite's leaderboard from the records that are there; runs nothing.
 
     Where there are none, the report that comes with the project is shown.
     """
+    from benchmarks.leaderboard.write import FORMATS
+
+    if format_ not in ("table", *FORMATS):
+        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    if (suite is None) == (records is None):
+        raise ConfigError("report: give a suite, or --records FILE")
+    if records is not None:
+        from benchmarks.sharing.records import board_of, read_records
+
+        _print(board_of(read_records(records), records), format_)
+    elif format_ == "table":
+        for resolved in selection.suites(str(suite), store):
+            _report(resolved, str(suite), store, format_)
+    else:
+        _report(selection.suite(str(suite), store), str(suite), store, format_)
+
+
+def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
     from benchmarks.cli.shipped import show_shipped, write_shipped
+    from benchmarks.leaderboard.derive import make_leaderboard
+
+    board = make_leaderboard(suite, StageStore(store))
+    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    if board.records:
+        _print(board, form)
+    elif form == "table":
+        show_shipped(suite.name, missing)
+    else:
+        write_shipped(suite.name, missing, form)
+
+
+def _print(board: Leaderboard, form: str) -> None:
     from benchmarks.leaderboard.report import sections
     from benchmarks.leaderboard.write import FORMATS
     from benchmarks.paper.report import published_sections
 
-    if format_ not in ("table", *FORMATS):
-        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
-    for resolved in selection.suites(suite, store) if format_ == "table" else ():
-        board = _board(resolved, store)
-        if board is None:
-            show_shipped(resolved.name, _missing(resolved, store, suite))
-        else:
-            show(console, sections(board) + published_sections(board.suite.spec.published))
-    if format_ != "table":
-        resolved = selection.suite(suite, store)
-        board = _board(resolved, store)
-        if board is None:
-            write_shipped(resolved.name, _missing(resolved, store, suite), format_)
-        else:
-            sys.stdout.write(FORMATS[format_][1](board))
-
-
-def _board(suite: ResolvedSuite, store: Path) -> Leaderboard | None:
-    """The leaderboard of a store; None where it has no record of the suite."""
-    from benchmarks.leaderboard.derive import make_leaderboard
-
-    board = make_leaderboard(suite, StageStore(store))
-    return board if board.records else None
-
-
-def _missing(suite: ResolvedSuite, store: Path, called: str) -> str:
-    return f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    if form == "table":
+        show(console, sections(board) + published_sections(board.suite.spec.published))
+    else:
+        sys.stdout.write(FORMATS[form][1](board))
 
 
 @command("unlearn demo", "unlearn demo --quick")

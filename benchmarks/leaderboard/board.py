@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.pipeline.stage import Stage
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base.registry import METHODS
 from common.measure.gaps import Floor, PairedDifference, Summary
 from common.measure.metric import MetricSpec
 from common.measure.rules import Rule
@@ -103,9 +104,12 @@ class Leaderboard:
     """Everything a table shows.
 
     Attributes:
-        missing: Records that are planned and not there.
         records: (row label, record) of every final model.
-        stages: Row label, replicate and seed -> the stage that wrote the record.
+        sizes: Seed -> samples in the forget set.
+        digest: What tells it apart from others of its name and version.
+        missing: Records that are planned and not there.
+        stages: Row label, replicate and seed -> the stage that wrote the record; none of records
+            that came without a store.
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on; None without tuning.
@@ -118,10 +122,12 @@ class Leaderboard:
     rows: list[BoardRow]
     floor: Floor
     comparisons: list[Comparison]
-    trials: list[Trial]
-    missing: int
     records: list[tuple[str, RunRecord]]
-    stages: Mapping[tuple[str, int, int], Stage]
+    sizes: Mapping[int, int]
+    digest: str
+    missing: int = 0
+    trials: list[Trial] = field(default_factory=list)
+    stages: Mapping[tuple[str, int, int], Stage] = field(default_factory=dict)
     audits: list[AuditTable] = field(default_factory=list)
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
@@ -136,3 +142,8 @@ class Leaderboard:
     def complete(self) -> bool:
         """Whether every planned record is there."""
         return self.missing == 0
+
+
+def info_of(method: str) -> Any:
+    """Facts about a method; None of a plugin's that is not here."""
+    return METHODS[method].info if method in METHODS else None

@@ -5,30 +5,85 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.audits.report import to_json as audits_json
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
 from benchmarks.leaderboard.folds import to_json as folds_json
+from benchmarks.leaderboard.settings import first_records
 from benchmarks.leaderboard.sweep import sources
 from benchmarks.paper.report import published_json
-from benchmarks.spec.remembered import suite_digest
-from common.measure.gaps import Summary
+from benchmarks.spec.suite import FLOOR
+from common.measure.gaps import Summary, gap
+from common.train.tracking import flat
 
 
 def to_csv(board: Leaderboard) -> str:
-    """One line per record: label, seed, replicate, status, every metric."""
-    names = list(board.specs)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", "method", "seed", "replicate", "status", *names])
+    """One line per row: distance, metrics and gaps as summaries, and what tuning chose."""
+    lines = []
+    for row in board.rows:
+        if not row.seeds:
+            continue
+        line: dict[str, Any] = {
+            "row": row.label,
+            "method": row.method,
+            "seeds": len(row.seeds),
+            "diverged": len(row.diverged),
+            "verdict": row.verdict and row.verdict.word,
+            "rank": row.rank and row.rank.rank,
+            "trials": row.trials or None,
+            **_columns("distance", row.derived.get("ag")),
+        }
+        for name in [*(axis.name for axis in board.rule.axes), *(c.name for c in board.rule.also)]:
+            line |= _columns(name, row.derived.get(name))
+        for name in board.specs:
+            line |= _columns(name, row.metrics.get(name))
+            line |= _columns(f"gap.{name}", row.gaps.get(name))
+        lines.append(line | {f"chosen.{name}": value for name, value in row.chosen.items()})
+    return csv_text(lines)
+
+
+def _columns(name: str, summary: Summary | None) -> dict[str, float | None]:
+    values = {} if summary is None else vars(summary)
+    ends = {f"{name}_{end}": values.get(end) for end in ("std", "low", "high")}
+    return {name: values.get("mean"), **ends}
+
+
+def runs_csv(board: Leaderboard) -> str:
+    """One line per run: distance, every metric, its gap to the seed's Retrain, and the config."""
+    distances = {row.label: row.ag_per_seed for row in board.rows}
+    retrains = {r.seed: r for _, r in board.records if r.method == "retrain" and not r.replicate}
+    lines = []
     for label, record in board.records:
-        values = [record.metrics.get(name) for name in names]
-        cells = ["" if value is None else repr(value) for value in values]
-        run = [label, record.method, record.seed, record.replicate, record.status]
-        writer.writerow([*run, *cells])
+        row = {0: label, 1: FLOOR}.get(record.replicate, "")
+        target = retrains.get(record.seed)
+        gaps = {n: target and gap(record.metrics, target.metrics, n) for n in board.specs}
+        lines.append(
+            {
+                "row": label,
+                "method": record.method,
+                "seed": record.seed,
+                "replicate": record.replicate,
+                "status": record.status,
+                "split": record.split.get("digest"),
+                "distance": distances.get(row, {}).get(record.seed),
+                **{name: record.metrics.get(name) for name in board.specs},
+                **{f"gap.{name}": value for name, value in gaps.items()},
+                **{f"config.{name}": value for name, value in flat(record.params).items()},
+            }
+        )
+    return csv_text(lines)
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines whose keys are columns, in the order in which they first stand; None is empty."""
+    stream = io.StringIO()
+    names = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(stream, [*names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return stream.getvalue()
 
 
@@ -38,15 +93,17 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
     return {
         "suite": board.suite.name,
         "version": board.suite.spec.version,
-        "digest": suite_digest(board.suite),
+        "digest": board.digest,
         "kind": "measured",
         "complete": board.complete,
+        "distance": {"title": board.rule.title, "unit": board.rule.unit},
         "floor": None if floor is None else {**vars(floor), "per_seed": board.floor.per_seed},
         "pooled_floor": None if pooled is None else vars(pooled),
         "rows": [_row(row) for row in board.rows],
         "tuning": _tuning(board),
         "audits": audits_json(board.audits),
         "published": published_json(board.suite.spec.published),
+        "settings": {label: record.params for label, record in first_records(board).items()},
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
     }
 

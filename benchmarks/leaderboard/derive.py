@@ -9,22 +9,22 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.audits.report import audit_tables
-from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard, Trial
+from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard
 from benchmarks.leaderboard.folds import forgotten
 from benchmarks.leaderboard.judge import Judge, label_of
-from benchmarks.leaderboard.sweep import tuned_on
+from benchmarks.leaderboard.sweep import read_trials, tuned_on
 from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
 from benchmarks.pipeline.measuring import read_record, read_scores
-from benchmarks.pipeline.planner import make_plan, references, trial_gap
+from benchmarks.pipeline.planner import make_plan
 from benchmarks.pipeline.probing import read_table
 from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.spec.goals import metric_specs
+from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.config import canonical
 from common.base.errors import DataError
 from common.base.registry import BENCHMARKS
 from common.measure.gaps import (
@@ -36,7 +36,7 @@ from common.measure.gaps import (
     retrain_floor,
     summarise,
 )
-from common.measure.goal import References, Role
+from common.measure.goal import References
 from common.measure.metric import Row
 from common.measure.rules import RowFacts, Rule
 from common.protocol.benchmark import Benchmark
@@ -71,62 +71,87 @@ def _pooled_floor(suite: ResolvedSuite, store: StageStore) -> Floor:
 def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
     plan = make_plan(suite, store)
     finals: FinalRecords = {}
-    records: list[tuple[str, RunRecord]] = []
     stages: dict[tuple[str, int, int], Stage] = {}
     missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
     for result in plan.results:
         record = read_record(store, result.stage)
         if record is None:
             missing += 1
-            continue
-        if result.trial is None:
-            records.append((result.label, record))
+        elif result.trial is None:
             stages[result.label, result.replicate, result.seed] = result.stage
             finals.setdefault((result.label, result.replicate), {})[result.seed] = record
-    _check_one_data_set(records)
     missing += _add_probes(finals, plan, store)
-    benchmark = BENCHMARKS[suite.spec.benchmark]
-    specs, rule = metric_specs(suite.spec, suite.probes), benchmark.gap_of(suite.protocol)
-    if benchmark.compare.__func__ is not Benchmark.compare.__func__:  # type: ignore[attr-defined]
-        finals = _compared(suite, finals, stages, store)
-    targets = finals.get((label_of(suite, "retrain"), 0), {})
+
+    @functools.cache
+    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
+        return read_scores(store, stages[label, replicate, seed])
+
+    finals = compared(suite, finals, scores)
+    records = [(label, finals[label, replicate][seed]) for label, replicate, seed in stages]
+    sizes = _sizes(stages, store)
+    board = derive(suite, records, sizes, plan.inapplicable)
+    board.missing = missing + len({seed for _, _, seed in stages} - sizes.keys())
+    board.stages, board.trials = stages, read_trials(plan, store)
+    for row in board.rows:
+        own = [trial for trial in board.trials if trial.label == row.label]
+        row.trials = len(own)
+        for trial in own:
+            if trial.chosen:
+                row.chosen, row.edges = dict(trial.params), trial.edges
+    board.audits = audit_tables(suite, store)
+    board.tuned_on = tuned_on(plan, store) if suite.spec.tune else None
+    return board
+
+
+def derive(
+    suite: ResolvedSuite,
+    records: Sequence[tuple[str, RunRecord]],
+    sizes: Mapping[int, int],
+    inapplicable: Mapping[str, str] | None = None,
+    *,
+    digest: str = "",
+) -> Leaderboard:
+    """The table of records, whoever measured them.
+
+    Args:
+        suite: Whose rows they are.
+        records: (row label, record) of every final model, with all of its metrics.
+        sizes: Seed -> samples in the forget set; without them there are no verdicts.
+        inapplicable: Row label -> why it says nothing about the benchmark.
+        digest: What tells the table apart; the suite's own when empty.
+
+    Raises:
+        DataError: They are of several data sets.
+    """
+    _check_one_data_set(records)
+    finals: FinalRecords = {}
+    for label, record in records:
+        finals.setdefault((label, record.replicate), {})[record.seed] = record
+    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     judge = Judge(suite, rule, finals)
-    records = [(label, finals[label, r.replicate][r.seed]) for label, r in records]
-    floor, floor_row = _floor(finals, targets, judge)
+    floor, floor_row = _floor(finals, finals.get((label_of(suite, "retrain"), 0), {}), judge)
     rows = []
     for row in suite.rows:
         by_seed = finals.get((row.label, 0), {})
         if by_seed:
             rows.append(_row(row.label, row.method, by_seed, judge))
-        elif row.label in plan.inapplicable:
-            why = plan.inapplicable[row.label]
+        elif why := (inapplicable or {}).get(row.label):
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, sizes := _sizes(stages, store))
-    missing += len({seed for _, _, seed in stages} - sizes.keys())
+    add_verdicts(rows, suite, rule, finals, sizes)
     if not rule.goals:
         add_ranks(rows)
-    trials = _trials(plan, store)
-    for board_row in rows:
-        own = [trial for trial in trials if trial.label == board_row.label]
-        board_row.trials = len(own)
-        for trial in own:
-            if trial.chosen:
-                board_row.chosen, board_row.edges = dict(trial.params), trial.edges
     return Leaderboard(
         suite,
         rule,
-        specs,
+        metric_specs(suite.spec, suite.probes),
         _ranked(rows, rule),
         floor,
         _compare(suite, rows),
-        trials,
-        missing,
-        records,
-        stages,
-        audit_tables(suite, store),
-        tuned_on=tuned_on(plan, store) if suite.spec.tune else None,
+        list(records),
+        sizes,
+        digest or suite_digest(suite),
     )
 
 
@@ -149,21 +174,23 @@ def _add_probes(finals: FinalRecords, plan: Plan, store: StageStore) -> int:
     return missing
 
 
-def _compared(
+def compared(
     suite: ResolvedSuite,
     finals: FinalRecords,
-    stages: Mapping[tuple[str, int, int], Stage],
-    store: StageStore,
+    scores: Callable[[str, int, int], Mapping[str, Scores]],
 ) -> FinalRecords:
-    """The records with the metrics that need Retrain's scores too."""
+    """The records with the metrics that need Retrain's scores too.
+
+    Args:
+        suite: Of the benchmark that may have such metrics.
+        finals: Records of all final models.
+        scores: (row label, replicate, seed) -> part -> scores.
+    """
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
+    if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
+        return finals
     targets = finals.get((retrain, 0), {})
-
-    @functools.cache
-    def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
-        return read_scores(store, stages[label, replicate, seed])
-
-    compared: FinalRecords = {}
+    result: FinalRecords = {}
     for (row, replicate), by_seed in finals.items():
         for seed, record in by_seed.items():
             target = targets.get(seed)
@@ -171,8 +198,8 @@ def _compared(
                 ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
                 metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
                 record = record.model_copy(update={"metrics": metrics})
-            compared.setdefault((row, replicate), {})[seed] = record
-    return compared
+            result.setdefault((row, replicate), {})[seed] = record
+    return result
 
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
@@ -288,42 +315,3 @@ def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]
             difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
             result.append(Comparison(first, second, difference))
     return result
-
-
-def _trials(plan: Plan, store: StageStore) -> list[Trial]:
-    rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
-    targets: dict[int, dict[Role, RunRecord | None]] = {}
-    for result in plan.results:
-        if result.trial == -1:
-            role: Role = "retrain" if result.label == "retrain" else "original"
-            targets.setdefault(result.seed, {})[role] = read_record(store, result.stage)
-    gaps: dict[tuple[str, int], list[float]] = {}
-    for result in plan.results:
-        if result.trial is None or result.trial < 0:
-            continue
-        record, roles = read_record(store, result.stage), targets.get(result.seed, {})
-        if record is not None and roles and None not in roles.values():
-            distance = trial_gap(record, references(roles), rule)
-            gaps.setdefault((result.label, result.trial), []).append(distance)
-    trials = []
-    for (label, index), values in gaps.items():
-        search, draws = plan.suite.row(label).search, plan.draws[label]
-        assert search is not None
-        varied = _varied([canonical(draw.config) for draw in draws])
-        params = {key: values_[index] for key, values_ in varied.items()}
-        chosen = plan.chosen.get(label) == index
-        edges = search.edges(draws[index]) if chosen else ()
-        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))
-    return trials
-
-
-def _varied(configs: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
-    """Parameters that differ between configs -> their values, dots for nesting."""
-    varied: dict[str, list[Any]] = {}
-    for key in configs[0]:
-        values = [config[key] for config in configs]
-        if all(isinstance(value, Mapping) for value in values):
-            varied |= _varied(values, f"{prefix}{key}.")
-        elif any(value != values[0] for value in values):
-            varied[prefix + key] = values
-    return varied

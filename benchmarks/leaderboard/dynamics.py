@@ -22,7 +22,6 @@ PROBES: Mapping[str, str] = {
     for component in ("mlp", "attention", "head")
 } | {"logits/mean": "logits, mean", "logits/spread": "logits, spread"}
 """Scalar of the engine -> title of its panel."""
-COLUMNS = 4
 
 
 def read_dynamics(board: Leaderboard, store: StageStore) -> dict[str, dict[int, Trajectory]]:
@@ -53,7 +52,7 @@ def to_svg(board: Leaderboard, dynamics: Trajectories) -> str:
         for panel in linear
         if any(value > 0 for line in panel.lines.values() for value in line.values())
     ]
-    return draw([*linear, *logarithmic], list(dynamics), title, columns=COLUMNS)
+    return draw([*linear, *logarithmic], list(dynamics), title)
 
 
 def _panels(dynamics: Trajectories) -> Iterator[Panel]:

@@ -3,59 +3,96 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
+from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.report import svg
 from benchmarks.report.section import Picture
 from benchmarks.spec.suite import REFERENCES
 
-LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 46
+LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
 TICKS = (0, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 100)
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A row of the picture; ``distances`` by seed."""
+
+    label: str
+    method: str
+    distances: Mapping[Any, float]
 
 
 def picture(board: Leaderboard) -> Picture:
     """AG of every row, one dot per seed, the floor as a band."""
-    rows = [row for row in board.rows if row.ag_per_seed and row.label != "retrain"]
-    top = max((max(row.ag_per_seed.values()) for row in rows), default=1.0) or 1.0
-    height = HEAD + PITCH * len(rows) + 40
-    body = [_band(board, top, PITCH * len(rows) + 8)]
-    body += [_dots(row, HEAD + PITCH * index + 8, top) for index, row in enumerate(rows)]
+    rows = [Dots(row.label, row.method, row.ag_per_seed) for row in board.rows]
+    return draw(board.suite.name, board.rule.title, board.rule.unit, rows, board.floor.per_seed)
+
+
+def draw(
+    name: str, title: str, unit: str, rows: Sequence[Dots], floors: Sequence[float | None]
+) -> Picture:
+    """The picture of a suite's rows.
+
+    Args:
+        name: Of the suite.
+        title: Of the distance.
+        unit: Of the distance.
+        rows: In the order of the table; those without a distance, and Retrain, are left out.
+        floors: The noise floor of every seed, as far as it is known.
+    """
+    rows = [row for row in rows if row.distances and row.label != "retrain"]
+    top = max((max(row.distances.values()) for row in rows), default=1.0) or 1.0
+    bottom = HEAD + PITCH * len(rows)
+    ticks = [tick for tick in TICKS if tick <= top]
+    body = [_band([f for f in floors if f is not None], top, bottom - HEAD + 8)]
     body += [
-        svg.text(_x(tick, top), height - 14, f"{tick:g}", text_anchor="middle", fill=svg.GREY)
-        for tick in TICKS
-        if tick <= top
+        svg.line((_x(tick, top), HEAD - 8), (_x(tick, top), bottom), stroke="#eee")
+        for tick in ticks
     ]
-    title = (
-        f"{board.suite.name}: {board.rule.title} to Retrain ({board.rule.unit}; square-root axis)"
-    )
+    body += [_row(row, HEAD + PITCH * index + 8, top) for index, row in enumerate(rows)]
+    body += [
+        svg.text(_x(tick, top), bottom + 16, f"{tick:g}", text_anchor="middle", fill=svg.GREY)
+        for tick in ticks
+    ]
+    middle = {"text_anchor": "middle", "fill": svg.GREY}
+    axis = f"{title} ({unit}; square-root axis)"
+    body.append(svg.text(LEFT + WIDTH / 2, bottom + 34, axis, **middle))
+    head = f"{name}: {title} to Retrain"
     subtitle = "dots: seeds; bar: mean; green: a second Retrain (noise floor)"
-    drawn = svg.picture(LEFT + WIDTH + 30, height, body, title=title, subtitle=subtitle)
-    return Picture(drawn, title)
+    drawn = svg.picture(LEFT + WIDTH + 30, bottom + 44, body, title=head, subtitle=subtitle)
+    return Picture(drawn, f"{head} ({unit}; square-root axis)")
 
 
 def _x(value: float, top: float) -> float:
     return LEFT + WIDTH * math.sqrt(value / top)
 
 
-def _band(board: Leaderboard, top: float, height: float) -> str:
-    floors = [value for value in board.floor.per_seed if value is not None]
+def _band(floors: Sequence[float], top: float, height: float) -> str:
     if not floors:
         return ""
     start, end = _x(min(floors), top), _x(max(floors), top)
-    width = max(end - start, 2.0)
-    return svg.element("rect", x=start, y=HEAD - 8, width=width, height=height, fill="#d9ead3")
+    text = svg.tip(f"noise floor: {min(floors):.2f} to {max(floors):.2f}")
+    place = {"x": start, "y": HEAD - 8, "width": max(end - start, 2.0), "height": height}
+    return svg.element("rect", text, **place, fill="#d9ead3")
 
 
-def _dots(row: BoardRow, y: float, top: float) -> str:
+def _row(row: Dots, y: float, top: float) -> str:
     colour = svg.GREY if row.method in REFERENCES else "#1f4e9c"
-    mean = _x(math.fsum(row.ag_per_seed.values()) / len(row.ag_per_seed), top)
+    average = math.fsum(row.distances.values()) / len(row.distances)
+    mean = _x(average, top)
+    hit = {"x": 0, "y": y - PITCH / 2, "width": LEFT + WIDTH + 30, "height": PITCH}
+    told = svg.tip(f"{row.label}: mean {average:.2f} of {len(row.distances)} seeds")
     parts = [
+        svg.element("rect", told, **hit, fill="none", pointer_events="all", class_="hit"),
         svg.text(LEFT - 10, y + 4, row.label, text_anchor="end"),
         svg.line((LEFT, y), (LEFT + WIDTH, y), stroke="#eee"),
     ]
-    parts += [
-        svg.element("circle", cx=_x(v, top), cy=y, r=3.5, fill=colour, fill_opacity=0.55)
-        for v in row.ag_per_seed.values()
-    ]
+    for seed, value in row.distances.items():
+        dot = {"cx": _x(value, top), "cy": y, "r": 3.5, "fill": colour, "fill_opacity": 0.55}
+        text = svg.tip(f"{row.label}, seed {seed}: {value:.2f}")
+        parts.append(svg.element("circle", text, **dot))
     parts.append(svg.line((mean, y - 7), (mean, y + 7), stroke=colour, stroke_width=2))
-    return "".join(parts)
+    return svg.element("g", *parts, class_="row")

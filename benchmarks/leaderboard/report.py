@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.audits.report import sections as audit_sections
-from benchmarks.leaderboard.board import Comparison, Leaderboard
+from benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
 from benchmarks.leaderboard.folds import fold_sections
 from benchmarks.leaderboard.picture import picture
+from benchmarks.leaderboard.settings import details_section, settings_sections
 from benchmarks.leaderboard.sweep import tuning_sections
 from benchmarks.leaderboard.tables import (
     cost_table,
@@ -17,16 +18,14 @@ from benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
-from benchmarks.leaderboard.verdict_section import LEGEND, verdict_sections
+from benchmarks.leaderboard.verdict_section import verdict_sections
 from benchmarks.paper.report import published_sections
 from benchmarks.pipeline.stage import ASSUMED
 from benchmarks.report.cells import spread
 from benchmarks.report.section import Section, Table, filled
 from benchmarks.spec.goals import rule_sets
-from benchmarks.spec.remembered import suite_digest
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.registry import METHODS
 from common.measure.ranking import shares
 
 NEGLIGIBLE = 0.005
@@ -39,7 +38,7 @@ def sections(board: Leaderboard) -> list[Section]:
     seeds = ", ".join(map(str, spec.seeds))
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
     return filled(
-        Section(_title(board.suite), (spec.title,), depth=1),
+        Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(assumption_line(board),)),
         Section(text=(missing,), tone="warning"),
@@ -59,6 +58,8 @@ def sections(board: Leaderboard) -> list[Section]:
             ("What did it cost?", cost_table(board)),
             ("Further measurements", further_table(board)),
         ),
+        *settings_sections(board),
+        details_section(board),
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
@@ -66,9 +67,9 @@ def sections(board: Leaderboard) -> list[Section]:
     )
 
 
-def _title(suite: ResolvedSuite) -> str:
+def _title(board: Leaderboard) -> str:
     """Name, version, and the digest that tells suites of one name and version apart."""
-    return f"{suite.name} (v{suite.spec.version}, {suite_digest(suite)}, measured)"
+    return f"{board.suite.name} (v{board.suite.spec.version}, {board.digest}, measured)"
 
 
 def _tables(*titled: tuple[str, Table]) -> list[Section]:
@@ -91,7 +92,7 @@ def legend(board: Leaderboard) -> str:
         )
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
-        f"signed gap to the seed's Retrain. {board.rule.words}{sets} {LEGEND} rank: by the mean as "
+        f"signed gap to the seed's Retrain. {board.rule.words}{sets} rank: by the mean as "
         "shown, ties share the best; [where it lies in 95 % of draws of the seeds]."
     )
 
@@ -196,7 +197,8 @@ def inapplicable_lines(board: Leaderboard) -> list[str]:
 
 def composite_lines(board: Leaderboard) -> list[str]:
     """Which rows are generation-time methods."""
-    models = {row.label: METHODS[row.method].info.models for row in board.rows if row.seeds}
+    infos = {row.label: info_of(row.method) for row in board.rows if row.seeds}
+    models = {label: info.models for label, info in infos.items() if info}
     return [
         f"{label}: a generation-time method, {count} models at inference; no checkpoint of its own"
         for label, count in models.items()

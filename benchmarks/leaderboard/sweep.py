@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.leaderboard.board import Leaderboard, Trial
+from benchmarks.pipeline.measuring import read_record
+from benchmarks.pipeline.planner import references, trial_gap
 from benchmarks.pipeline.splitting import read_split
 from benchmarks.pipeline.stage import Plan
 from benchmarks.report.cells import settings
 from benchmarks.report.section import Section, table
 from benchmarks.spec.resolve import ResolvedSuite
+from common.base.config import canonical
 from common.base.registry import BENCHMARKS
+from common.measure.goal import Role
 from common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.leaderboard.board import Leaderboard, Trial
+    from common.store.records import RunRecord
 
 SAMPLERS = {
     "grid": "a grid",
@@ -112,3 +117,43 @@ def _choice(trial: Trial) -> str:
     if not trial.chosen:
         return ""
     return "chosen" + (f" ({', '.join(trial.edges)} at the edge)" if trial.edges else "")
+
+
+def read_trials(plan: Plan, store: StageStore) -> list[Trial]:
+    """Every trial of a plan whose records are there."""
+    rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
+    targets: dict[int, dict[Role, RunRecord | None]] = {}
+    for result in plan.results:
+        if result.trial == -1:
+            role: Role = "retrain" if result.label == "retrain" else "original"
+            targets.setdefault(result.seed, {})[role] = read_record(store, result.stage)
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for result in plan.results:
+        if result.trial is None or result.trial < 0:
+            continue
+        record, roles = read_record(store, result.stage), targets.get(result.seed, {})
+        if record is not None and roles and None not in roles.values():
+            distance = trial_gap(record, references(roles), rule)
+            gaps.setdefault((result.label, result.trial), []).append(distance)
+    trials = []
+    for (label, index), values in gaps.items():
+        search, draws = plan.suite.row(label).search, plan.draws[label]
+        assert search is not None
+        varied = _varied([canonical(draw.config) for draw in draws])
+        params = {key: values_[index] for key, values_ in varied.items()}
+        chosen = plan.chosen.get(label) == index
+        edges = search.edges(draws[index]) if chosen else ()
+        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))
+    return trials
+
+
+def _varied(configs: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
+    """Parameters that differ between configs -> their values, dots for nesting."""
+    varied: dict[str, list[Any]] = {}
+    for key in configs[0]:
+        values = [config[key] for config in configs]
+        if all(isinstance(value, Mapping) for value in values):
+            varied |= _varied(values, f"{prefix}{key}.")
+        elif any(value != values[0] for value in values):
+            varied[prefix + key] = values
+    return varied

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
+from benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
+from benchmarks.leaderboard.settings import place_of
 from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
 from benchmarks.report.section import Column, Mark, Table, table
 from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.registry import METHODS
 from common.measure.rules import Axis
-from common.measure.verdict import Word
+from common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
 DISTANCE = "is the distance that orders the rows"
 CRITERIA = "says whether a published rule holds, or which of its criteria fail"
 MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "unclear": "?"}
+FACTOR = f"{math.exp(MARGIN):g}"
+NOTES = {
+    "≠": "told from a Retrain",
+    "≈": f"shown to be within {FACTOR} times its distance",
+    "≲": "both",
+    "?": "neither",
+}
+"""Mark of a verdict -> its meaning."""
 
 
 def main_table(board: Leaderboard) -> Table:
@@ -24,7 +34,7 @@ def main_table(board: Leaderboard) -> Table:
     names, rule = board.suite.spec.columns, board.rule
     heads: list[str | Column] = ["method", "n", *_metric_heads(board, names)]
     heads += [Column(f"{axis.title} ↓", doc=axis_doc(axis)) for axis in rule.axes]
-    heads += [Column(f"{rule.title} ↓", doc=DISTANCE), ""]
+    heads += [Column(f"{rule.title} ↓", doc=DISTANCE), Column("", "mark")]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
     heads += ["reached", "steps"] if rule.goals else []
@@ -42,12 +52,18 @@ def main_table(board: Leaderboard) -> Table:
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
     heads += ["trials"] if board.trials else []
-    return table(heads, rows, narrow=narrow_table(board), marks=reference_marks(board))
+    notes = NOTES if any(row.verdict for row in board.rows) else {}
+    narrow, marks = narrow_table(board), reference_marks(board)
+    own = {label for label, _ in board.records}
+    links = {_name(row): f"#{place_of(row.label)}" for row in board.rows if row.label in own}
+    narrow = replace(narrow, notes=notes)
+    return table(heads, rows, narrow=narrow, marks=marks, notes=notes, links=links)
 
 
 def _name(row: BoardRow) -> str:
     """The label, and whether the method is only our reading of its source."""
-    return f"{row.label} (our reading)" if METHODS[row.method].info.reading else row.label
+    info = info_of(row.method)
+    return f"{row.label} (our reading)" if info and info.reading else row.label
 
 
 def _reached_cell(row: BoardRow) -> str:

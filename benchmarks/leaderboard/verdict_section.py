@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 
 from benchmarks.leaderboard.board import BoardRow, Leaderboard
-from benchmarks.leaderboard.tables import MARKS, reference_marks
+from benchmarks.leaderboard.tables import FACTOR, MARKS, reference_marks
 from benchmarks.report.cells import significant
 from benchmarks.report.columns import DOCS
 from benchmarks.report.section import Column, Section, table
 from benchmarks.spec.suite import REFERENCES
-from common.measure.verdict import LEVEL, MARGIN, Median, Verdict
+from common.measure.verdict import LEVEL, Median, Verdict
 
 ERROR = f"{100 * LEVEL:g} %"
-FACTOR = f"{math.exp(MARGIN):g}"
-LEGEND = (
-    f"≠ told from a Retrain; ≈ shown to be within {FACTOR} times its distance; ≲ both; ? neither."
-)
 ODD = "counts the seeds on which the row is furthest from the others, ties shared"
 P = "is exact over all ways to name one model of every seed the row's"
 Q = f"is p corrected for the methods (Benjamini and Hochberg); {LEVEL:g} or less is told"

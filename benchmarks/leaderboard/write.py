@@ -8,23 +8,27 @@ from pathlib import Path
 
 from benchmarks.leaderboard import dynamics, trajectory
 from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.data import to_csv, to_json
+from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.report import sections
 from benchmarks.pipeline.worksite import SCALARS
-from benchmarks.report import html, markdown
+from benchmarks.report import html, markdown, tex
 from benchmarks.report.files import json_text, write_files
 from benchmarks.report.section import Picture
 from common.store.stages import StageStore
 
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),
+    "tex": ("leaderboard.tex", lambda board: tex.write(sections(board))),
     "csv": ("leaderboard.csv", to_csv),
+    "runs": ("runs.csv", runs_csv),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
     "html": ("leaderboard.html", lambda board: html.write(sections(board))),
     "svg": ("leaderboard.svg", lambda board: picture(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""
+RECORDS = "records.jsonl"
+"""The file of all records of a suite."""
 
 
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
@@ -33,11 +37,7 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     pictures = (section.content for section in sections(board))
     files |= {shown.file: shown.svg for shown in pictures if isinstance(shown, Picture)}
     files.pop("", None)  # a picture that is only embedded
-    files["records.jsonl"] = "".join(
-        json.dumps({"suite": board.suite.name, "row": label, **record.model_dump(mode="json")})
-        + "\n"
-        for label, record in board.records
-    )
+    files[RECORDS] = records_text(board)
     trajectories = trajectory.read_trajectories(board, StageStore(root))
     if trajectories:
         files["trajectory.json"] = json_text(trajectory.to_json(trajectories))
@@ -49,6 +49,22 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     write_files(root / "suites" / board.suite.name, files)
     if events:
         export_events(board, root)
+
+
+def records_text(board: Leaderboard) -> str:
+    """One line per record: its suite, its row, and how many samples were to be forgotten."""
+    return "".join(
+        json.dumps(
+            {
+                "suite": board.suite.name,
+                "row": label,
+                "forget": board.sizes.get(record.seed),
+                **record.model_dump(mode="json"),
+            }
+        )
+        + "\n"
+        for label, record in board.records
+    )
 
 
 def export_events(board: Leaderboard, root: Path) -> None:

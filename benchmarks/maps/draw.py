@@ -10,8 +10,9 @@ from benchmarks.report import svg
 from benchmarks.report.section import Picture
 from common.measure.gaps import summarise
 
-CELL, LABEL, GAP, HEAD, FOOT = (34, 30), 44, 26, 70, 44
-PER_STRIP = 4
+CELL, LABEL, GAP, HEAD, FOOT = (30, 28), 44, 22, 70, 44
+PER_STRIP = 2
+"""Panels beside each other: a page of documents is some 830 pixels wide."""
 WORST_DROP = 20.0
 """Points of the retained metric at which the lower panels' colour saturates."""
 GOOD, BAD, UNKNOWN, DARK = (35, 110, 70), (170, 40, 30), "#bbbbbb", "#222"
@@ -38,7 +39,7 @@ def picture(board: MapBoard) -> Picture:
         name += f": {summarise(line.accepted).mean:.0f} % accepted"
         body.append(_panel(line, lrs, x, y, _accepted, name))
         body.append(_panel(line, lrs, x, y + tall, _dropped, f"{titles.retained} drop"))
-        body.append(_rates(lrs, x, y + tall + inner[1] + 14))
+        body.append(_rates(lrs, line, x, y + tall + inner[1] + 14))
     body.append(_scale(GAP, height - 14, "accepted %", GOOD, 100.0))
     drop = f"mean {titles.retained} drop, points (saturates)"
     body.append(_scale(GAP + 330, height - 14, drop, BAD, WORST_DROP))
@@ -74,8 +75,11 @@ def _panel(
 
 def _square(square: Square, x: float, y: float, paint: Paint) -> str:
     fill, text, ink = paint(square)
+    told = f"lr {square.lr:g}, λ {square.lam:g}: {square.share:.0f} % accepted"
     frame = svg.element(
         "rect",
+        svg.tip(told),
+        class_="cell",
         x=x,
         y=y,
         width=CELL[0] - 1,
@@ -86,7 +90,7 @@ def _square(square: Square, x: float, y: float, paint: Paint) -> str:
         stroke_dasharray="3" if square.extension else None,
     )
     middle = x + CELL[0] / 2, y + CELL[1] / 2 + 4
-    return frame + svg.text(*middle, text, text_anchor="middle", fill=ink)
+    return frame + svg.text(*middle, text, text_anchor="middle", fill=ink, pointer_events="none")
 
 
 def _accepted(square: Square) -> tuple[str, str, str]:
@@ -107,11 +111,14 @@ def _mix(colour: tuple[int, int, int], amount: float) -> str:
     return "#" + "".join(f"{round(255 + (c - 255) * amount):02x}" for c in colour)
 
 
-def _rates(lrs: Sequence[float], x: float, y: float) -> str:
+def _rates(lrs: Sequence[float], line: MapLine, x: float, y: float) -> str:
+    """The rates under the columns that a panel has."""
+    tried = {square.lr for square in line.squares}
     names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+0", "e") for lr in lrs]
     return "".join(
         svg.text(x + (index + 0.5) * CELL[0], y, name, text_anchor="middle", font_size=9)
         for index, name in enumerate(names)
+        if lrs[index] in tried
     )
 
 

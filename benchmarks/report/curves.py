@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.report import svg
 
 COLOURS = ("#1f4e9c", "#c0392b", "#1e8449", "#b7950b", "#7d3c98", "#117a65", "#a04000", "#515a5a")
-PANEL, GAP, LEFT, TOP = (250, 160), 60, 50, 50
+PANEL, GAP, LEFT, TOP = (300, 170), 60, 50, 50
+COLUMNS = 2
+"""Panels beside each other: a page of documents is some 830 pixels wide."""
+MOST_POINTS = 40
+"""Points of a curve that answer to a pointer one by one."""
 Line = Mapping[int, float]
 """Place on the horizontal axis -> value."""
 
@@ -35,18 +39,15 @@ class Panel:
     log: bool = False
 
 
-def draw(
-    panels: Sequence[Panel], names: Sequence[str], title: str, *, columns: int | None = None
-) -> str:
-    """The panels side by side, with the names below them.
+def draw(panels: Sequence[Panel], names: Sequence[str], title: str) -> str:
+    """The panels, :data:`COLUMNS` beside each other, with the names below them.
 
     Args:
         panels: Each with a line at least.
         names: In the order of their colours.
         title: Of the picture.
-        columns: Panels beside each other, before the next begin a row; all when absent.
     """
-    columns = columns or len(panels)
+    columns = min(COLUMNS, len(panels))
     pitch = PANEL[1] + GAP
     bottom = TOP + pitch * -(-len(panels) // columns) - 10
     styles = {name: _style(index) for index, name in enumerate(names)}
@@ -58,7 +59,7 @@ def draw(
         y = bottom + 18 * index
         body.append(svg.line((LEFT, y - 4), (LEFT + 24, y - 4), **styles[name]))
         body.append(svg.text(LEFT + 30, y, name, fill=styles[name]["stroke"]))
-    width, height = LEFT + columns * (PANEL[0] + GAP), bottom + 18 * len(names)
+    width, height = LEFT + COLUMNS * (PANEL[0] + GAP), bottom + 18 * len(names)
     return svg.picture(width, height, body, title=title)
 
 
@@ -96,7 +97,19 @@ def _panel(panel: Panel, styles: Mapping[str, Mapping[str, str]], left: int, top
     for name, line in panel.lines.items():
         points = [at(*point) for point in _shown(panel, line).items()]
         parts.append(svg.polyline(points, **styles[name]))
+        parts += _points(name, _shown(panel, line), points, styles[name]["stroke"])
     return "".join(parts)
+
+
+def _points(
+    name: str, line: Line, points: Sequence[tuple[float, float]], colour: str
+) -> Iterator[str]:
+    """A dot per point that says its value; none on long curves."""
+    if len(points) > MOST_POINTS:
+        return
+    for (place, value), (x, y) in zip(line.items(), points, strict=True):
+        text = svg.tip(f"{name} at {place}: {value:.4g}")
+        yield svg.element("circle", text, cx=x, cy=y, r=2.5, fill=colour)
 
 
 def _shown(panel: Panel, line: Line) -> Line:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.report.columns import DOCS
 
-Kind = Literal["label", "number", "words"]
+Kind = Literal["label", "number", "words", "mark"]
 Mark = Literal["goal", "reference"]
 Tone = Literal["plain", "muted", "warning"]
 Level = Literal["compact", "full"]
@@ -23,7 +23,8 @@ class Column:
     """One column of a table.
 
     Attributes:
-        kind: Labels and words are aligned left, numbers right; words may wrap.
+        kind: Labels and words are aligned left, numbers right; words may wrap.  Marks belong to
+            the column before them.
         doc: What the column shows, as the rest of a sentence that begins with the head.
     """
 
@@ -40,12 +41,18 @@ class Table:
         columns: The columns; the first one names the rows.
         narrow: The same rows in fewer columns, for a terminal that is too narrow for all.
         marks: First cell of a row -> how the row stands out.
+        brief: What a terminal shows in its place.
+        notes: Cell of a column of marks -> what it means.
+        links: First cell of a row -> where more of it is said: an address, or ``#place``.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     narrow: Table | None = None
     marks: Mapping[str, Mark] = field(default_factory=dict)
+    brief: Table | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heads(self) -> list[str]:
@@ -54,8 +61,9 @@ class Table:
 
     @property
     def explanation(self) -> str:
-        """One sentence on the columns that carry a doc; empty without any."""
+        """One sentence on the columns that carry a doc, and on marks; empty without any."""
         docs = [f"`{column.head}` {column.doc}" for column in self.columns if column.doc]
+        docs += [f"{mark} {meaning}" for mark, meaning in self.notes.items()]
         return "; ".join(docs) + "." if docs else ""
 
 
@@ -64,18 +72,18 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     words: bool = False,
-    narrow: Table | None = None,
-    marks: Mapping[str, Mark] | None = None,
+    **more: Any,
 ) -> Table:
     """A table from plain heads: a column of labels, then numbers, or words throughout.
 
-    A plain head that :mod:`benchmarks.report.columns` knows is explained.
+    A plain head that :mod:`benchmarks.report.columns` knows is explained; ``more`` are the further
+    attributes of the table.
     """
     columns = []
     for index, head in enumerate(heads):
         kind: Kind = "words" if words else "number" if index else "label"
         columns.append(Column(head, kind, DOCS.get(head, "")) if isinstance(head, str) else head)
-    return Table(tuple(columns), tuple(tuple(row) for row in rows), narrow, marks or {})
+    return Table(tuple(columns), tuple(tuple(row) for row in rows), **more)
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,36 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """More about one thing.
+
+    Attributes:
+        place: What ``#place`` leads to; unique on a page.
+        name: Its heading.
+        text: As it stands, in lines.
+        links: (text, address), the address empty where none is known.
+    """
+
+    place: str
+    name: str
+    text: str
+    links: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Details:
+    """Things that are folded away until a reader asks; only a page shows them."""
+
+    items: tuple[Detail, ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """One thing that a report says.
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table or picture, below the text.
+        content: Table, picture or details, below the text.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -108,7 +140,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | None = None
+    content: Table | Picture | Details | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

@@ -7,8 +7,10 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report.section import Column, Kind, Section, Table
+from common.base.errors import DataError, one_line
 
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")
@@ -19,6 +21,27 @@ def shipped_folder(name: str, *, maps: bool = False) -> Path | None:
     """The folder of a suite's, or a map's, shipped report; None where there is none."""
     folder = RESULTS / "maps" / name if maps else RESULTS / name
     return folder if any(folder.glob("*.md")) else None
+
+
+def read_board(folder: Path) -> dict[str, Any]:
+    """A folder's ``leaderboard.json``, old ones in today's words.
+
+    Raises:
+        DataError: There is none, or it is no leaderboard.
+    """
+    path = folder / "leaderboard.json"
+    try:
+        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        data.setdefault("distance", {"title": "distance", "unit": "points"})
+        for row in data["rows"]:
+            row.setdefault("ag_per_seed", row.get("ag4_per_seed", {}))
+            if "ag4" in row["derived"]:
+                row["derived"].setdefault("ag", row["derived"]["ag4"])
+            for name in ("verdict", "rank"):
+                row.setdefault(name, None)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: no leaderboard that can be read ({one_line(error)})") from None
+    return data
 
 
 def recorded_seconds(name: str, store: Path) -> float | None:

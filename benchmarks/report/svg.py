@@ -9,9 +9,12 @@ GREY = "#666"
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
-    """One element; ``stroke_width=2`` becomes ``stroke-width="2"``, None leaves one out."""
+    """One element; ``stroke_width=2`` becomes ``stroke-width="2"``, ``class_`` class.
+
+    None leaves one out.
+    """
     pairs = "".join(
-        f' {name.replace("_", "-")}="{_value(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
@@ -20,6 +23,11 @@ def element(tag: str, *content: str, **attributes: object) -> str:
 
 def _value(value: object) -> str:
     return f"{round(value, 2):g}" if isinstance(value, float) else html.escape(str(value))
+
+
+def tip(content: str) -> str:
+    """What a pointer over the element around it is told."""
+    return element("title", html.escape(content))
 
 
 def text(x: float, y: float, content: str, **attributes: object) -> str:
@@ -50,7 +58,7 @@ def picture(
 ) -> str:
     """A whole document: white ground, title, one line below it, body."""
     parts = [
-        element("rect", width="100%", height="100%", fill="white"),
+        element("rect", width="100%", height="100%", fill="white", class_="ground"),
         text(left, 20, title, font_size=14, font_weight="bold"),
         *([text(left, 37, subtitle, fill=GREY)] if subtitle else []),
         *body,
@@ -62,6 +70,7 @@ def picture(
             xmlns="http://www.w3.org/2000/svg",
             width=width,
             height=height,
+            viewBox=f"0 0 {width:g} {height:g}",
             font_family="sans-serif",
             font_size=font_size,
         )

@@ -36,6 +36,7 @@ def _show(console: Console, section: Section) -> None:
     if section.title:
         console.print(f"\n[bold]{escape(section.title)}[/bold]", highlight=False)
     if isinstance(content, Table) and len(content.columns) > 1:
+        content = content.brief or content
         for piece, tight in fitting(content, console):
             console.print(rich_table(piece, tight=tight))
             if piece.explanation:

@@ -107,7 +107,7 @@ def export_run(
                     writer.add_scalar(f"{prefix}{name}", value, row["step"])
     writer.add_text("config", "```\n" + json.dumps(config, indent=1) + "\n```")
     scalars = {f"final/{name}": value for name, value in metrics.items() if value is not None}
-    _add_hparams(writer, _flat(config), scalars)
+    _add_hparams(writer, flat(config), scalars)
     writer.close()
 
 
@@ -130,14 +130,15 @@ def _add_hparams(writer: Any, config: Mapping[str, Any], metrics: Mapping[str, f
         writer.add_scalar(name, value, 0)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings -> one level, dots between names; None is left out, lists are JSON."""
+    pairs: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat |= _flat(value, name + ".")
+            pairs |= flat(value, name + ".")
         elif isinstance(value, bool | int | float | str):
-            flat[name] = value
+            pairs[name] = value
         elif value is not None:
-            flat[name] = json.dumps(value)
-    return flat
+            pairs[name] = json.dumps(value)
+    return pairs

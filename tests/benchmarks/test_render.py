@@ -6,19 +6,22 @@ import html.parser
 import io
 import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from rich.console import Console
 
-from benchmarks.leaderboard.data import to_csv, to_json
+from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
 from benchmarks.leaderboard.derive import make_leaderboard
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.report import divergence_lines, sections
+from benchmarks.leaderboard.settings import settings_sections
 from benchmarks.leaderboard.tables import gap_table, main_table
 from benchmarks.leaderboard.write import write_report
 from benchmarks.report import html as page
-from benchmarks.report import markdown
+from benchmarks.report import markdown, tex
 from benchmarks.report.section import Section, table
 from benchmarks.report.terminal import fitting, rich_table, show
 from benchmarks.spec.remembered import suite_digest
@@ -98,11 +101,12 @@ def markdown_tables(text):
 
 def test_markdown_tables_are_rectangular(board):
     text = markdown.write(sections(board))
-    main, verdicts, gaps, bound, attacks = markdown_tables(text)
-    for lines in (main, verdicts, gaps, bound, attacks):
+    main, verdicts, gaps, bound, attacks, settings = markdown_tables(text)
+    for lines in (main, verdicts, gaps, bound, attacks, settings):
         assert len({len(cells) for cells in lines}) == 1
         assert set(re.sub(r"[:-]", "", "".join(lines[1]))) == set()
     assert [cells[0].strip() for cells in verdicts[2:]] == ["gd", "original"]
+    assert [cells[0].strip() for cells in settings[2:]] == ["gd", "gd_sine", "gd_ball"]
     for lines in (main, gaps, bound, attacks):
         assert [cells[0].strip() for cells in lines[2:]] == [row.label for row in board.rows]
     assert "measured" in text.splitlines()[0] and text.endswith("\n")
@@ -174,15 +178,80 @@ def test_compact_tables_of_many_columns_keep_those_of_the_average_gap(hand_made,
     assert "TA_f →" in main_table(board).heads
 
 
-def test_csv_holds_every_record(board):
-    rows = list(csv.DictReader(io.StringIO(to_csv(board))))
+def test_runs_hold_every_record(board):
+    rows = list(csv.DictReader(io.StringIO(runs_csv(board))))
     assert len(rows) == len(board.records) == 12
     by_key = {(row["row"], row["seed"], row["replicate"]): row for row in rows}
-    assert float(by_key["gd", "1", "0"]["mia"]) == 27.0
-    assert float(by_key["retrain", "1", "1"]["fa"]) == 81.0
+    gd, second = by_key["gd", "1", "0"], by_key["retrain", "1", "1"]
+    assert float(gd["mia"]) == 27.0 and float(gd["gap.mia"]) == -3.0
+    assert float(gd["distance"]) == 2.0 and float(gd["config.lam"]) > 0
+    assert float(second["fa"]) == 81.0 and float(second["distance"]) == 0.5
+    assert by_key["gd_sine", "2", "0"]["config.adapter.phi"] == "sine"
     bad = by_key["gd_ball", "2", "0"]
-    assert bad["status"] == "diverged" and bad["fa"] == bad["mia"] == ""
+    assert bad["status"] == "diverged" and bad["fa"] == bad["mia"] == bad["gap.fa"] == ""
     assert set(board.specs) <= set(rows[0])
+
+
+def test_the_csv_is_the_leaderboard(board):
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(to_csv(board)))}
+    assert list(rows) == [row.label for row in board.rows]
+    gd = rows["gd"]
+    assert float(gd["distance"]) == 1.75 and gd["seeds"] == "2" and gd["verdict"] == "unclear"
+    assert float(gd["distance_low"]) < 1.75 < float(gd["distance_high"])
+    assert float(gd["ra"]) == 97.5 and float(gd["gap.ra"]) == -1.0 and float(gd["ra_std"]) > 0
+    assert rows["gd_ball"]["diverged"] == "2" and rows["gd_ball"]["distance"] == ""
+
+
+def test_settings_say_what_rows_ran_with(board):
+    (section, same) = settings_sections(board)
+    lines = {row[0]: dict(zip(section.content.heads, row, strict=True))
+             for row in section.content.rows}  # fmt: skip
+    config = {row.label: row.config for row in board.suite.rows}
+    assert lines["gd"]["lam"] == f"{config['gd'].lam:g}" and lines["gd"]["adapter.rank"] == "–"
+    assert lines["gd_sine"]["adapter.omega"] == "100"
+    assert "adapter.phi=sine" in lines["gd_sine"]["further settings"]
+    assert f"optimizer={config['gd'].optimizer}" in same.text[0]
+    assert to_json(board)["settings"]["gd_sine"]["adapter"]["omega"] == 100
+    console = Console(width=160, file=io.StringIO())
+    show(console, [section, same])
+    assert "further settings" not in console.file.getvalue()
+
+
+def test_tex_is_escaped_and_its_marks_are_notes(board):
+    assert tex.escaped("a_b & 50 % `x` -1 ±") == (
+        r"a\_b \& 50 \% \texttt{x} \ensuremath{-}1 \ensuremath{\pm}"
+    )
+    text = tex.write(sections(board))
+    floats = re.findall(r"\\begin\{table\*\}.*?\\end\{table\*\}", text, re.S)
+    assert len(floats) == 6 and all(one.count("\\midrule") == 1 for one in floats)
+    main = floats[0]
+    assert "gd\\_sine" in main and "gd_sine" not in main
+    assert r"1.75\ensuremath{\pm}0.35\tnote{?}" in main and r"\item[?] neither" in main
+    assert r"\ensuremath{-}1.0" in main and "-1.0" not in main
+    assert len(set(re.findall(r"\\label\{(.*?)\}", text))) == len(floats)
+    for one in floats:
+        body = re.search(r"\\toprule\n(.*)\\bottomrule", one, re.S)[1].splitlines()
+        assert len({line.count(" & ") for line in body if line.endswith(r"\\")}) == 1
+    outside = re.sub(r"\\begin\{table\*\}.*?\\end\{table\*\}", "", text, flags=re.S)
+    assert all(line.startswith("%") for line in outside.splitlines() if line)
+    long = tex.write([Section("t", content=table(["a", "b"], [["r", "1"]] * 100))])
+    assert long.count("\\toprule") == 3 and long.count("r & 1") == 100
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no LaTeX")
+def test_latex_reads_it(board, tmp_path):
+    (tmp_path / "board.tex").write_text(tex.write(sections(board)), encoding="utf-8")
+    packages = "booktabs,threeparttable,adjustbox,amsmath,amssymb"
+    document = (
+        f"\\documentclass{{article}}\\usepackage{{{packages}}}\n"
+        "\\begin{document}\\input{board}\\end{document}"
+    )
+    (tmp_path / "document.tex").write_text(document)
+    command = ["pdflatex", "-draftmode", "-halt-on-error", "-interaction=nonstopmode", "document"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if "not found" in done.stdout:
+        pytest.skip("packages of LaTeX are missing")
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_json_is_strict_and_complete(board):
@@ -229,9 +298,12 @@ def test_html_is_balanced_and_escaped(board):
     tags.feed(written)
     tags.close()
     assert tags.open == []
-    assert len(tags.tables) == 5 and all(len(set(table)) == 1 for table in tags.tables)
+    assert len(tags.tables) == 6 and all(len(set(table)) == 1 for table in tags.tables)
     assert "<b>" not in written and "with <b> &" in "".join(tags.text)
-    assert not re.search(r"(src|href)=.https?:", written), "self-contained"
+    named = re.findall(r"<(\w+)[^>]*(?:src|href)=.(?!#|data:)", written)
+    assert {*named} == {"a"} and "@import" not in written and "url(" not in written, (
+        "it loads nothing"
+    )
 
 
 def test_the_page_says_all_that_the_markdown_says(hand_made, tmp_path, section_pages):
@@ -267,8 +339,9 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
         "## Did the bound act?",
         "## What did it cost?",
         "## Further measurements",
+        "## Settings",
     ]
-    main, _, _, bound, cost, _ = markdown_tables(text)
+    main, _, _, bound, cost, _, _ = markdown_tables(text)
     assert [cell.strip() for cell in bound[0]] == [
         "method", "‖dW‖/‖W0‖", r"max \|arg\|", "bound active", "logit spread",
     ]  # fmt: skip
@@ -313,6 +386,8 @@ def test_report_prints_every_format(board, tmp_path, cli):
     readers = {
         "md": lambda text: markdown_tables(text)[0],
         "csv": lambda text: list(csv.reader(io.StringIO(text))),
+        "runs": lambda text: list(csv.reader(io.StringIO(text))),
+        "tex": lambda text: re.search(r"\\toprule", text)[0],
         "json": strict,
         "html": lambda text: Tags().feed(text),
         "svg": ElementTree.fromstring,
@@ -338,11 +413,14 @@ def test_report_files_are_complete_and_whole(board, tmp_path):
         "leaderboard.html",
         "leaderboard.json",
         "leaderboard.svg",
+        "leaderboard.tex",
         "records.jsonl",
+        "runs.csv",
     ]
     strict((folder / "leaderboard.json").read_text())
     lines = [strict(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert len(lines) == 12
     for line in lines:
         assert line.pop("suite") == "tiny" and line.pop("row") in TABLE
+        assert line.pop("forget") == 50
         RunRecord.model_validate(line)

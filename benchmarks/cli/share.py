@@ -1,0 +1,104 @@
+"""The commands on results that come and go: ``compare``, ``submit`` and ``site``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.cli.command import command
+from benchmarks.cli.options import STORE, Plugins, Selection, Store, console, register_all
+from benchmarks.report.terminal import show
+from common.base.errors import ConfigError
+from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from benchmarks.leaderboard.board import Leaderboard
+
+GIVEN = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
+
+
+@command(
+    "unlearn compare digits-class+85a134 digits-class",
+    "unlearn compare runs:digits-class theirs/runs:digits-class",
+    "unlearn compare digits-class their-records.jsonl --format csv",
+)
+def compare(
+    first: Annotated[str, typer.Argument(help=GIVEN)],
+    second: Annotated[str, typer.Argument(help=GIVEN)],
+    selection: Selection,
+    store: Store = STORE,
+    format_: Annotated[
+        str, typer.Option("--format", help="table, md, tex, html, or csv (every metric).")
+    ] = "table",
+) -> None:
+    """Compare two results, paired by row, seed and split: differences with their intervals."""
+    from benchmarks.report import html, markdown, tex
+    from benchmarks.sharing import compare as job
+    from benchmarks.sharing.results import read_results
+
+    writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
+    if format_ not in ("table", "csv", *writers):
+        raise ConfigError(f"--format {format_}: choose table, csv, {', '.join(writers)}")
+
+    def board(suite: str, own: Path | None) -> Leaderboard | None:
+        return read_board(selection, suite, own or store)
+
+    comparison = job.compare(read_results(first, board), read_results(second, board))
+    if format_ == "csv":
+        sys.stdout.write(job.to_csv(comparison))
+    elif format_ == "table":
+        show(console, job.sections(comparison))
+    else:
+        sys.stdout.write(writers[format_](job.sections(comparison)))
+
+
+def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:
+    """The leaderboard of a store; None where it has no record of the suite."""
+    from benchmarks.leaderboard.derive import make_leaderboard
+
+    board = make_leaderboard(selection.suite(suite, store), StageStore(store))
+    return board if board.records else None
+
+
+@command("unlearn submit digits-class --out digits.zip", "unlearn submit mine.yaml --out bundle")
+def submit(
+    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
+    out: Annotated[Path, typer.Option(help="A new folder, or a new file called *.zip.")],
+    selection: Selection,
+    store: Store = STORE,
+) -> None:
+    """Write a bundle of a suite's records and scores, from which others recompute its table.
+
+    It holds configs, digests, numbers per sample and the environment; no text, image or weight.
+    """
+    from benchmarks.sharing.bundle import write_bundle
+
+    board = read_board(selection, suite, store)
+    if board is None:
+        raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
+    count = write_bundle(board, StageStore(store), out)
+    console.print(
+        f"{out}: {count} files; check it anywhere with: unlearn verify {out}", highlight=False
+    )
+
+
+@command("unlearn site --out site", "unlearn site --out site --submissions bundles")
+def site(
+    out: Annotated[Path, typer.Option(help="A new folder, or one that this command made.")],
+    submissions: Annotated[
+        Path | None, typer.Option(help="Folder of bundles; each is verified first.")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Write a leaderboard site of the results that come with the project and of submissions.
+
+    Its pages load nothing from anywhere: any web server, or none, will do.
+    """
+    from benchmarks.sharing.site import write_site
+
+    register_all(plugin)
+    pages = write_site(out, submissions)
+    console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)

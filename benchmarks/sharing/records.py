@@ -1,0 +1,145 @@
+"""Record files -> the table that follows from them, wherever they were measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from benchmarks.leaderboard.board import Leaderboard
+from benchmarks.leaderboard.derive import derive
+from benchmarks.leaderboard.write import RECORDS
+from benchmarks.spec.goals import make_probes, with_columns
+from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from benchmarks.spec.suite import Suite
+from common.base.config import Strict, validate
+from common.base.errors import DataError, one_line
+from common.base.files import file_digest
+from common.base.registry import BENCHMARKS
+from common.protocol.probe import PROBES
+from common.store.records import RunRecord
+
+DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a record file.
+
+    Attributes:
+        suite: Name of the suite.
+        label: Of the row.
+        forget: Samples in the forget set; None in files that do not say it.
+    """
+
+    suite: str
+    label: str
+    forget: int | None
+    record: RunRecord
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Row label, replicate and seed."""
+        return self.label, self.record.replicate, self.record.seed
+
+
+def read_records(path: Path) -> list[Entry]:
+    """The records of one suite.
+
+    Args:
+        path: A file of records, or a folder with one.
+
+    Raises:
+        DataError: There is none, or it is not one suite's.
+    """
+    file = _file(path)
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: no file of records ({one_line(error)})") from None
+    entries = [_entry(line, f"{file}: line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not entries:
+        raise DataError(f"{file}: holds no record")
+    first = entries[0]
+    seen: set[tuple[str, int, int]] = set()
+    for number, entry in enumerate(entries, 1):
+        if entry.suite != first.suite or entry.record.protocol != first.record.protocol:
+            raise DataError(
+                f"{file}: line {number}: of another suite or protocol than line 1 "
+                f"({entry.suite}, {first.suite}); keep one suite a file"
+            )
+        if entry.place in seen:
+            raise DataError(f"{file}: line {number}: {entry.label} has this seed already")
+        seen.add(entry.place)
+    return entries
+
+
+def _file(path: Path) -> Path:
+    return path / RECORDS if path.is_dir() else path
+
+
+def _entry(line: str, where: str) -> Entry:
+    try:
+        content: dict[str, Any] = json.loads(line)
+        suite, label = content.pop("suite"), content.pop("row")
+        forget = content.pop("forget", None)
+        record = RunRecord.model_validate(content)
+        if not (isinstance(suite, str) and isinstance(label, str)) or record.trial:
+            raise ValueError("suite, row or trial")
+        return Entry(suite, label, None if forget is None else int(forget), record)
+    except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
+        raise DataError(f"{where}: no record of a row ({one_line(error)})") from None
+
+
+def board_of(entries: Sequence[Entry], origin: Path, spec: Suite | None = None) -> Leaderboard:
+    """The table of records.
+
+    Args:
+        entries: Of one suite.
+        origin: Their file, for errors and for what tells the table apart.
+        spec: The suite's own; made of the records where it is absent.
+
+    Raises:
+        DataError: They are of several data sets.
+        ConfigError: A benchmark that is not here, or records that make no table.
+    """
+    suite = _suite(entries, str(origin), spec or _spec(entries, str(origin)))
+    sizes = {e.record.seed: e.forget for e in entries if e.forget is not None}
+    records = [(entry.label, entry.record) for entry in entries]
+    return derive(suite, records, sizes, digest=file_digest(_file(origin))[:DIGITS])
+
+
+def _spec(entries: Sequence[Entry], origin: str) -> Suite:
+    first = entries[0].record
+    rows = {e.label: {"method": e.record.method, "params": e.record.params} for e in entries}
+    content = {
+        "suite": entries[0].suite,
+        "title": f"From the records in {Path(origin).name}",
+        "benchmark": first.benchmark,
+        "protocol": first.protocol,
+        "seeds": sorted({entry.record.seed for entry in entries}),
+        "retrains": 1 + max(entry.record.replicate for entry in entries),
+        "methods": rows,
+        "probes": {name: None for name in _probed(entries) if name in PROBES},
+    }
+    return validate(Suite, content, origin)
+
+
+def _probed(entries: Sequence[Entry]) -> Iterator[str]:
+    """What stands before the dots of metrics: the names of probes."""
+    names = {name for entry in entries for name in entry.record.metrics if "." in name}
+    yield from sorted({name.partition(".")[0] for name in names})
+
+
+def _suite(entries: Sequence[Entry], origin: str, spec: Suite) -> ResolvedSuite:
+    """A suite for its table alone: its rows need no method that is here, and nothing is run."""
+    protocol = validate(BENCHMARKS[spec.benchmark].Config, spec.protocol, f"{origin}: protocol")
+    probes = make_probes(spec, origin)
+    spec = with_columns(spec, protocol, probes, origin)
+    methods = {entry.label: entry.record.method for entry in entries}
+    rows = tuple(ResolvedRow(label, method, Strict()) for label, method in methods.items())
+    return ResolvedSuite(spec, protocol, rows, probes=probes)

@@ -1,0 +1,143 @@
+"""What a comparison may name: a suite, a store's suite, records, a bundle, shipped results."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.leaderboard.board import Leaderboard
+from benchmarks.leaderboard.write import RECORDS
+from benchmarks.report.shipped import RESULTS, read_board
+from benchmarks.sharing.bundle import opened
+from benchmarks.sharing.records import board_of, read_records
+from benchmarks.spec.suite import FLOOR
+from common.base.errors import ConfigError, DataError, one_line
+
+Place = tuple[str, int, int]
+"""Row label, replicate, seed."""
+RUN_FILES = ("runs.csv", "leaderboard.csv")
+"""Where shipped results have their runs; the second in those of before the first was written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one evaluated model measured.
+
+    Attributes:
+        split: Digest of its index sets; empty where the results do not say it.
+        metrics: Of a model that did not diverge, ``distance`` among them.
+    """
+
+    split: str
+    ok: bool
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of one suite.
+
+    Attributes:
+        name: As a reader knows it.
+        suite: Name of the suite, of a varied one the name of what was varied.
+        runs: In the order of its table.
+        titles: Metric -> column head and digits, main columns first; empty where not said.
+    """
+
+    name: str
+    suite: str
+    runs: Mapping[Place, Run]
+    titles: Mapping[str, tuple[str, int]]
+
+    @property
+    def told(self) -> bool:
+        """Whether every run says which split it is of."""
+        return all(run.split for run in self.runs.values())
+
+
+def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | None]) -> Results:
+    """The runs that an argument names.
+
+    Args:
+        text: A suite, ``STORE:SUITE``, a file of records, a bundle, or a folder of results.
+        board: (suite, store) -> its table; None where the store has no record of it.
+
+    Raises:
+        UserError: It is none of these, or there are no runs.
+    """
+    path = Path(text)
+    store, colon, suite = text.rpartition(":")
+    if path.is_dir() or (path.is_file() and path.suffix not in (".yaml", ".yml")):
+        return _of_path(path)
+    if colon and not Path(store).is_dir():
+        raise ConfigError(f"compare {text}: {store} is no store; write STORE:SUITE, or a path")
+    made = board(suite, Path(store) if colon else None)
+    if made is not None:
+        return of_board(made, text)
+    if not colon and any((RESULTS / text / name).is_file() for name in RUN_FILES):
+        return _of_results(RESULTS / text, f"{text} (shipped)")
+    raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
+
+
+def _of_path(path: Path) -> Results:
+    if path.is_dir() and not (path / RECORDS).is_file():
+        return _of_results(path, str(path))
+    with opened(path) if path.suffix == ".zip" else nullcontext(path) as place:
+        return of_board(board_of(read_records(place), place), str(path))
+
+
+def of_board(board: Leaderboard, name: str) -> Results:
+    """The runs of a table."""
+    distances = {row.label: row.ag_per_seed for row in board.rows}
+    runs = {}
+    for label, record in board.records:
+        metrics = {name: value for name, value in record.metrics.items() if value is not None}
+        of_row = distances.get(FLOOR if record.replicate else label, {})
+        if record.replicate < 2 and record.seed in of_row:
+            metrics["distance"] = of_row[record.seed]
+        place = (label, record.replicate, record.seed)
+        runs[place] = Run(record.split.get("digest", ""), record.status == "ok", metrics)
+    order = [row.label for row in board.rows]
+    runs = dict(sorted(runs.items(), key=lambda item: order.index(item[0][0])))
+    names = dict.fromkeys([*board.suite.spec.columns, *board.specs])
+    titles = {n: (board.specs[n].title, board.specs[n].digits) for n in names}
+    suite = board.suite.name.partition("+")[0]
+    return Results(name, suite, runs, {"distance": (board.rule.title, 2), **titles})
+
+
+def _of_results(folder: Path, name: str) -> Results:
+    """The runs of a folder of shipped results."""
+    try:
+        file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
+        data = read_board(folder)
+        distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
+        with file.open(encoding="utf-8", newline="") as stream:
+            runs = dict(_run(line, distances) for line in csv.DictReader(stream))
+    except StopIteration:
+        raise DataError(
+            f"{folder}: no {RECORDS} and no runs.csv; give a folder of results"
+        ) from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
+    return Results(name, data["suite"].partition("+")[0], runs, {})
+
+
+def _run(
+    line: Mapping[str, str], distances: Mapping[str, Mapping[str, float]]
+) -> tuple[Place, Run]:
+    label, replicate, seed = line["row"], int(line["replicate"]), line["seed"]
+    facts = ("row", "method", "seed", "replicate", "status", "split", "distance")
+    metrics = {
+        name: float(value)
+        for name, value in line.items()
+        if value and name not in facts and not name.startswith(("gap.", "config."))
+    }
+    distance = distances.get(FLOOR if replicate else label, {}).get(seed)
+    if replicate < 2 and distance is not None:
+        metrics["distance"] = distance
+    return (label, replicate, int(seed)), Run(
+        line.get("split", ""), line["status"] == "ok", metrics
+    )

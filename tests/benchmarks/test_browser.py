@@ -1,0 +1,124 @@
+"""Reports and the site in a real browser: a phone and a desk, light and dark."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from benchmarks.sharing.site import write_site
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PATH = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+WIDTHS, SCHEMES = (390, 1440), ("light", "dark")
+pytestmark = pytest.mark.skipif(PATH is None, reason="no browser")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=PATH, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "site"
+    write_site(folder, None)
+    return folder
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page; what its console says is an error, and so is a request."""
+    complaints, pages = [], []
+
+    def open_page(path, width, scheme="light"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(
+            ("file:", "data:")) else None)  # fmt: skip
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_fit_the_screen_and_can_be_read(site, visit, width, scheme):
+    for name in ("index", "digits-class", "map-digits-class"):
+        page = visit(site / f"{name}.html", width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        sizes = page.evaluate(
+            "[...document.querySelectorAll('p, td, th, svg text')]"
+            ".map((e) => parseFloat(getComputedStyle(e).fontSize))"
+        )
+        assert min(sizes) >= 9, name
+        assert contrast(page, "document.body") > 7 and contrast(page, "document.links[0]") > 4.5
+        first = page.locator("td:first-child").first.bounding_box()
+        assert 60 < first["width"] < max(width / 2, 300), name
+
+
+def contrast(page, element):
+    """WCAG's contrast of an element's text on the page's ground."""
+    texts = page.evaluate(f"[getComputedStyle({element}).color, "
+                          "getComputedStyle(document.body).backgroundColor]")  # fmt: skip
+    light = []
+    for text in texts:
+        parts = [int(part) / 255 for part in text.strip("rgb()").split(",")]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_a_table_is_sorted_and_filtered(site, visit):
+    page = visit(site / "index.html", 1440)
+    table = page.locator("table").nth(1)
+    values = "rows => rows.filter((r) => !r.hidden).map((r) => r.cells[3].textContent)"
+    rows = table.locator("tbody tr")
+    table.locator("th").nth(3).click()
+    up = [float(text) for text in rows.evaluate_all(values)]
+    assert up == sorted(up) and len(up) > 100
+    table.locator("th").nth(3).press("Enter")
+    down = [float(text) for text in rows.evaluate_all(values)]
+    assert down == sorted(up, reverse=True)
+    page.locator("input[type=search]").nth(1).fill("digits-class gd_sine")
+    shown = rows.evaluate_all("rows => rows.filter((r) => !r.hidden).map((r) => r.textContent)")
+    assert 0 < len(shown) < 5 and all("gd_sine" in text for text in shown)
+
+
+def test_a_picture_answers_and_a_row_unfolds(site, visit):
+    page = visit(site / "index.html", 390)
+    page.locator("a", has_text="digits-class").first.click()
+    page.goto((site / "digits-class.html").as_uri())
+    page.locator("svg circle").nth(3).hover()
+    assert "seed" in page.locator("#tip").inner_text()
+    page.locator("table").first.locator("a", has_text="random_label").first.click()
+    unfolded = page.locator("#row-random_label")
+    assert unfolded.get_attribute("open") is not None
+    assert "unlearn run digits-class --only random_label" in unfolded.inner_text()
+    assert unfolded.locator("a").get_attribute("href").startswith("https://arxiv.org/abs/")
+
+
+@pytest.mark.parametrize("name", ["digits-class", "cifar10-small-all"])
+def test_a_picture_is_readable_in_a_document(site, visit, name):
+    """As wide as a README shows it, no text is below 9 pixels and none leaves the frame."""
+    page = visit(site / f"{name}.html", 1440)
+    drawn = page.evaluate("""() => {
+      const svg = document.querySelector('svg'), frame = svg.getBoundingClientRect();
+      const scale = Math.min(1, 830 / frame.width), texts = [...svg.querySelectorAll('text')];
+      const boxes = texts.map((text) => text.getBoundingClientRect());
+      return {
+        size: Math.min(...texts.map((t) => parseFloat(getComputedStyle(t).fontSize) * scale)),
+        out: boxes.filter((b) => b.left < frame.left - 1 || b.right > frame.right + 1).length,
+      };
+    }""")
+    assert drawn["size"] >= 9 and drawn["out"] == 0

@@ -1,0 +1,285 @@
+"""Results that leave a store and come back: comparisons, record files, bundles, the site."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.leaderboard.data import to_json
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.report import sections
+from benchmarks.leaderboard.write import records_text, write_report
+from benchmarks.pipeline.planner import make_plan
+from benchmarks.report import html, markdown
+from benchmarks.report.shipped import RESULTS
+from benchmarks.sharing.bundle import MANIFEST, write_bundle
+from benchmarks.sharing.records import board_of, read_records
+from benchmarks.sharing.verify import verify_bundle
+from benchmarks.spec.resolve import load_suite
+from common.base.files import json_digest
+from common.base.registry import BENCHMARKS
+from common.measure.scores import Scores, load_scores, save_scores
+from common.protocol.benchmark import Runtime
+from common.store.stages import StageStore, digests
+
+PARTS = {"forget": 24, "retain": 60, "test": 40, "validation": 30}
+METHODS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}
+
+
+def made_scores(seed: int, offset: float) -> dict[str, Scores]:
+    """Scores of a model of four classes whose margins lie around an offset."""
+    draws = np.random.default_rng(seed)
+    parts = {}
+    for part, count in PARTS.items():
+        margin = draws.normal(offset if part == "forget" else 2.0, 1.0, count)
+        p = 1 / (1 + np.exp(-margin))
+        probs = np.stack([p, *[(1 - p) / 3] * 3], axis=1).astype(np.float32)
+        entropy = -(probs * np.log(probs)).sum(1)
+        columns = {"probability": p, "margin": margin, "loss": -np.log(p), "entropy": entropy}
+        columns |= {"modified_entropy": entropy, "correct": margin > 0}
+        parts[part] = Scores(
+            indices=np.arange(count, dtype=np.int64),
+            labels=np.zeros(count, np.int64),
+            probs=probs,
+            **{name: column.astype(np.float32) for name, column in columns.items()},
+        )
+    return parts
+
+
+@pytest.fixture(scope="session")
+def scored(tiny_suite, put_record, tmp_path_factory):
+    """A suite whose records follow from scores that are there. Read only."""
+    root = tmp_path_factory.mktemp("scored")
+    cheap = {"evaluation": {"features": ["confidence"]}}
+    path = tiny_suite(root, methods=METHODS, seeds=[1, 2], retrains=2, protocol=cheap)
+    suite, store = load_suite(str(path)), StageStore(root / "store")
+    benchmark = BENCHMARKS[suite.spec.benchmark](suite.protocol, Runtime(device="cpu"))
+    offsets = {"original": 3.0, "retrain": -1.0, "gd": -0.8, "gd_sine": 0.0}
+    for number, result in enumerate(make_plan(suite, store).results):
+        split, scores = (result.stage.parents[kind] for kind in ("split", "scores"))
+        with store.writing("split", split.key, {"sizes": {"forget": PARTS["forget"]}}):
+            pass
+        parts = made_scores(number, offsets[result.label])
+        with store.writing(scores.kind, scores.key, {"status": "ok"}) as folder:
+            save_scores(parts, folder / "scores.safetensors")
+        metrics = benchmark.evaluate(parts, trial=False, seed=result.seed)
+        of_split = {"digest": f"split-{result.seed}", "name": "n"}
+        put_record(store, result.stage, metrics, split=of_split)
+    board = make_leaderboard(suite, store)
+    write_report(board, store.root, events=False)
+    bundle = root / "bundle"
+    write_bundle(board, store, bundle)
+    return SimpleNamespace(path=path, store=store, board=board, bundle=bundle)
+
+
+@pytest.fixture
+def bundle(scored, tmp_path):
+    """A private copy of the bundle."""
+    return shutil.copytree(scored.bundle, tmp_path / "copy")
+
+
+def resealed(bundle):
+    """The bundle with a manifest of what it holds now."""
+    (bundle / MANIFEST).unlink()
+    manifest = json.loads((bundle.parent / "old.json").read_text())
+    manifest.pop("sha256")
+    manifest["files"] = digests(bundle)
+    text = json.dumps({**manifest, "sha256": json_digest(manifest)})
+    (bundle / MANIFEST).write_text(text)
+    return bundle
+
+
+def edited(bundle, name, change):
+    """The bundle with another JSON file, or lines, and a manifest that fits."""
+    (bundle.parent / "old.json").write_text((bundle / MANIFEST).read_text())
+    path = bundle / name
+    content = [json.loads(line) for line in path.read_text().splitlines()] if (
+        name.endswith("jsonl")
+    ) else json.loads(path.read_text())  # fmt: skip
+    change(content)
+    lines = "".join(json.dumps(line) + "\n" for line in content)
+    path.write_text(lines if name.endswith("jsonl") else json.dumps(content))
+    return resealed(bundle)
+
+
+def test_records_make_the_same_table(scored, cli, one_line_error, tmp_path):
+    file = tmp_path / "theirs.jsonl"
+    file.write_text(records_text(scored.board))
+    again, own = to_json(board_of(read_records(file), file)), to_json(scored.board)
+    for name in ("rows", "floor", "settings"):
+        assert again[name] == own[name]
+    shown = cli("report", "--records", file)
+    assert shown.code == 0 and "gd_sine" in shown.out and "theirs.jsonl" in shown.out
+    assert one_line_error(cli("report")) == "error: report: give a suite, or --records FILE"
+
+
+def test_records_of_a_method_that_is_not_here_make_a_table(scored, tmp_path):
+    file = tmp_path / "theirs.jsonl"
+    file.write_text(records_text(scored.board).replace('"gd_sine"', '"their_own"'))
+    board = board_of(read_records(file), file)
+    for writer in (markdown, html):
+        assert "their_own" in writer.write(sections(board))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "holds no record"),
+        ("{", "line 1: no record of a row"),
+        ('{"suite": "a", "row": "b"}', "line 1: no record of a row"),
+        ("twice", "has this seed already"),
+        ("other", "of another suite or protocol"),
+    ],
+)
+def test_a_bad_file_of_records_is_one_line(scored, tmp_path, cli, one_line_error, text, fault):
+    first = records_text(scored.board).splitlines()[0]
+    other = json.dumps({**json.loads(first), "suite": "b"})
+    lines = {"twice": f"{first}\n{first}\n", "other": f"{first}\n{other}\n"}
+    file = tmp_path / "bad.jsonl"
+    file.write_text(lines.get(text, text))
+    assert fault in one_line_error(cli("report", "--records", file))
+
+
+def test_a_comparison_is_paired(scored, cli, tmp_path):
+    file = tmp_path / "theirs.jsonl"
+    lines = [json.loads(line) for line in records_text(scored.board).splitlines()]
+    for line in lines:
+        if line["row"] == "gd":
+            line["metrics"]["ta"] -= 2.0 + line["seed"]
+    moved = [line for line in lines if line["row"] != "gd_sine" or line["seed"] == 1]
+    for line in moved:
+        if line["row"] == "original" and line["seed"] == 2:
+            line["split"]["digest"] = "another"
+    file.write_text("".join(json.dumps(line) + "\n" for line in moved))
+    own = f"{scored.store.root}:{scored.path}"
+    shown = cli("compare", own, file, "--format", "csv")
+    rows = {(r["row"], r["metric"]): r for r in csv.DictReader(io.StringIO(shown.out))}
+    assert float(rows["gd", "ta"]["mean"]) == pytest.approx(3.5) and rows["gd", "ta"]["n"] == "2"
+    assert float(rows["gd", "ta"]["low"]) == pytest.approx(3.5 - 12.706 * 0.5, abs=1e-3)
+    assert float(rows["gd_sine", "distance"]["mean"]) == 0 and rows["gd_sine", "fa"]["n"] == "1"
+    text = cli("compare", own, file, "--format", "md").out
+    assert f"only in {own}: seeds 2 of gd_sine" in text
+    assert "seed 2: other splits: original" in text and "+3.5 [-2.9, +9.9]" in text
+
+
+def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
+    store = ["--store", tmp_path / "none"]
+    shown = cli("compare", "digits-class", RESULTS / "digits-class", *store, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(shown.out)))
+    assert {float(row["mean"]) for row in rows} == {0.0} and {row["n"] for row in rows} == {"5"}
+    assert "by row and seed alone" in cli("compare", "digits-class", "digits-class", *store).out
+    assert "unknown suite 'x'" in one_line_error(cli("compare", "x", "y", *store))
+    fault = one_line_error(cli("compare", "digits-class", "tofu-small", *store))
+    assert "is of digits-class, tofu-small (shipped) of tofu-small" in fault
+
+
+def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
+    verification = verify_bundle(scored.bundle)
+    assert verification.models == len(scored.board.records) == 10
+    assert verification.different == () and verification.cells > 500
+    assert to_json(verification.board)["rows"] == to_json(scored.board)["rows"]
+    packed = tmp_path / "b.zip"
+    made = cli("submit", scored.path, "--store", scored.store.root, "--out", packed)
+    assert made.code == 0, made.err
+    shown = cli("verify", packed)
+    assert shown.code == 0 and "0 differ" in shown.out
+    names = {path.relative_to(scored.bundle).as_posix() for path in scored.bundle.rglob("*.*")}
+    assert {n for n in names if "/" not in n} == {
+        "suite.yaml", "records.jsonl", "table.json", "probes.json", "LEADERBOARD.md", MANIFEST,
+    }  # fmt: skip
+    assert not any(str(scored.store.root) in (scored.bundle / n).read_text("latin1") for n in names)
+
+
+def test_cells_that_differ_are_named(bundle, cli):
+    def change(table):
+        row = next(row for row in table["rows"] if row["row"] == "gd")
+        row["metrics"]["ta"]["mean"] += 1.0
+
+    shown = cli("verify", edited(bundle, "table.json", change))
+    assert shown.code == 1 and "1 differ" in shown.out and "metrics.ta.mean" in shown.out
+
+
+def test_a_record_that_its_scores_do_not_give_is_named(bundle):
+    def change(lines):
+        line = next(line for line in lines if line["row"] == "gd" and line["seed"] == 2)
+        line["metrics"]["mia"] += 5.0
+
+    different = verify_bundle(edited(bundle, "records.jsonl", change)).different
+    assert [(cell.row, cell.name) for cell in different] == [("gd, seed 2", "mia")]
+
+
+def test_scores_of_other_samples_are_named(bundle):
+    (bundle.parent / "old.json").write_text((bundle / MANIFEST).read_text())
+    lines = [json.loads(line) for line in (bundle / "records.jsonl").read_text().splitlines()]
+    key = next(line["stages"]["scores"] for line in lines if line["row"] == "gd")
+    path = bundle / "scores" / f"{key[:20]}.safetensors"
+    parts = load_scores(path)
+    parts["forget"].indices[:] += 1
+    save_scores(parts, path)
+    (cell,) = verify_bundle(resealed(bundle)).different
+    assert (cell.row, cell.name) == ("gd, seed 1", "samples of forget")
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda b: (b / MANIFEST).unlink(), "no bundle (it lacks bundle.json)"),
+        (lambda b: (b / MANIFEST).write_text("{"), "cannot be read"),
+        (lambda b: (b / "records.jsonl").write_text("{}\n"), "missing or not what was written"),
+        (lambda b: (b / "table.json").unlink(), "missing or not what was written"),
+        (lambda b: (b / "more.txt").write_text(""), "more.txt is not in bundle.json"),
+        (lambda b: edited(b, "table.json", dict.clear), "table.json: cannot be read"),
+        (lambda b: edited(b, "records.jsonl", list.clear), "holds no record"),
+    ],
+)
+def test_a_bad_bundle_is_one_line(bundle, cli, one_line_error, damage, fault):
+    damage(bundle)
+    assert fault in one_line_error(cli("verify", bundle))
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "a/../../out", ".hidden", "a//b"])
+def test_a_zip_writes_nothing_elsewhere(tmp_path, cli, one_line_error, name):
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr(name, "x")
+    assert "no bundle: it holds" in one_line_error(cli("verify", tmp_path / "b.zip"))
+    assert [path.name for path in tmp_path.iterdir()] == ["b.zip"]
+
+
+def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
+    args = ["submit", scored.path, "--out", scored.bundle]
+    assert "is there already" in one_line_error(cli(*args, "--store", scored.store.root))
+    fault = one_line_error(
+        cli("submit", "digits-class", "--out", tmp_path / "x", "--store", tmp_path)
+    )
+    assert "no records of digits-class" in fault and list(tmp_path.iterdir()) == []
+
+
+def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_line_error, tmp_path):
+    bundles = tmp_path / "bundles"
+    shutil.copytree(scored.bundle, bundles / "theirs")
+    site = tmp_path / "site"
+    for _ in range(2):  # it may be made again
+        assert cli("site", "--out", site, "--submissions", bundles).code == 0
+    pages = {path.name: path.read_text() for path in site.iterdir()}
+    shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
+    maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
+    assert {*pages} == shipped | maps | {"index.html", "submitted-theirs.html"}
+    index = pages.pop("index.html")
+    assert all(f'href="{name}"' in index for name in pages)
+    assert all('href="index.html"' in page for page in pages.values())
+    assert "the table was made again from the submitted scores" in pages["submitted-theirs.html"]
+    assert "unlearn run digits-class --only gd_sine" in pages["digits-class.html"]
+    (bundles / "theirs" / "table.json").write_text("{}")
+    out = tmp_path / "other"
+    assert "not what was written" in one_line_error(
+        cli("site", "--out", out, "--submissions", bundles)
+    )
+    assert not out.exists()
+    assert "holds something else" in one_line_error(cli("site", "--out", bundles))
