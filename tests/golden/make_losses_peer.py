@@ -1,8 +1,8 @@
 """How ``losses_peer.json`` was made; see ``losses_peer.md``.
 
-``FOLDER`` holds clones of the peers under ``muse_bench``, ``FLAT``, ``Unlearn-Simple`` and
-``open-unlearning``.  Their own loss code runs on logits that a formula gives; what it imports and
-does not use is replaced by empty modules.
+``FOLDER`` holds clones of the peers under ``muse_bench``, ``FLAT``, ``Unlearn-Simple``,
+``open-unlearning`` and ``loku``, whose code needs torchmetrics.  Their own loss code runs on logits
+that a formula gives; what it imports and does not use is replaced by empty modules.
 """
 
 from __future__ import annotations
@@ -182,6 +182,44 @@ def of_undial(peer: ModuleType, strength: float) -> dict:
     return graded(loss, {"forget": logits(PHASES["forget"], width=WIDE)})
 
 
+def of_forget(compute, **fields) -> dict:
+    """open-unlearning's loss of forget texts alone."""
+
+    def loss(given):
+        texts = {"input_ids": "forget", "labels": labels("forget")}
+        return compute(lambda input_ids, labels: Model(given)(input_ids, labels), texts, **fields)[
+            0
+        ]
+
+    return graded(loss, {"forget": logits(PHASES["forget"])})
+
+
+def of_dpo(peer: ModuleType, beta: float) -> dict:
+    """open-unlearning's DPO: a refusal before the true answer, relative to a frozen model."""
+    fixed = Model({text: logits(phase) for text, phase in REFERENCE.items()})
+    texts = [{"input_ids": text, "labels": labels(text)} for text in ("refusal", "forget")]
+
+    def loss(given):
+        models = [
+            lambda input_ids, labels, model=model: model(input_ids, labels)
+            for model in (Model(given), fixed)
+        ]
+        return peer.compute_dpo_loss(*models, *texts, beta)[0]
+
+    return graded(loss, {text: logits(PHASES[text]) for text in ("forget", "refusal")})
+
+
+def of_hinge(trainer: ModuleType) -> dict:
+    """LoKU's inverted hinge with its retain term."""
+
+    def loss(given):
+        texts = [(text, labels(text), None) for text in ("forget", "retain")]
+        own = SimpleNamespace(loss_type="IHL")
+        return trainer.CustomTrainerForgetting.compute_loss(own, Model(given), texts)
+
+    return graded(loss, {text: logits(PHASES[text]) for text in ("forget", "retain")})
+
+
 class Layered(torch.nn.Module):
     """A model whose hidden states, after its one layer, are given."""
 
@@ -282,6 +320,17 @@ def collect(folder: Path) -> dict:
     cases["openunlearning simnpo"] = of_simnpo(simnpo, beta=4.5, delta=0.2)
     cases["openunlearning undial"] = of_undial(utils, 10.0)
     cases["openunlearning rmu"] = of_rmu(load(source / "unlearn/rmu.py", "trainer.unlearn.rmu"))
+    cases["openunlearning dpo"] = of_dpo(utils, 0.1)
+    cases["openunlearning wga"] = of_forget(utils.compute_wga_loss, beta=1.0)
+    cases["openunlearning satimp"] = of_forget(utils.compute_satimp_loss, beta1=5.0, beta2=1.0)
+    ceu = load(
+        source / "unlearn/ceu.py",
+        "trainer.unlearn.ceu",
+        **{"trainer.unlearn.base": nothing("UnlearnTrainer")},
+    )
+    cases["openunlearning ceu"] = of_forget(ceu.compute_batch_ceu, ignore_first_n_answer_tokens=1)
+    loku = load(folder / "loku/TOFU/dataloader.py", "loku_dataloader", **stand_ins)
+    cases["loku ihl"] = of_hinge(loku)
     whp = load(folder / "muse_bench/baselines/baselines/whos_harry_potter.py", "muse_whp")
     cases["muse_bench whp"] = of_composite(whp, 1.3)
     vector = load(folder / "muse_bench/baselines/baselines/task_vector.py", "muse_vector")

@@ -15,6 +15,7 @@ from torch import nn
 import language  # noqa: F401 - registers the methods
 from common.base.registry import METHODS
 from common.data.batch import Batch
+from common.objectives.terms import LogLikelihoods
 from language.models.composite import LogitDifference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -118,6 +119,39 @@ SIMPLE = {"compat": "unlearn_simple", "beta": 0.7, "delta": 0.4, "forget_weight"
 )
 def test_preferences_are_the_published_ones(case, method, params):
     check(case, method, params)
+
+
+ALONE = {"forget_weight": 1.0, "retain_weight": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "params"),
+    [
+        ("openunlearning wga", "wga", {"beta": 1.0, **ALONE}),
+        ("openunlearning satimp", "satimp", {"beta1": 5.0, "beta2": 1.0, **ALONE}),
+        ("openunlearning ceu", "ceu", {"skip_first": 1}),
+        ("loku ihl", "ihl", {}),
+    ],
+)
+def test_reweighted_targets_and_the_inverted_hinge_are_the_published_ones(case, method, params):
+    check(case, method, params)
+
+
+@pytest.mark.parametrize("method", ["dpo", "dpo_gdr"])
+def test_dpo_is_the_published_one(method, monkeypatch):
+    """The frozen model's likelihoods, which a pass over the data would give, are of its logits."""
+
+    def likelihoods(task, indices, *, source, **_):
+        batch = source.batch("refusal" if source.refused else "forget")
+        logs = nn.functional.log_softmax(reference(batch), -1)
+        held = batch.labels != -100
+        chosen = logs.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * held
+        return LogLikelihoods(torch.arange(MADE.ROWS), chosen.sum(1))
+
+    monkeypatch.setattr("common.methods.tools.passes.reference_likelihoods", likelihoods)
+    check("openunlearning dpo", method, {"beta": 0.1, **(ALONE if "gdr" in method else {})})
+    with pytest.raises(AssertionError):
+        check("openunlearning dpo", method, {"beta": 0.1, "compat": "tofu"})
 
 
 def test_undial_where_every_position_counts():
