@@ -206,7 +206,8 @@ def _loop_case(
         }
         with Tracker(log) as tracker:
             looks = Telemetry(tracker=tracker)
-            fit(model, objective, loaders, config, forward=_logits, seed=0, telemetry=looks)
+            options = {"forward": _logits, "seed": 0, "telemetry": looks, "lr_scaling": "none"}
+            fit(model, objective, loaders, config, **options)
         return model
 
     runs: dict[str, Callable[[], nn.Module]] = {
