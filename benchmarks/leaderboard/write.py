@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.leaderboard import dynamics, trajectory
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.leaderboard.data import to_csv, to_json
+from benchmarks.leaderboard.events import export_events
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.report import sections
-from benchmarks.pipeline.worksite import SCALARS
 from benchmarks.report import html, markdown
 from benchmarks.report.files import json_text, write_files
 from benchmarks.report.section import Picture
@@ -49,19 +49,3 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     write_files(root / "suites" / board.suite.name, files)
     if events:
         export_events(board, root)
-
-
-def export_events(board: Leaderboard, root: Path) -> None:
-    """One TensorBoard run per row and seed, so that its HParams table is the leaderboard."""
-    from common.train.tracking import export_run
-
-    store = StageStore(root)
-    for label, record in board.records:
-        model = board.stage(label, record).parents["model"]
-        name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
-        export_run(
-            root / "tensorboard" / board.suite.name / name / f"seed-{record.seed}",
-            {"": store.folder(model.kind, model.key) / SCALARS},
-            {"row": label, "method": record.method, "seed": record.seed, **record.params},
-            record.metrics,
-        )
