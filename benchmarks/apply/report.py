@@ -153,7 +153,8 @@ def before_and_after(statement: Mapping[str, Any], subject: Subject) -> Table:
             if key in subject.measures and value is not None:
                 label = part.replace("_", " ") if isinstance(was, Mapping) else "forget and test"
                 rows.append((label, subject.measures[key], f"{value:.2f}", f"{new:.2f}"))
-    heads = [Column("data", "label"), Column("measured", "words"), "before", "after"]
+    heads: list[str | Column] = [Column("data", "label"), Column("measured", "words")]
+    heads += ["before", "after"]
     return table(heads, rows)
 
 

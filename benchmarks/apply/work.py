@@ -203,6 +203,7 @@ class _Run:
 
     def _write(self, statement: dict[str, Any], best: Attempt, place: Workplace) -> AppliedResult:
         out = self.application.out
+        assert best.model is not None, "only a model is written"
         if not processes.is_main():
             return AppliedResult("ok", out, {**statement, "reading": ""}, "")
         with place.writing() as folder:

@@ -99,5 +99,5 @@ def _mean_curves(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str
 
 def _average(rows: Sequence[Mapping[str, Any]], tag: str) -> float | None:
     """None where a row lacks the value."""
-    values = [row.get(tag) for row in rows]
-    return None if None in values else math.fsum(map(float, values)) / len(values)
+    values = [row[tag] for row in rows if row.get(tag) is not None]
+    return math.fsum(values) / len(values) if len(values) == len(rows) else None

@@ -206,8 +206,8 @@ def _loop_case(
         }
         with Tracker(log) as tracker:
             looks = Telemetry(tracker=tracker)
-            options = {"forward": _logits, "seed": 0, "telemetry": looks, "lr_scaling": "none"}
-            fit(model, objective, loaders, config, **options)
+            run = partial(fit, forward=_logits, seed=0, lr_scaling="none")
+            run(model, objective, loaders, config, telemetry=looks)
         return model
 
     runs: dict[str, Callable[[], nn.Module]] = {

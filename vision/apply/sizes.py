@@ -81,7 +81,7 @@ def inferred_config(shapes: Shapes, architecture: str, origin: str) -> dict[str,
     check_architecture(architecture, origin)
     model = _blank(architecture, {})
     key = classifier_key(model)
-    if key not in shapes:
+    if key is None or key not in shapes:
         raise CheckpointError(
             f"{origin}: holds no '{key}'; it belongs to another model than {architecture}"
         )
