@@ -53,7 +53,8 @@ def choose(
 
     Returns:
         The chosen attempt, and the statement's ``choice``.  The distance is the mean of how far the
-        yardstick is from the goal on forget data, and from the given model's on validation data.
+        yardstick is from the goal on forget data, and of how far it fell on validation data; of equal
+        ones the first is taken.
     """
     goal, key = subject.application.goal or 0.0, subject.yardstick
     wanted = {"forget": goal, VALIDATION: before[VALIDATION][key]}
@@ -64,7 +65,8 @@ def choose(
         values = _values(attempt, subject)
         row |= {"seconds": attempt.facts["cost"]["seconds"], **dict.fromkeys(SEEN), **values}
         if values:
-            distance = sum(abs(values[part] - wanted[part]) for part in SEEN) / len(SEEN)
+            lost = max(0.0, wanted[VALIDATION] - values[VALIDATION])
+            distance = (abs(values["forget"] - wanted["forget"]) + lost) / 2
             row |= {"status": "ok", "distance": distance}
             if distance < shortest:
                 best, shortest = attempt, distance
@@ -72,7 +74,7 @@ def choose(
         table.append(row)
     assert best is not None, "there is a method to try"
     return best, {
-        "rule": f"mean distance of {key} to the goal on forget and to the given model's on "
+        "rule": f"mean of the distance of {key} to the goal on forget data and of its loss on "
         f"{VALIDATION} data",
         "goal": goal,
         "given": before[VALIDATION][key],

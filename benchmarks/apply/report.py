@@ -172,7 +172,7 @@ def _choice(choice: Mapping[str, Any] | None, subject: Subject) -> list[Section]
         for trial in choice["trials"]
     ]
     rows.append(("(wanted)", f"{choice['goal']:.2f}", f"{choice['given']:.2f}", "", ""))
-    heads = ["method", f"forget {key}, %", f"validation {key}, %", "distance", "seconds"]
+    heads = ["method", f"forget {key}, %", f"validation {key}, %", "distance", "time, s"]
     text = (
         f"{choice['chosen']} was chosen by the {choice['rule']}; test data were not looked at.",
     )
