@@ -53,8 +53,8 @@ def choose(
 
     Returns:
         The chosen attempt, and the statement's ``choice``.  The distance is the mean of how far the
-        yardstick is from the goal on forget data, and of how far it fell on validation data; of equal
-        ones the first is taken.
+        yardstick is from the goal on forget data, and of how far it fell on validation data; of
+        equal ones the first is taken.
     """
     goal, key = subject.application.goal or 0.0, subject.yardstick
     wanted = {"forget": goal, VALIDATION: before[VALIDATION][key]}
