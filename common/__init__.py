@@ -11,7 +11,8 @@ What a plugin needs is imported from here alone; each name is loaded when it is 
   ``resolve_config`` completes a config, ``check_method`` holds a method against the contract.
 * Objectives: ``Objective``, ``ObjectiveValue``, ``CrossEntropy``, ``ForgetRetain``,
   ``gradient_difference``; ``Term`` and ``Mean`` of ``cross_entropy`` or ``unlikelihood``.
-* Data and training: ``Batch``, ``Source``, ``Loader``, ``ForgetSplit``, ``fit``, ``FitConfig``.
+* Data and training: ``Batch``, ``Source``, ``DatasetSource``, ``Loader``, ``ForgetSplit``, ``fit``,
+  ``FitConfig``.
 * Adapters: ``AdapterConfig``, ``Phi``, ``attach``, ``detach``, ``adapted_layers``,
   ``save_adapter``, ``load_adapter``.
 * Benchmarks: ``Benchmark`` with ``Versions``, ``PARTS`` (each a ``Part`` with a ``Role``),
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from common.checks import check_method as check_method
     from common.data.batch import Batch as Batch
     from common.data.batch import Source as Source
+    from common.data.dataset import DatasetSource as DatasetSource
     from common.data.loader import Loader as Loader
     from common.data.parts import PARTS as PARTS
     from common.data.parts import Part as Part

@@ -26,7 +26,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 REPORTS = ("LEADERBOARD.md", "MAP.md")
-FOLDERS = (*PACKAGES, "tests", "docs")
+FOLDERS = (*PACKAGES, "tests", "docs", "examples")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`+([^`]+)`+")

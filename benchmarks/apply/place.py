@@ -30,6 +30,10 @@ class Workplace:
         self._out, self._new = out, folder / "out"
         self.checkpoint, self.scratch = folder / "checkpoint.safetensors", scratch
 
+    def checkpoint_of(self, method: str) -> Path:
+        """The checkpoint of one of several methods."""
+        return self.checkpoint.with_name(f"checkpoint-{method}.safetensors")
+
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """A folder that takes the place of ``out`` when the block ends without an error.

@@ -1,19 +1,24 @@
-"""What every statement holds, whatever was forgotten, and what it says in plain words."""
+"""What every statement holds and says in plain words, and the pages that are made of it."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from benchmarks.report import html, markdown
+from benchmarks.report.section import Column, Section, Table, filled, table
+from common.base.files import write_text
 from common.store.records import clean_metrics
 
 if TYPE_CHECKING:
     from torch import nn
 
     from common.protocol.subject import Subject
-
-STATEMENT = "statement.json"
 
 
 def weight_change(
@@ -45,20 +50,187 @@ def reading(statement: Mapping[str, Any], subject: Subject) -> str:
     """What the numbers do and do not show, in plain words."""
     if statement["status"] == "diverged":
         return "Training diverged: there is no unlearned model, and nothing to compare."
+    return " ".join(
+        [*subject.outcome(statement), *_recovery(statement), *caveats(statement, subject)]
+    )
+
+
+def caveats(statement: Mapping[str, Any], subject: Subject) -> list[str]:
+    """What the numbers do not show."""
     unit, yardstick = subject.unit, subject.yardstick
-    lines = subject.outcome(statement)
-    lines += [f"A warning was given: {text}." for text in statement["warnings"]]
+    lines = [f"A warning was given: {text}." for text in statement["warnings"]]
     lines.append(
         "No model was retrained without the forget set here, so how close this one is to such a "
         f"model is unknown; that closeness, not a low {yardstick}, is the goal of unlearning."
     )
+    tried = "probing" if statement["audits"] else "fine-tuning or probing"
     lines.append(
         f"A low {yardstick} on the forget set is not erasure: the information may still be in the "
-        "weights and come back by fine-tuning or probing, which was not tried; nothing here is a "
+        f"weights and come back by {tried}, which was not tried; nothing here is a "
         "certificate of deletion."
     )
     if "retain" not in statement["data"]:
         lines.append(
             f"No retain {unit} were given, so what else the model lost was not measured on them."
         )
-    return " ".join(lines)
+    if statement["choice"] is not None:
+        lines.append(
+            f"{statement['choice']['held_out']} retained {unit} were held out to choose the method "
+            f"and were not trained on; the given model had seen them, so they are not test data."
+        )
+    return lines
+
+
+def _recovery(statement: Mapping[str, Any]) -> list[str]:
+    """What fine-tuning brought back."""
+    relearn = statement["audits"].get("relearn")
+    if relearn is None:
+        return []
+    steps, most = relearn["value"], relearn["max_steps"]
+    share = f"{100 * relearn['share']:.0f} % of the given model's accuracy on the forget set"
+    with_ = f"steps of AdamW (lr {relearn['lr']:g}, batches of {relearn['batch_size']})"
+    if steps >= most:
+        return [f"Fine-tuning on the forget set did not bring back {share} in {most} {with_}."]
+    if steps == 0:
+        return [f"The model still has {share}: there is nothing to bring back."]
+    return [
+        f"Fine-tuning on the forget set brought back {share} in {steps:.0f} {with_}; how many a "
+        "model needs that never saw these samples is not known here."
+    ]
+
+
+# One page, as a card and as HTML -----------------------------------------------------------------
+
+
+def write_pages(
+    page: Sequence[Section], statement: Mapping[str, Any], subject: Subject, folder: Path
+) -> None:
+    """The model card ``README.md`` and the report ``report.html``: the same sections."""
+    write_text(folder / "README.md", _front_matter(statement, subject) + markdown.write(page))
+    write_text(folder / "report.html", html.write(page))
+
+
+def _front_matter(statement: Mapping[str, Any], subject: Subject) -> str:
+    """What the hub reads of a card."""
+    fields: dict[str, Any] = {"library_name": subject.library, "pipeline_tag": subject.pipeline}
+    fields["tags"] = ["machine-unlearning", statement["method"]["name"]]
+    if statement["input"].get("revision"):
+        fields["base_model"] = statement["input"]["model"]
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---\n\n"
+
+
+def sections(statement: Mapping[str, Any], subject: Subject, name: str) -> list[Section]:
+    """The report of a deletion: what was measured first, what it does not show last."""
+    method, made = statement["method"], statement["input"]
+    intro = (
+        f"{made['model']} ({made['architecture']}) was made to forget "
+        f"{_count(statement['data']['forget'], subject)} by {method['name']} on "
+        f"{statement['created']}."
+    )
+    words = " ".join([*subject.outcome(statement), *_recovery(statement)])
+    return filled(
+        Section(f"Deletion report: {name}", (intro,), depth=1),
+        Section("Before and after", (), before_and_after(statement, subject)),
+        *_choice(statement["choice"], subject),
+        Section("What was measured", (words,)),
+        Section("What it does not show", lines=tuple(caveats(statement, subject)), tone="warning"),
+        _request(statement, subject),
+        _weights(statement),
+        *_earlier(statement["earlier"]),
+        _settings(statement),
+    )
+
+
+def before_and_after(statement: Mapping[str, Any], subject: Subject) -> Table:
+    """One row per measured number."""
+    before, after = statement["before"], statement["after"]
+    rows = []
+    for part, was in before.items():
+        now = after[part]
+        pairs = was.items() if isinstance(was, Mapping) else [(part, was)]
+        for key, value in pairs:
+            new = now[key] if isinstance(now, Mapping) else now
+            if key in subject.measures and value is not None:
+                label = part.replace("_", " ") if isinstance(was, Mapping) else "forget and test"
+                rows.append((label, subject.measures[key], f"{value:.2f}", f"{new:.2f}"))
+    heads: list[str | Column] = [Column("data", "label"), Column("measured", "words")]
+    heads += ["before", "after"]
+    return table(heads, rows)
+
+
+def _choice(choice: Mapping[str, Any] | None, subject: Subject) -> list[Section]:
+    if choice is None:
+        return []
+    key = subject.yardstick
+    rows = [
+        (
+            trial["method"],
+            *("–" if v is None else f"{v:.2f}" for v in (trial["forget"], trial["validation"])),
+            "diverged" if trial["distance"] is None else f"{trial['distance']:.2f}",
+            f"{trial['seconds']:.0f}",
+        )
+        for trial in choice["trials"]
+    ]
+    rows.append(("(wanted)", f"{choice['goal']:.2f}", f"{choice['given']:.2f}", "", ""))
+    heads = ["method", f"forget {key}, %", f"validation {key}, %", "distance", "time, s"]
+    text = (
+        f"{choice['chosen']} was chosen by the {choice['rule']}; test data were not looked at.",
+    )
+    shown = table(heads, rows, marks={choice["chosen"]: "goal", "(wanted)": "reference"})
+    return [Section("Choice of the method", text, shown)]
+
+
+def _count(about: Mapping[str, Any], subject: Subject) -> str:
+    return f"{about[subject.unit]} {subject.unit}"
+
+
+def _request(statement: Mapping[str, Any], subject: Subject) -> Section:
+    rows = [
+        (role, about.get("folder") or about["file"], _count(about, subject), _digest(about))
+        for role, about in statement["data"].items()
+    ]
+    shown = table(["part", "name", "samples", "SHA-256"], rows, words=True)
+    return Section("The request", (f"Scenario: {statement['scenario']}.",), shown, level="full")
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    digest: str = about.get("digest") or about["sha256"]
+    return digest
+
+
+def _weights(statement: Mapping[str, Any]) -> Section:
+    rows = []
+    for when in ("input", "output"):
+        digests = statement[when]["weights_sha256"]
+        named = digests.items() if isinstance(digests, Mapping) else [("", digests)]
+        rows += [(when, file, digest) for file, digest in named]
+    relative = statement["weight_change"]["relative"]
+    text = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
+    shown = table(["model", "file", "SHA-256"], rows, words=True)
+    return Section("Weights", text, shown, level="full")
+
+
+def _earlier(requests: Sequence[Mapping[str, Any]]) -> list[Section]:
+    if not requests:
+        return []
+    rows = [
+        (str(place), r["created"], r["method"], _digest(r["data"]["forget"]), r["statement_sha256"])
+        for place, r in enumerate(requests, 1)
+    ]
+    heads = ["request", "time", "method", "forget set", "statement"]
+    text = ("The given model was itself made by earlier requests, the first one first.",)
+    return [Section("Earlier requests", text, table(heads, rows, words=True), level="full")]
+
+
+def _settings(statement: Mapping[str, Any]) -> Section:
+    method, machine = statement["method"], statement["environment"]
+    cost = statement["cost"]
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    lines = (
+        f"Method: {method['name']}, version {method['version']}, seed {statement['seed']}; "
+        f"{method['paper']}.",
+        f"Settings: {json.dumps(method['params'])}.",
+        f"Cost: {cost['steps']:.0f} steps, {cost['seconds']:.1f} s on {statement['device']}.",
+        f"Python {machine['python']}; {packages}.",
+    )
+    return Section("How it was made", lines=lines, level="full")

@@ -3,57 +3,75 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.apply.place import Workplace, tidy, workplace
-from benchmarks.apply.report import STATEMENT, reading, weight_change
-from benchmarks.pipeline.unlearning import unlearned
+from benchmarks.apply.attempt import Attempt, attempt
+from benchmarks.apply.checks import check_applicable, check_application, configs_of
+from benchmarks.apply.choice import choose, hold_out
+from benchmarks.apply.lineage import STATEMENT, earlier_requests
+from benchmarks.apply.place import Workplace, workplace
+from benchmarks.apply.relearn import relearned
+from benchmarks.apply.report import reading, sections, weight_change, write_pages
 from benchmarks.pipeline.worksite import check_device
+from benchmarks.report.section import Section
 from common.base import processes
-from common.base.config import Strict, apply_overrides
+from common.base.config import Strict
 from common.base.errors import CheckpointError, ConfigError, DataError, Diverged
 from common.base.files import write_json
 from common.base.registry import METHODS, SUBJECTS
 from common.base.seeding import make_deterministic
-from common.data.splits import ForgetSplit
-from common.methods.base import resolve_config
-from common.methods.task import UnlearnTask
 from common.protocol.benchmark import pick_device
-from common.protocol.subject import Application, AppliedResult, Subject
+from common.protocol.subject import Application, Subject
 from common.store.records import environment
-from common.store.stages import check_writable
-from common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from common.train.protocols import Progress
 
-SCHEMA = 1
+SCHEMA = 2
 ADAPTER = "adapter"
 
 
-def apply(application: Application, *, progress: Progress | None = None) -> AppliedResult:
-    """Unlearns ``forget`` and writes model, adapter and statement into ``out``, or nothing.
+@dataclass(frozen=True)
+class AppliedResult:
+    """What became of an application.
 
-    Memory: the given model and the one that is changed are held together.  ``progress`` is called
-    after every step of the training.
+    Attributes:
+        status: ``ok``; or ``diverged``: then ``out`` holds the statement and no model.
+        out: The folder that was written.
+        statement: The content of ``statement.json``.
+        message: One line for people.
+        page: The report; empty where no model was written.
+    """
+
+    status: str
+    out: Path
+    statement: Mapping[str, Any]
+    message: str
+    page: Sequence[Section] = ()
+
+
+def apply(application: Application, *, progress: Progress | None = None) -> AppliedResult:
+    """Unlearns ``forget`` and writes model, adapter, statement and report into ``out``, or nothing.
+
+    Memory: the given model and the one that is changed are held together; where several methods are
+    tried, the best one so far, too.  ``progress`` is called after every step of a training.
 
     Raises:
         UserError: Something in the application can be mended; nothing was written.
     """
-    config = _method_config(application)
-    _check_out(application.out)
-    _check_access(application)
+    configs = configs_of(application)
+    check_application(application)
     subject = _subject(application)
-    _check_applicable(application.method, subject)
+    check_applicable(application, subject)
     chosen = pick_device(application.device)
     check_device(chosen)
     import torch
@@ -65,8 +83,10 @@ def apply(application: Application, *, progress: Progress | None = None) -> Appl
 
         join_processes(device)
         processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
-    subject.load(device, config)
-    return _Run(application, config, subject, device, progress).run()
+    subject.load(device, [*configs.values()])
+    if len(configs) > 1:
+        hold_out(subject)
+    return _Run(application, configs, subject, device, progress).run()
 
 
 def _subject(application: Application) -> Subject:
@@ -89,123 +109,72 @@ def _subject(application: Application) -> Subject:
     return chosen(application)
 
 
-# Checks that need no model -----------------------------------------------------------------------
-
-
-def _method_config(application: Application) -> Strict:
-    params = apply_overrides({}, application.params)
-    return resolve_config(application.method, application.preset, params, origin=application.method)
-
-
-def _check_out(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        tidy(out)
-        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
-    check_writable(out, "out")
-
-
-def _check_access(application: Application) -> None:
-    name, info = application.method, METHODS[application.method].info
-    if not info.changes_model:
-        raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
-    if info.models > 1:
-        raise ConfigError(
-            f"method '{name}' answers with {info.models} models at inference, so there is no one "
-            "checkpoint to write; choose a method that changes one, such as task_vector"
-        )
-    if "initial" in info.access:
-        raise ConfigError(
-            f"method '{name}' trains from the start, which needs the original recipe; choose one "
-            "that changes a given model"
-        )
-    if "retain" in info.access and application.retain is None:
-        raise ConfigError(f"method '{name}' reads retain data; give --retain")
-
-
-def _check_applicable(method: str, subject: Subject) -> None:
-    info, scenario = METHODS[method].info, subject.scenario or ""
-    reason = info.inapplicable(scenario=scenario, modality=subject.modality)
-    if reason is not None:
-        fits = info.modality in ("", subject.modality)
-        asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
-        raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
-
-
-# The work ----------------------------------------------------------------------------------------
-
-
-class _GivenSplit(ForgetSplit):
-    """Index sets of a user's folders: retain may be absent where the method does not read it."""
-
-    def __post_init__(self) -> None:
-        """Folders are disjoint by construction and never empty."""
-
-
 class _Run:
     """One application being carried out."""
 
     def __init__(
         self,
         application: Application,
-        config: Strict,
+        configs: Mapping[str, Strict],
         subject: Subject,
         device: torch.device,
         progress: Progress | None,
     ):
-        self.application, self.config = application, config
+        self.application, self.configs = application, configs
         self.subject, self.device = subject, device
         self.progress = progress
 
     def run(self) -> AppliedResult:
         statement = self._identity()
+        tried = [_about(name, config) for name, config in self.configs.items()]
         with (
-            workplace(self.application.out, statement) as place,
+            workplace(self.application.out, {**statement, "methods": tried}) as place,
             _noting_warnings() as statement["warnings"],
         ):
             statement |= _circumstances()
+            statement["earlier"], doubt = self._earlier()
+            statement["warnings"] += [doubt] if doubt else []
             statement["before"] = self._before()
-            task = self._task(place)
-            outcome = unlearned(METHODS[self.application.method](self.config), task)
-            statement |= {"cost": outcome.cost, "dynamics": outcome.dynamics}
-            if outcome.model is None:
-                return self._diverged(statement, outcome.detail, place)
-            merged, adapters = self._merged(outcome.model, place.scratch)
+            best, statement["choice"] = self._best(statement["before"], place)
+            statement["method"] |= _about(best.method, best.config)
+            statement |= best.facts
+            if best.model is None:
+                return self._diverged(statement, best.detail, place)
             try:
-                self._check_merged(merged)
-                statement["after"] = self.subject.measured(merged)
+                statement["after"] = self.subject.measured(best.model)
             except Diverged as error:
                 return self._diverged(statement, str(error), place)
-            statement["weight_change"] = weight_change(self.subject.original, merged, adapters)
-            return self._write(statement, merged, place)
+            change = weight_change(self.subject.original, best.model, best.adapters)
+            statement["weight_change"] = change
+            audits = self.application.audits
+            statement["audits"] = relearned(self.subject, best.model) if audits else {}
+            return self._write(statement, best, place)
 
-    def _merged(self, model: nn.Module, scratch: Path) -> tuple[nn.Module, dict[str, float] | None]:
-        """The model with adapters merged, and their statistics; they are saved in ``scratch``."""
-        from common.bounded.attach import adapter_statistics, detach
-        from common.bounded.files import save_adapter
-        from common.bounded.layer import adapted_layers
+    def _best(
+        self, before: Mapping[str, Any], place: Workplace
+    ) -> tuple[Attempt, dict[str, Any] | None]:
+        """The only attempt, or the chosen one and how it was chosen."""
+        several = len(self.configs) > 1
+        trials = {
+            name: partial(
+                attempt,
+                name,
+                config,
+                self.subject,
+                checkpoint=place.checkpoint_of(name) if several else place.checkpoint,
+                adapter=place.scratch / f"{ADAPTER}-{name}",
+                progress=self.progress,
+            )
+            for name, config in self.configs.items()
+        }
+        if several:
+            return choose(self.subject, before, trials)
+        (run,) = trials.values()
+        return run(), None
 
-        if not any(True for _ in adapted_layers(model)):
-            return model, None
-        statistics = adapter_statistics(model)
-        save_adapter(model, scratch / ADAPTER)
-        return detach(model), statistics
-
-    def _task(self, place: Workplace) -> UnlearnTask:
-        from common.data.access import DataAccess
-        from common.train.protocols import Telemetry
-
-        info, subject = METHODS[self.application.method].info, self.subject
-        split = _GivenSplit("apply", subject.parts, subject.source.digest)
-        return UnlearnTask(
-            model=copy.deepcopy(subject.original),
-            data=DataAccess(subject.source, split, info.access, self.application.method),
-            family=subject,
-            recipe=FitConfig(epochs=1),
-            build=_no_fresh_model,
-            seed=self.application.seed,
-            telemetry=Telemetry(progress=self.progress),
-            checkpoint=place.checkpoint,
-        )
+    def _earlier(self) -> tuple[list[dict[str, Any]], str]:
+        subject = self.subject
+        return earlier_requests(subject.weights, subject.identity()["input"]["weights_sha256"])
 
     def _before(self) -> dict[str, Any]:
         try:
@@ -220,16 +189,6 @@ class _Run:
             raise DataError(f"{doubt} If they are as they should be, add --anyway.")
         return before
 
-    def _check_merged(self, model: nn.Module) -> None:
-        """What is written must load into the architecture that it came from, and be finite."""
-        before, after = self.subject.original.state_dict(), model.state_dict()
-        assert list(before) == list(after), "the method changed the architecture"
-        for name, tensor in after.items():
-            assert tensor.shape == before[name].shape, f"the method changed the shape of {name}"
-            assert tensor.dtype == before[name].dtype, f"the method changed the type of {name}"
-            if not bool(tensor.isfinite().all()):
-                raise Diverged(0, f"parameter {name} is not finite")
-
     def _diverged(self, statement: dict[str, Any], detail: str, place: Workplace) -> AppliedResult:
         statement |= {"status": "diverged", "status_detail": detail, "after": None}
         statement["reading"] = reading(statement, self.subject)
@@ -237,28 +196,30 @@ class _Run:
             with place.writing() as folder:
                 write_json(folder / STATEMENT, statement)
         message = (
-            f"{self.application.method} {detail}; no model was written, only "
+            f"{statement['method']['name']} {detail}; no model was written, only "
             f"{self.application.out / STATEMENT}; lower lr or steps and choose another folder"
         )
         return AppliedResult("diverged", self.application.out, statement, message)
 
-    def _write(
-        self, statement: dict[str, Any], merged: nn.Module, place: Workplace
-    ) -> AppliedResult:
+    def _write(self, statement: dict[str, Any], best: Attempt, place: Workplace) -> AppliedResult:
         out = self.application.out
+        assert best.model is not None, "only a model is written"
         if not processes.is_main():
             return AppliedResult("ok", out, {**statement, "reading": ""}, "")
         with place.writing() as folder:
-            statement["output"] = self.subject.write(merged, folder)
-            if (place.scratch / ADAPTER).is_dir():
-                shutil.copytree(place.scratch / ADAPTER, folder / ADAPTER)
+            statement["output"] = self.subject.write(best.model, folder)
+            if best.adapter_folder is not None:
+                shutil.copytree(best.adapter_folder, folder / ADAPTER)
             statement["reading"] = reading(statement, self.subject)
             write_json(folder / STATEMENT, statement)
-        message = f"wrote {out}: the merged model and {STATEMENT}"
-        return AppliedResult("ok", out, statement, message)
+            page = sections(statement, self.subject, out.name)
+            write_pages(page, statement, self.subject, folder)
+        message = f"wrote {out}: the merged model, {STATEMENT}, README.md and report.html"
+        return AppliedResult("ok", out, statement, message, page)
 
     def _identity(self) -> dict[str, Any]:
-        application, info = self.application, METHODS[self.application.method].info
+        application = self.application
+        name, config = next(iter(self.configs.items()))
         return {
             "schema_version": SCHEMA,
             "kind": "apply",
@@ -267,13 +228,7 @@ class _Run:
             "modality": self.subject.kind,
             **self.subject.identity(),
             "scenario": self.subject.scenario,
-            "method": {
-                "name": application.method,
-                "version": info.version,
-                "paper": info.paper,
-                "preset": application.preset,
-                "params": self.config.model_dump(mode="json"),
-            },
+            "method": {**_about(name, config), "preset": application.preset},
             "seed": application.seed,
             "device": str(self.device),
         }
@@ -285,8 +240,11 @@ def _circumstances() -> dict[str, Any]:
     return {"environment": environment(), "created": created}
 
 
-def _no_fresh_model() -> nn.Module:
-    raise AssertionError("refused before: no method with access to 'initial' comes here")
+def _about(method: str, config: Strict) -> dict[str, Any]:
+    """What a statement says of a method."""
+    info = METHODS[method].info
+    about = {"name": method, "version": info.version, "paper": info.paper}
+    return {**about, "params": config.model_dump(mode="json")}
 
 
 @contextlib.contextmanager

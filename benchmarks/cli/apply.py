@@ -1,4 +1,4 @@
-"""The command ``apply``."""
+"""The commands ``apply`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from benchmarks.cli.command import command
 from benchmarks.cli.options import Device, Overrides, Plugins, Threads, console, register_all
 
-SUBJECT_OPTIONS = ("arch", "num_classes", "template", "max_length")
+SUBJECT_OPTIONS = ("arch", "num_classes", "image_size", "template", "max_length")
 """Options that one kind of checkpoint knows."""
 
 
@@ -33,8 +33,16 @@ class Order:
             '{"text"} rows.'
         ),
     ]
-    method: Annotated[str, typer.Option(help="A method (see: unlearn ls methods).")]
-    out: Annotated[Path, typer.Option(help="New folder: merged model, adapter, statement.json.")]
+    method: Annotated[
+        str,
+        typer.Option(
+            help="A method (see below, and unlearn ls methods), or several: a,b,c tries each and "
+            "chooses on retained samples that are held out."
+        ),
+    ]
+    out: Annotated[
+        Path, typer.Option(help="New folder: merged model, adapter, statement, card, report.html.")
+    ]
     retain: Annotated[Path | None, typer.Option(help="What to keep, in the same form.")] = None
     test: Annotated[
         Path | None, typer.Option(help="Unseen samples in the same form, for the statement only.")
@@ -46,6 +54,9 @@ class Order:
     num_classes: Annotated[int | None, typer.Option(help="Images: classes, for a bare file.")] = (
         None
     )
+    image_size: Annotated[
+        int | None, typer.Option(help="Images: side in px, for a bare file.", min=1)
+    ] = None
     template: Annotated[
         str | None,
         typer.Option(help="Text: question_answer (default), llama2_chat or llama3_chat."),
@@ -59,33 +70,88 @@ class Order:
         bool,
         typer.Option("--anyway", help="Go on where the model is wrong on most forget images."),
     ] = False
+    goal: Annotated[
+        float | None,
+        typer.Option(
+            help="For a choice: what accuracy (images) or probability (text) on forget data should "
+            "come to, in percent. 0 for whole classes and texts.",
+            min=0,
+            max=100,
+        ),
+    ] = None
+    audits: Annotated[
+        str | None, typer.Option(help="relearn: how soon fine-tuning brings the forgotten back.")
+    ] = None
 
 
 @command(
-    "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method gd_sine --out "
+    "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method gd_lora --out "
     "forgotten/",
     "unlearn apply --model vit.safetensors --arch vit_small_patch16_224 --num-classes 10 --forget "
     "forget/ --method ascent --out out/ --set lr=1e-5",
     "unlearn apply --model my_llm/ --forget forget.jsonl --retain retain.jsonl --test unseen.jsonl "
-    "--method gd_sine --out forgotten/ --set batch_size=8",
+    "--method ihl --out forgotten/ --set batch_size=8",
     "unlearn apply --model meta-llama/Llama-3.1-8B-Instruct --template llama3_chat --forget "
     "forget.jsonl --retain retain.jsonl --method npo_gdr --out forgotten/",
+    "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --test test/ --method "
+    "gd,gd_ul,scrub --audits relearn --out forgotten/",
 )
 def apply(order: Order, plugin: Plugins = None) -> None:
-    """Make your own model forget your own images (timm) or texts (Hugging Face causal LM)."""
+    """Make your own model forget your own images (timm) or texts (Hugging Face causal LM).
+
+    Which method? In our small tests near to a retrained model: a class of images: gd_lora, gd_ball,
+    gd_ul. Some images: finetune, gd_sine, gd_lora. Texts: ihl, gd_lora, gd. Give several with
+    commas between, and one is chosen on held-out retained samples. docs/use.md has the numbers.
+    """
     register_all(plugin)
     from benchmarks.apply import Application
     from benchmarks.apply import apply as run_apply
     from benchmarks.cli.progress import StepBar
+    from benchmarks.report.terminal import show
 
     options = dict(vars(order))
+    options["audits"] = tuple(filter(None, (options.pop("audits") or "").split(",")))
     params = tuple(options.pop("set_") or ())
     subject = {name: options.pop(name) for name in SUBJECT_OPTIONS}
     given = {name: value for name, value in subject.items() if value is not None}
     application = Application(params=params, options=given, **options)
     with StepBar(console, order.method) as progress:
         result = run_apply(application, progress=progress)
-    console.print(result.message, highlight=False, markup=False)
-    console.print(result.statement["reading"], highlight=False, markup=False)
     if result.status != "ok":
+        console.print(result.message, highlight=False, markup=False)
+        console.print(result.statement["reading"], highlight=False, markup=False)
         raise typer.Exit(1)
+    show(console, result.page)
+    console.print(result.message, highlight=False, markup=False)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The options of one conversion."""
+
+    file: Annotated[Path, typer.Argument(help="A .pth, .pt, .bin or .safetensors file.")]
+    out: Annotated[Path, typer.Option(help="New folder: model.safetensors and its config.")]
+    arch: Annotated[
+        str | None, typer.Option(help="Images: timm name; writes config.json from the weights.")
+    ] = None
+    image_size: Annotated[
+        int | None, typer.Option(help="Images: side in px, where the weights do not say it.", min=1)
+    ] = None
+    label_names: Annotated[
+        str | None, typer.Option(help="Images: names of the classes in the order of their ids.")
+    ] = None
+
+
+@command(
+    "unlearn convert my_vit.pth --arch vit_tiny_patch16_224 --out my_vit/",
+    "unlearn convert hf/pytorch_model.bin --out hf_safe/",
+)
+def convert(source: Source) -> None:
+    """Turn pickled weights into a folder that apply takes; only weights are read, no code runs."""
+    from benchmarks.apply import Conversion
+    from benchmarks.apply import convert as run_convert
+
+    options = dict(vars(source))
+    names = tuple(filter(None, (options.pop("label_names") or "").split(",")))
+    for line in run_convert(Conversion(label_names=names, **options)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -187,7 +187,7 @@ def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboar
 def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
     """Where everything was written."""
     folder = _short_path(runtime.store / "suites" / suite.name)
-    events = _short_path(runtime.store / "tensorboard" / suite.name)
+    events = _short_path(runtime.store / "tensorboard" / suite.name / "summary")
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",

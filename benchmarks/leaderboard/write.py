@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.leaderboard import dynamics, trajectory
 from benchmarks.leaderboard.board import Leaderboard
 from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
+from benchmarks.leaderboard.events import export_events
 from benchmarks.leaderboard.picture import picture
 from benchmarks.leaderboard.report import sections
-from benchmarks.pipeline.worksite import SCALARS
 from benchmarks.report import html, markdown, tex
 from benchmarks.report.files import json_text, write_files
 from benchmarks.report.section import Picture
@@ -65,19 +65,3 @@ def records_text(board: Leaderboard) -> str:
         + "\n"
         for label, record in board.records
     )
-
-
-def export_events(board: Leaderboard, root: Path) -> None:
-    """One TensorBoard run per row and seed, so that its HParams table is the leaderboard."""
-    from common.train.tracking import export_run
-
-    store = StageStore(root)
-    for label, record in board.records:
-        model = board.stage(label, record).parents["model"]
-        name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
-        export_run(
-            root / "tensorboard" / board.suite.name / name / f"seed-{record.seed}",
-            {"": store.folder(model.kind, model.key) / SCALARS},
-            {"row": label, "method": record.method, "seed": record.seed, **record.params},
-            record.metrics,
-        )

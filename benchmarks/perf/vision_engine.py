@@ -206,7 +206,8 @@ def _loop_case(
         }
         with Tracker(log) as tracker:
             looks = Telemetry(tracker=tracker)
-            fit(model, objective, loaders, config, forward=_logits, seed=0, telemetry=looks)
+            run = partial(fit, forward=_logits, seed=0, lr_scaling="none")
+            run(model, objective, loaders, config, telemetry=looks)
         return model
 
     runs: dict[str, Callable[[], nn.Module]] = {

@@ -54,11 +54,17 @@ class Execution:
     executed: int = 0
 
 
+EVENTS = "tensorboard"
+"""Where TensorBoard's files lie in a store."""
+SEEDS = "seeds"
+"""The folder of a suite's runs, one per row and seed."""
+
+
 def events_folder(runtime: Runtime, suite: str, stage: Stage) -> Path | None:
     """TensorBoard folder of a stage, readable by people; None where its kind writes no events."""
     if not KINDS[stage.kind].events:
         return None
-    return runtime.store / "tensorboard" / suite / Path(stage.name)
+    return runtime.store / EVENTS / suite / SEEDS / Path(stage.name)
 
 
 def run_suite(

@@ -58,11 +58,10 @@ class AdaptedConfig(FitConfig):
 
     def engine(self) -> FitConfig:
         """The engine's part, with the rate scaled as configured."""
-        lr = self.lr
-        if self.adapter is not None and self.lr_scaling == "slope":
-            power = 2 if self.optimizer == "sgd" else 1
-            lr = self.lr / self.adapter.slope**power
-        return FitConfig.of(self, lr=lr)
+        engine = FitConfig.of(self)
+        if self.adapter is None or self.lr_scaling == "none":
+            return engine
+        return engine.for_adapters(self.adapter.slope)
 
 
 class GradientConfig(AdaptedConfig):

@@ -190,6 +190,7 @@ class UnlearnTask:
             telemetry=self._telemetry(),
             checkpoint=path,
             ends=self.ends,
+            lr_scaling="none",  # a method's config has scaled the rate
         )
         reads.join(before)
         self.results.append(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +29,7 @@ class Application:
     Attributes:
         model: The trained model.
         forget: What to forget.
-        method: Registered method.
+        method: Registered method, or several with commas between, of which one is chosen.
         out: Folder to make; must not exist or be empty.
         retain: What to keep, in the form of ``forget``; needed by methods that read it.
         test: What the model never saw, in the form of ``forget``; for the statement only.
@@ -40,6 +40,9 @@ class Application:
         device: Torch device name; ``auto`` takes the first accelerator.
         threads: Torch threads.
         anyway: Go on where the given model does not seem to fit the samples.
+        goal: What the yardstick on forget data should come to, in percent, for the choice among
+            several methods; 0 where that follows from the request.
+        audits: What is tried on the unlearned model; ``relearn``.
     """
 
     model: Path
@@ -55,29 +58,19 @@ class Application:
     device: str = "auto"
     threads: int = 1
     anyway: bool = False
+    goal: float | None = None
+    audits: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The registered methods."""
+        return tuple(dict.fromkeys(name.strip() for name in self.method.split(",")))
 
     @property
     def given(self) -> dict[str, Path]:
         """Role (``forget``, ``retain``, ``test``) -> path, of the roles that are given."""
         paths = {"forget": self.forget, "retain": self.retain, "test": self.test}
         return {role: path for role, path in paths.items() if path is not None}
-
-
-@dataclass(frozen=True)
-class AppliedResult:
-    """What became of an application.
-
-    Attributes:
-        status: ``ok``; or ``diverged``: then ``out`` holds the statement and no model.
-        out: The folder that was written.
-        statement: The content of ``statement.json``.
-        message: One line for people.
-    """
-
-    status: str
-    out: Path
-    statement: Mapping[str, Any]
-    message: str
 
 
 class Subject(ModelFamily):
@@ -92,7 +85,10 @@ class Subject(ModelFamily):
         unit: What one sample is called, in the plural.
         form: What the samples lie in, for messages.
         options: Settings of an application that are for this kind alone.
-        yardstick: The number that people read as "it has forgotten".
+        yardstick: The number that people read as "it has forgotten"; a key of ``measures``.
+        measures: What :meth:`measured` says of a part, or of the model -> what a table calls it.
+        library: What loads the written model, for its card.
+        pipeline: The hub's name of the task, for the card.
         original: The given model, in eval mode; after :meth:`load`.
         source: The samples; after :meth:`load`.
         parts: Role -> indices into the source; after :meth:`load`.
@@ -104,6 +100,9 @@ class Subject(ModelFamily):
     form: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
     yardstick: ClassVar[str]
+    measures: ClassVar[Mapping[str, str]]
+    library: ClassVar[str]
+    pipeline: ClassVar[str]
     original: nn.Module
     source: Source
     parts: Mapping[str, np.ndarray]
@@ -122,17 +121,21 @@ class Subject(ModelFamily):
         """What kind of forgetting this is, for methods that apply to some only, if it is known."""
 
     @abstractmethod
-    def load(self, device: torch.device, config: Strict) -> None:
+    def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Builds the model and reads the samples.
 
         Args:
             device: Where to.
-            config: Of the method, to refuse what this model cannot take.
+            configs: Of the methods, to refuse what this model cannot take.
         """
 
     @abstractmethod
-    def measured(self, model: nn.Module) -> dict[str, Any]:
+    def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
         """What is measured of a model, part by part.
+
+        Args:
+            model: The given or the unlearned one.
+            parts: The parts that may be looked at; all when empty.
 
         Raises:
             Diverged: An output is not finite.
@@ -145,6 +148,11 @@ class Subject(ModelFamily):
             before: What was measured of it.
         """
         return ""
+
+    @property
+    def stored_types(self) -> Mapping[str, torch.dtype]:
+        """Name -> type in which a tensor is written, where that is not the model's own."""
+        return {}
 
     @property
     @abstractmethod

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.base.errors import CheckpointError
 
@@ -41,8 +45,59 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from None
 
 
+def keep_metadata(written: Path, given: Path) -> None:
+    """Puts the metadata of one safetensors file into the header of another, beside its own.
+
+    What says which samples the weights were trained on (``trained_on``) is left out: it is not true
+    of weights that have changed.
+    """
+    (size, header), (_, source) = _header(written), _header(given)
+    metadata = header.get("__metadata__", {}) | source.get("__metadata__", {})
+    metadata.pop("trained_on", None)
+    if metadata == header.get("__metadata__", {}):
+        return
+    text = json.dumps({**header, "__metadata__": metadata}).encode()
+    text += b" " * (-len(text) % 8)
+    partial = written.with_name(f".{written.name}.partial")
+    with written.open("rb") as old, partial.open("wb") as new:
+        old.seek(8 + size)
+        new.write(len(text).to_bytes(8, "little") + text)
+        shutil.copyfileobj(old, new)
+    os.replace(partial, written)
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Length and content of a safetensors file's header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return size, json.loads(file.read(size))
+
+
 CONFIG = "config.json"
+WRAPPERS = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and torch.compile put before every name."""
 _PICKLED = frozenset({".pth", ".pt", ".bin", ".pkl", ".pickle", ".ckpt", ".tar"})
+
+
+def wrapper_of(names: Iterable[str]) -> str:
+    """The prefixes of wrappers that all names have; empty where there is none."""
+    names, prefix = list(names), ""
+    while names:
+        more = next((w for w in WRAPPERS if all(n.startswith(prefix + w) for n in names)), None)
+        if more is None:
+            return prefix
+        prefix += more
+    return prefix
+
+
+def refuse_wrapped(path: Path, names: Iterable[str]) -> None:
+    """Raises :class:`CheckpointError` where a wrapper was saved in the place of its model."""
+    prefix = wrapper_of(names)
+    if prefix:
+        raise CheckpointError(
+            f"{path}: all its names begin with '{prefix}', which a wrapper such as "
+            f"DistributedDataParallel puts there; run: unlearn convert {path} --out FOLDER"
+        )
 
 
 def refuse_pickles(path: Path) -> None:
@@ -50,5 +105,5 @@ def refuse_pickles(path: Path) -> None:
     if path.suffix.lower() in _PICKLED:
         raise CheckpointError(
             f"{path}: a pickled checkpoint can run code when it is loaded; only .safetensors is "
-            "read: convert it with safetensors.torch.save_file"
+            f"read: run unlearn convert {path} --out FOLDER, which reads weights alone"
         )

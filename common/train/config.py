@@ -100,6 +100,16 @@ class FitConfig(Strict):
         """The fields of a training run out of a larger config, with some of them changed."""
         return FitConfig(**{n: getattr(config, n) for n in FitConfig.model_fields} | changes)
 
+    def for_adapters(self, slope: float) -> FitConfig:
+        """The rate of the factors at which an adapter makes the same first step in weight space.
+
+        Args:
+            slope: Of dW in the factors' product (:attr:`AdapterConfig.slope`), which Adam's step
+                is multiplied with once and that of SGD twice.
+        """
+        power = 2 if self.optimizer == "sgd" else 1
+        return self.model_copy(update={"lr": self.lr / slope**power})
+
     @property
     def micro_batch(self) -> int:
         """Samples per forward and per named loader."""

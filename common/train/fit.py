@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
 
+from common.base.errors import ConfigError
+from common.bounded.layer import adapted_layers
 from common.data.loader import Loader
 from common.objectives.objectives import Objective
 from common.train.config import FitConfig
@@ -35,6 +38,7 @@ def fit(
     telemetry: Telemetry | None = None,
     checkpoint: Path | None = None,
     ends: Ends | None = None,
+    lr_scaling: Literal["slope", "none"] = "slope",
 ) -> FitResult:
     """Trains ``model`` in place.
 
@@ -52,12 +56,16 @@ def fit(
             is replaced.  The last one stays: it is the caller's to delete.
         ends: In a rehearsal: only the first and last steps are taken, each is logged, and nothing
             stops the run early.
+        lr_scaling: ``slope``: ``config.lr`` is that of a plain weight, and adapters that are
+            trained get it divided by omega * phi'(0) (:meth:`FitConfig.for_adapters`), so that
+            every adapter starts with the same step in weight space; ``none`` takes it as it is.
 
     Returns:
         Its cost and last values; ``stopped`` says what ended it early: the limits of
         ``config.stop_below``, or what ``hooks.stop_when`` said.
 
     Raises:
+        ConfigError: Adapters of several slopes are trained at one rate, with ``slope``.
         Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
             ended non-finite.
 
@@ -68,12 +76,26 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
+    if lr_scaling == "slope":
+        config = _for_adapters(model, config)
     with full_precision(model, config) as config:
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint)
     return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
+
+
+def _for_adapters(model: nn.Module, config: FitConfig) -> FitConfig:
+    """The config with the rate of the adapters that are trained; as it is where none are."""
+    slopes = {layer.config.slope for _, layer in adapted_layers(model) if layer.A.requires_grad}
+    if len(slopes) > 1:
+        listed = ", ".join(f"{slope:g}" for slope in sorted(slopes))
+        raise ConfigError(
+            f"the model's adapters have several slopes ({listed}), and one rate cannot fit all; "
+            "train them one after the other, or give lr_scaling='none' and a rate of the factors"
+        )
+    return config.for_adapters(slopes.pop()) if slopes else config
 
 
 @contextlib.contextmanager

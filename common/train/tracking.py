@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,35 +81,81 @@ def read_scalars(log: Path) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def export_run(
-    board: Path,
-    logs: Mapping[str, Path],
-    config: Mapping[str, Any],
-    metrics: Mapping[str, float | None],
-) -> None:
-    """Writes one finished run to TensorBoard: scalars, config as text, and HParams.
+@dataclass(frozen=True)
+class Run:
+    """One finished run, as TensorBoard shows it.
 
-    With HParams, TensorBoard's own table shows the leaderboard.
+    Attributes:
+        config: Nested; written whole as text, and flattened for HParams.
+        metrics: Tag -> final value, in the order of HParams' columns; None is left out.
+        curves: Rows of a log, each with its ``step`` and its ``time`` (seconds since the epoch).
+    """
+
+    config: Mapping[str, Any]
+    metrics: Mapping[str, float | None]
+    curves: Sequence[Mapping[str, Any]] = ()
+
+
+FIRST = ("row", "seed", "seeds", "lr", "lam", "forget_weight", "steps", "epochs")
+"""The columns that HParams begins with, as far as a run has them; of the others those that vary."""
+
+
+def timed_rows(log: Path, seconds: float) -> list[dict[str, Any]]:
+    """The rows of a log with the time of each.
+
+    The log was closed when its training ended; steps are taken to last equally long.
 
     Args:
-        board: Folder of the run, such as ``tensorboard/digits-class/gd_sine/seed-1``.
-        logs: Tag prefix -> JSON-lines log to replay.
-        config: Nested config; flattened for HParams and written whole as text.
-        metrics: Final metrics; None is left out.
+        log: JSON lines.
+        seconds: That the training took.
     """
-    for old in board.glob("events.out.tfevents.*"):
-        old.unlink()
-    writer = _writer(board)
-    assert writer is not None
-    for prefix, log in logs.items():
-        for row in read_scalars(log):
-            for name, value in row.items():
-                if name != "step" and value is not None:
-                    writer.add_scalar(f"{prefix}{name}", value, row["step"])
-    writer.add_text("config", "```\n" + json.dumps(config, indent=1) + "\n```")
-    scalars = {f"final/{name}": value for name, value in metrics.items() if value is not None}
-    _add_hparams(writer, flat(config), scalars)
-    writer.close()
+    rows = read_scalars(log)
+    if not rows:
+        return []
+    ended, last = log.stat().st_mtime, max(row["step"] for row in rows)
+    return [{**row, "time": ended - seconds * (1 - row["step"] / max(last, 1))} for row in rows]
+
+
+def export_runs(root: Path, runs: Mapping[str, Run]) -> None:
+    """Writes finished runs to TensorBoard: curves, config as text, final values and HParams.
+
+    With HParams, TensorBoard's own table shows the leaderboard.  Every run declares the same
+    columns, as TensorBoard takes those of any one run for all.
+
+    Args:
+        root: Folder of the runs.
+        runs: Folder below it, such as ``gd_sine/seed-1`` -> run.
+    """
+    settings = {name: flat(run.config) for name, run in runs.items()}
+    columns = _columns(list(settings.values()))
+    tags = list(dict.fromkeys(tag for run in runs.values() for tag in run.metrics))
+    for name, run in runs.items():
+        for old in (root / name).glob("events.out.tfevents.*"):
+            old.unlink()
+        writer = _writer(root / name)
+        for row in run.curves:
+            for tag, value in row.items():
+                if tag not in ("step", "time") and value is not None:
+                    writer.add_scalar(tag, value, row["step"], walltime=row["time"])
+        writer.add_text("config", "```\n" + json.dumps(run.config, indent=1) + "\n```")
+        values = {key: value for key, value in settings[name].items() if key in columns}
+        _add_hparams(writer, columns, values, tags)
+        ended = run.curves[-1]["time"] if run.curves else None
+        for tag, number in run.metrics.items():
+            if number is not None:
+                writer.add_scalar(tag, number, 0, walltime=ended)
+        writer.close()
+
+
+def _columns(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Column -> a value of its type: the first ones, then those of which there are two values."""
+    union: dict[str, Any] = {}
+    varied = set()
+    for key, value in (pair for config in configs for pair in config.items()):
+        if union.setdefault(key, value) != value:
+            varied.add(key)
+    names = [*(n for n in FIRST if n in union), *(n for n in union if n in varied - {*FIRST})]
+    return {name: union[name] for name in names}
 
 
 def _writer(board: Path | None) -> Any:
@@ -119,15 +166,17 @@ def _writer(board: Path | None) -> Any:
     return SummaryWriter(str(board))
 
 
-def _add_hparams(writer: Any, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+def _add_hparams(
+    writer: Any, columns: Mapping[str, Any], values: Mapping[str, Any], tags: Sequence[str]
+) -> None:
     """HParams into the run's own folder (``add_hparams`` would make a folder of its own)."""
     from torch.utils.tensorboard.summary import hparams
 
     make: Any = hparams  # torch does not type it
-    for event in make(dict(config), dict(metrics)):
+    declared, _, _ = make(dict(columns), dict.fromkeys(tags))
+    _, started, ended = make(dict(values), {})
+    for event in (declared, started, ended):
         writer.file_writer.add_summary(event)
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, 0)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,7 +17,13 @@ from typing import Any
 
 from common.base.errors import CheckpointError
 from common.base.files import file_digest
-from common.store.weights import CONFIG, WEIGHTS, refuse_pickles
+from common.store.weights import (
+    CONFIG,
+    WEIGHTS,
+    keep_metadata,
+    refuse_pickles,
+    refuse_wrapped,
+)
 
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -214,6 +220,7 @@ def _check_types(checkpoint: CausalCheckpoint) -> None:
     for path in checkpoint.files:
         try:
             with safe_open(path, framework="pt") as file:
+                refuse_wrapped(path, file.keys())
                 weights = [key for key in file.keys() if key.endswith(".weight")]  # noqa: SIM118
                 kinds = {key: file.get_slice(key).get_dtype() for key in weights}
         except (SafetensorError, OSError):
@@ -239,7 +246,10 @@ def write_causal(checkpoint: CausalCheckpoint, model: Any, folder: Path) -> list
     model.generation_config = GenerationConfig()  # the given one may not pass its own checks
     model.save_pretrained(folder, max_shard_size=SHARD)
     (folder / GENERATION).unlink(missing_ok=True)
+    written = sorted(folder.glob("*.safetensors"))
+    for file in written:
+        keep_metadata(file, checkpoint.files[0])
     for file in sorted(checkpoint.folder.iterdir()):
         if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT):
             shutil.copyfile(file, folder / file.name)
-    return sorted(file.name for file in folder.glob("*.safetensors"))
+    return [file.name for file in written]

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 ANSWERS = 32
 """Questions of each part that are answered greedily."""
 
+MEASURES: Mapping[str, str] = {
+    "probability": "probability per token, %",
+    "loss": "loss, nats per token",
+    "exact_memorization": "tokens predicted exactly, %",
+    "extraction_strength": "end that follows word by word, %",
+    "rouge_l_recall": "recall of greedy answers (ROUGE-L), %",
+    "loss_auc": "AUC of membership by loss, %",
+    "min_k_auc": "AUC of membership by min-k, %",
+}
 EVALUATION = TofuEvaluation(reference_cap=1.0)
 """An answer ends at its reference's length: that fits the context, and recall needs no more."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
@@ -16,7 +16,7 @@ from common.base.errors import ConfigError, DataError
 from common.base.files import file_digest
 from common.protocol.subject import Application, Subject
 from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
-from language.apply.report import measured, outcome
+from language.apply.report import MEASURES, measured, outcome
 from language.config import Family
 from language.data.corpus import Corpus, Item
 from language.data.files import read_items
@@ -50,6 +50,9 @@ class TextSubject(Subject):
     form: ClassVar[str] = "a .jsonl file of texts"
     options: ClassVar[tuple[str, ...]] = ("template", "max_length")
     yardstick: ClassVar[str] = "probability"
+    measures: ClassVar[Mapping[str, str]] = MEASURES
+    library: ClassVar[str] = "transformers"
+    pipeline: ClassVar[str] = "text-generation"
 
     def __init__(self, application: Application):
         super().__init__(application)
@@ -71,7 +74,7 @@ class TextSubject(Subject):
         """``row``: what is forgotten are single rows of text."""
         return "row"
 
-    def load(self, device: torch.device, config: Strict) -> None:
+    def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Loads tokenizer and model, and encodes every row."""
         import numpy as np
 
@@ -89,7 +92,8 @@ class TextSubject(Subject):
         self.source: Source = self.text
         self._check_lengths()
         self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
-        _refuse_tied_head(model, config)
+        for config in configs:
+            _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
         counts = [len(items) for items in self.items.values()]
         ends = np.cumsum(counts)
@@ -133,9 +137,10 @@ class TextSubject(Subject):
 
         return causal_forward(model, batch)
 
-    def measured(self, model: nn.Module) -> dict[str, Any]:
+    def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
         """See :func:`language.apply.report.measured`."""
-        return measured(model, self.text, self.parts)
+        chosen = {name: rows for name, rows in self.parts.items() if not parts or name in parts}
+        return measured(model, self.text, chosen)
 
     @property
     def weights(self) -> Path:

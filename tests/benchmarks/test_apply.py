@@ -129,9 +129,11 @@ def test_gd_sine_end_to_end(world, request_):
     out = request_.out
     assert result.status == "ok"
     assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
         "adapter",
         "config.json",
         "model.safetensors",
+        "report.html",
         "statement.json",
     ]
     assert [path.name for path in out.parent.iterdir()] == ["out"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import benchmarks  # noqa: F401 - registers every method
@@ -168,7 +169,8 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     )
     result = apply(dataclasses.replace(request_, model=given))
     assert result.status == "ok"
-    assert names_in(out) == sorted([*before, "adapter", "statement.json"])
+    pages = ("README.md", "report.html")
+    assert names_in(out) == sorted([*before, "adapter", "statement.json", *pages])
     assert {path.name: sha256(path) for path in given.iterdir()} == before
     for name in before:
         same = (out / name).read_bytes() == (given / name).read_bytes()
@@ -349,6 +351,35 @@ def test_half_precision_is_kept_and_rounding_is_told(world, request_, tmp_path):
     stored = load_file(request_.out / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     assert reloaded(request_.out, dtype="auto")[0].dtype == torch.bfloat16
+
+
+def test_bfloat16_moves_as_float32_does_and_metadata_stays(world, request_, tmp_path):
+    model, words = reloaded(world / "llama")
+    moved = {}
+    for name, dtype in (("half", torch.bfloat16), ("single", torch.float32)):
+        given, out = tmp_path / name, tmp_path / f"{name}-out"
+        model.to(torch.bfloat16).to(dtype).save_pretrained(given)
+        words.save_pretrained(given)
+        file = given / "model.safetensors"
+        save_file(load_file(file), file, metadata={"format": "pt", "owner": "me"})
+        changes = {"model": given, "out": out, "method": "gd", "params": ("steps=4", "lr=1e-3")}
+        statement = apply(dataclasses.replace(request_, **changes)).statement
+        moved[name] = statement["weight_change"]["relative"]
+        with safe_open(out / "model.safetensors", framework="pt") as file:
+            assert file.metadata() == {"format": "pt", "owner": "me"}
+    assert moved["half"] == pytest.approx(moved["single"], rel=0.1) and moved["half"] > 1e-3
+
+
+def test_one_of_several_methods_is_chosen_and_relearnt(world, request_):
+    short = {"params": ("steps=2", "batch_size=4"), "audits": ("relearn",)}
+    result = apply(dataclasses.replace(request_, method="npo_gdr,ascent", **short))
+    choice = result.statement["choice"]
+    assert choice["goal"] == 0.0 and choice["held_out"] == 1
+    assert choice["chosen"] == min(choice["trials"], key=lambda row: row["distance"])["method"]
+    assert result.statement["after"]["validation"]["rows"] == 1
+    assert result.statement["audits"]["relearn"]["max_steps"] == 100
+    page = (request_.out / "report.html").read_text()
+    assert not [row for row in ROWS if row.get("answer", row.get("text")) in page]
 
 
 def test_the_seed_decides_every_bit(request_):

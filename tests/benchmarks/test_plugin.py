@@ -1,4 +1,4 @@
-"""A peer's method as a plugin file: those of README and CONTRIBUTING, taken from their texts.
+"""A peer's method as a plugin file: the example of README and CONTRIBUTING, taken from their texts.
 
 Nothing of ours is edited: a file of at most 60 lines registers, passes the contract, is shown and
 is a row of a suite beside our own.
@@ -21,6 +21,7 @@ from common import METHODS, PHIS
 from common.base.public import PACKAGES
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
 LONGEST = 60
 
 
@@ -37,12 +38,14 @@ def walk_through():
     plugin, *_ = blocks("CONTRIBUTING.md")
     (commands,) = re.findall(r"```bash\n(unlearn check .*?)```", text, re.DOTALL)
     (suite,) = re.findall(r"<<'Y'\n(.*?)^Y$", commands, re.DOTALL | re.MULTILINE)
+    assert blocks("README.md") == [plugin] == [(EXAMPLES / "own_loss.py").read_text()]
+    assert suite == (EXAMPLES / "own_loss.yaml").read_text()
     return plugin, commands, yaml.safe_load(suite)
 
 
 @pytest.fixture
 def plugin(walk_through, tmp_path):
-    path = tmp_path / "mine.py"
+    path = tmp_path / "own_loss.py"
     path.write_text(walk_through[0])
     return path
 
@@ -52,44 +55,34 @@ def test_the_walk_through_is_short_and_new(walk_through):
     (name,) = re.findall(r'METHODS\.register\("(\w+)"\)', text)
     assert len(text.splitlines()) <= LONGEST
     assert name not in METHODS, "the walk-through must not collide with a method of ours"
-    assert commands.count(f"{name} --plugin mine.py") == 2
-    assert suite["plugins"] == ["mine.py"] and "unlearn run mine.yaml\n" in commands
-    assert list(suite["methods"]) == [name] and suite["compare"][0][0] == name
+    assert commands.count(f"{name} --plugin own_loss.py") == 2
+    assert suite["plugins"] == ["own_loss.py"] and "unlearn run own_loss.yaml\n" in commands
+    assert list(suite["methods"]) == [name, f"{name}_sine"] and suite["compare"][0][0] == name
     assert suite["extends"] in suite_names()
 
 
 def test_the_walk_through_passes_the_contract_and_is_shown(plugin, cli):
-    done = cli("check", "negate", "--plugin", plugin)
-    assert done.code == 0 and "ok  negate: 16 of 16 checks pass" in done.out
-    shown = cli("show", "negate", "--plugin", plugin)
-    assert shown.code == 0 and "2503.05657" in shown.out and "layer:" in shown.out
-    assert "negate" not in METHODS and not [m for m in sys.modules if m.endswith("plugin_mine")]
+    for name in ("down_to_chance", "down_to_chance_sine"):
+        done = cli("check", name, "--plugin", plugin)
+        assert done.code == 0 and f"ok  {name}: 16 of 16 checks pass" in done.out
+    shown = cli("show", "down_to_chance", "--plugin", plugin)
+    assert shown.code == 0 and "max(0, log(C p_y))" in shown.out and "forget_weight:" in shown.out
+    assert "down_to_chance" not in METHODS
+    assert not [m for m in sys.modules if m.endswith("plugin_own_loss")]
 
 
 def test_the_walk_through_is_a_row_beside_ours(walk_through, plugin, copied, tiny_suite, cli):
-    row = walk_through[2]["methods"]["negate"]
-    rows = {"original": None, "retrain": None, "finetune": None, "negate": row}
+    rows = dict.fromkeys(["original", "retrain", "gd"])
+    rows |= {name: {"params": {"steps": 6}} for name in walk_through[2]["methods"]}
     compare = walk_through[2]["compare"]
     path = tiny_suite(plugin.parent, suite="mine", methods=rows, compare=compare, retrains=2)
-    data = yaml.safe_load(path.read_text())
-    data["methods"]["negate"] = {"params": {**row["params"], "steps": 6}}
-    path.write_text(yaml.safe_dump(data))
     done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
     assert done.code == 0 and done.err == ""
     board = json.loads((copied.store / "suites/mine/leaderboard.json").read_text())
     rows = {row["row"]: row for row in board["rows"]}
-    assert board["complete"] and rows["negate"]["seeds"] == [1]
-    assert rows["negate"]["metrics"]["ra"] != rows["original"]["metrics"]["ra"]
-    assert "of negate − finetune:" in " ".join(done.out.split())
-
-
-def test_the_readmes_plugin_passes_the_contract_and_crosses(cli, tmp_path):
-    (text,) = blocks("README.md")
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    for name in ("my_neg_grad", "my_neg_grad_sine"):
-        done = cli("check", name, "--plugin", path)
-        assert done.code == 0 and f"ok  {name}: 16 of 16 checks pass" in done.out
+    assert board["complete"] and rows["down_to_chance"]["seeds"] == [1]
+    assert rows["down_to_chance"]["metrics"] != rows["down_to_chance_sine"]["metrics"]
+    assert "of down_to_chance − gd:" in " ".join(done.out.split())
 
 
 def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monkeypatch):

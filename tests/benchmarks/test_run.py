@@ -326,7 +326,7 @@ def test_tuning_end_to_end_survives_a_failing_row(copied, cli, tmp_path, tiny_su
         assert record.seed == 0
         assert not set(record.metrics) & {"ta", "ta_f", "mia", "test_loss", "mia_auc"}
         assert record.status == "diverged" or record.metrics["va"] is not None
-    assert len(list((copied.store / "tensorboard/tuned").glob("gd/seed-0/trial-*"))) == 2
+    assert len(list((copied.store / "tensorboard/tuned/seeds").glob("gd/seed-0/trial-*"))) == 2
     for record in trials:
         if record.status == "ok":
             folder = StageStore(copied.store).folder("score", record.stages["scores"])

@@ -16,7 +16,16 @@ from common.store.stages import StageStore
 @pytest.fixture(scope="module")
 def boards(filled):
     """Row and seed of the class suite -> (folder, EventAccumulator)."""
-    root = filled.store / "tensorboard" / "tiny-class"
+    return loaded(filled.store / "tensorboard" / "tiny-class" / "seeds")
+
+
+@pytest.fixture(scope="module")
+def summaries(filled):
+    """Row of the class suite -> EventAccumulator."""
+    return loaded(filled.store / "tensorboard" / "tiny-class" / "summary")
+
+
+def loaded(root):
     found = {}
     for path in root.rglob("events.out.tfevents.*"):
         events = EventAccumulator(str(path.parent), size_guidance={"scalars": 0, "tensors": 0})
@@ -40,7 +49,7 @@ def test_folders_are_named_by_row_and_seed(boards, filled):
 
 
 def test_reused_stages_are_shown_under_every_suite(filled):
-    root = filled.store / "tensorboard" / "tiny-random"
+    root = filled.store / "tensorboard" / "tiny-random" / "seeds"
     assert list((root / "original" / "seed-1").glob("events.*")), "trained for the class suite"
 
 
@@ -90,6 +99,78 @@ def test_final_metrics_and_config_are_there(boards, filled):
         assert config["row"] == result.label and config["seed"] == 1
         assert config["method"] == record.method
         assert {key: config[key] for key in record.params} == record.params
+
+
+def test_the_distance_and_the_gaps_are_those_of_the_board(boards, summaries, filled):
+    folder = filled.store / "suites/tiny-class/leaderboard.json"
+    rows = {row["row"]: row for row in json.loads(folder.read_text())["rows"]}
+    for name in ("gd", "gd_sine", "finetune", "original"):
+        for events in (boards[f"{name}/seed-1"], summaries[name]):
+            ((_, distance),) = scalars(events, "final/distance")
+            assert distance == pytest.approx(rows[name]["derived"]["ag"]["mean"], rel=1e-5)
+            for metric, summary in rows[name]["gaps"].items():
+                ((_, value),) = scalars(events, f"gap/{metric}")
+                assert value == pytest.approx(summary["mean"], rel=1e-5, abs=1e-5), metric
+
+
+def test_a_summary_run_per_row_has_means_and_curves(boards, summaries):
+    assert set(summaries) == {name.split("/")[0] for name in boards}
+    for tag in ("loss/retain_loss", "adapter/delta_ratio", "final/fa"):
+        assert scalars(summaries["gd_sine"], tag) == scalars(boards["gd_sine/seed-1"], tag)
+    about = session(summaries["gd_sine"])
+    assert about["seeds"] == 1 and "seed" not in about
+
+
+def test_means_are_over_the_seeds_that_have_a_value():
+    from benchmarks.leaderboard.events import _mean
+    from common.train.tracking import Run
+
+    curves = [
+        [{"step": 1, "time": 5.0, "loss": 1.0, "lr": None}, {"step": 2, "time": 6.0, "loss": 0.5}],
+        [{"step": 1, "time": 9.0, "loss": 3.0, "lr": 0.1}],
+    ]
+    runs = [
+        Run({"row": "gd", "seed": seed}, {"final/fa": value}, rows)
+        for seed, value, rows in zip((1, 2), (10.0, 20.0), curves, strict=True)
+    ]
+    mean = _mean("gd", [*runs, Run({"row": "gd", "seed": 3}, {}, curves[0])])
+    assert mean.metrics == {"final/fa": 15.0} and mean.config == {"row": "gd", "seeds": 2}
+    assert mean.curves == [{"step": 1, "time": 5.0, "loss": 5 / 3, "lr": None}]
+
+
+def columns(events):
+    content = events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    tags = [info.name.tag for info in experiment.metric_infos]
+    return [info.name for info in experiment.hparam_infos], tags
+
+
+def test_columns_begin_with_what_tells_rows_apart_and_leave_constants_out(boards, summaries):
+    names, tags = columns(boards["gd_sine/seed-1"])
+    assert names[:4] == ["row", "seed", "lr", "lam"] and "steps" in names[4:7]
+    assert tags[0] == "final/distance" and tags[1].startswith("gap/")
+    values = {name: [] for name in names}
+    for events in boards.values():
+        assert columns(events) == (names, tags), "TensorBoard takes the columns of any one run"
+        for name, value in session(events).items():
+            values[name].append(value)
+    first = {"row", "seed", "lr", "lam", "forget_weight", "steps", "epochs"}
+    assert all(len(set(values[name])) > 1 for name in set(names) - first)
+    assert columns(summaries["gd"])[0][:2] == ["row", "seeds"]
+
+
+def test_times_are_those_of_the_training(boards, filled):
+    events = boards["gd_sine/seed-1"].Scalars("lr")
+    times = [event.wall_time for event in events]
+    stages = [json.loads(path.read_text()) for path in filled.store.rglob("done.json")]
+    seconds = [
+        stage["cost"]["seconds"]
+        for stage in stages
+        if (stage["kind"], stage["name"]) == ("unlearn", "gd_sine/seed-1")
+    ]
+    assert times == sorted(set(times)) and len(times) == 4
+    lasted = [value * (1 - events[0].step / events[-1].step) for value in seconds]
+    assert any(times[-1] - times[0] == pytest.approx(value, abs=2e-3) for value in lasted)
 
 
 def session(events):

@@ -26,6 +26,9 @@ from common.bounded.config import AdapterConfig
 from common.bounded.constraints import clip_factors_, factor_penalty, project_ball_
 from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
 from common.methods.gradient import AdaptedConfig
+from common.objectives.objectives import CrossEntropy
+from common.train.config import FitConfig
+from common.train.fit import fit
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 CONFIGS = {
@@ -588,3 +591,34 @@ def test_statistics_are_the_dense_ones():
     assert stats["certificate"] == pytest.approx(float(delta.norm()) / (2.0 * math.sqrt(24)))
     unbounded = nn.Sequential(layer_with(A, Bt, AdapterConfig(rank=2)))
     assert adapter_statistics(unbounded)["certificate"] == 0.0
+
+
+# The rate of fit ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scaling", "rate"),
+    [("adamw", "slope", 1e-4), ("sgd", "slope", 1e-6), ("adamw", "none", 1e-2)],
+)
+def test_fit_takes_the_rate_of_a_plain_weight(tiny, optimizer, scaling, rate):
+    source, net = tiny.Source(), tiny.net()
+    attach(net, tiny.targets["mlp"], AdapterConfig(phi="sine", omega=100.0), torch.Generator())
+    config = FitConfig(steps=1, lr=1e-2, batch_size=8, optimizer=optimizer)
+    loaders = {"retain": tiny.loader(source, range(16))}
+    options = {"forward": tiny.forward, "seed": 0, "lr_scaling": scaling}
+    result = fit(net, CrossEntropy(), loaders, config, **options)
+    assert result.last["lr"] == pytest.approx(rate)
+
+
+def test_adapters_that_are_not_trained_change_no_rate_and_two_slopes_are_refused(tiny):
+    source, net = tiny.Source(), tiny.net()
+    attach(net, ["blocks.0.mlp.fc1"], AdapterConfig(phi="sine", omega=100.0), torch.Generator())
+    attach(net, ["blocks.1.mlp.fc1"], AdapterConfig(), torch.Generator(), trainable=["head.*"])
+    config = FitConfig(steps=1, lr=1e-2, batch_size=8)
+    loaders = {"retain": tiny.loader(source, range(16))}
+    options = {"forward": tiny.forward, "seed": 0}
+    result = fit(net, CrossEntropy(), loaders, config, **options)
+    assert result.last["lr"] == 1e-2  # sine's factors are frozen by the second call
+    net.get_submodule("blocks.0.mlp.fc1").A.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"several slopes \(1, 100\).*lr_scaling='none'"):
+        fit(net, CrossEntropy(), loaders, config, **options)

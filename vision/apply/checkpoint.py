@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.config import did_you_mean
 from common.base.errors import CheckpointError, ConfigError
 from common.base.files import file_digest
 from common.store.weights import CONFIG, WEIGHTS, refuse_pickles
+from vision.apply.sizes import (
+    POSITIONS,
+    check_architecture,
+    classifier_key,
+    stored_image_size,
+    with_image_size,
+)
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _RESERVED = frozenset(
@@ -52,8 +59,34 @@ class Checkpoint:
         """SHA-256 of the weights file."""
         return file_digest(self.weights)
 
+    @cached_property
+    def shapes(self) -> dict[str, list[int]]:
+        """Name -> shape of what is stored; empty where that cannot be read."""
+        return {name: shape for name, (shape, _) in self._stored.items()}
 
-def read_checkpoint(path: Path, arch: str | None, num_classes: int | None) -> Checkpoint:
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Name -> type of each tensor that is stored in half precision."""
+        import torch
+
+        known = {"F16": torch.float16, "BF16": torch.bfloat16}
+        return {name: known[kind] for name, (_, kind) in self._stored.items() if kind in known}
+
+    @cached_property
+    def _stored(self) -> dict[str, tuple[list[int], str]]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.weights, framework="pt") as file:
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+                return {key: (s.get_shape(), s.get_dtype()) for key, s in slices.items()}
+        except (SafetensorError, OSError):
+            return {}  # loading says what is wrong with it
+
+
+def read_checkpoint(
+    path: Path, arch: str | None, num_classes: int | None, image_size: int | None = None
+) -> Checkpoint:
     """Finds the weights and what they belong to.
 
     Args:
@@ -61,16 +94,18 @@ def read_checkpoint(path: Path, arch: str | None, num_classes: int | None) -> Ch
             hub, or a ``.safetensors`` file.
         arch: timm's name, for a bare file.
         num_classes: Number of classes, for a bare file.
+        image_size: Side in px of the images that a bare file was trained on, where that is not the
+            architecture's own.
 
     Raises:
         CheckpointError: Something is missing, pickled or malformed.
         ConfigError: ``arch`` and ``num_classes`` are given for a folder, or missing for a file.
     """
     if path.is_dir():
-        if arch is not None or num_classes is not None:
+        if arch is not None or num_classes is not None or image_size is not None:
             raise ConfigError(
-                f"{path}: its {CONFIG} names the architecture; leave out arch and "
-                "num_classes, or give the .safetensors file itself"
+                f"{path}: its {CONFIG} names the architecture and model_args.img_size; leave out "
+                "arch, num_classes and image_size, or give the .safetensors file itself"
             )
         return _read_folder(path)
     refuse_pickles(path)
@@ -83,7 +118,12 @@ def read_checkpoint(path: Path, arch: str | None, num_classes: int | None) -> Ch
             f"{path}: a bare file needs arch and num_classes; or give a folder with "
             f"{WEIGHTS} and {CONFIG}"
         )
-    return _checked(path, {"architecture": arch, "num_classes": num_classes}, "arch")
+    config: dict[str, Any] = {"architecture": arch, "num_classes": num_classes}
+    checked = _checked(path, config, "arch")
+    if image_size is None:
+        return checked
+    check_architecture(arch, str(path))
+    return replace(checked, config=with_image_size(config, image_size))
 
 
 def _read_folder(folder: Path) -> Checkpoint:
@@ -146,15 +186,12 @@ def build(checkpoint: Checkpoint) -> nn.Module:
     Raises:
         CheckpointError: timm cannot build it, or the weights do not fit or are not finite.
     """
-    from timm.models import create_model, is_model, list_models
+    from timm.models import create_model
 
     from vision.models.checkpoint import load_checkpoint
 
     name = checkpoint.architecture
-    if not is_model(name):
-        hint = did_you_mean(name, list_models()) if name else ""
-        hint = hint if "did you mean" in hint else ""
-        raise CheckpointError(f"{checkpoint.weights}: timm knows no architecture '{name}'{hint}")
+    check_architecture(name, str(checkpoint.weights))
     arguments = {**(checkpoint.config.get("model_args") or {})}
     arguments["num_classes"] = checkpoint.num_classes
     try:
@@ -169,25 +206,23 @@ def build(checkpoint: Checkpoint) -> nn.Module:
         raise CheckpointError(
             f"{checkpoint.weights}: timm cannot build {name} from its config ({text})"
         ) from None
-    _check_width(model, checkpoint)
+    _check_shapes(model, checkpoint)
     load_checkpoint(model, checkpoint.weights)
     return model
 
 
-def _check_width(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """A wrong number of classes deserves a message of its own."""
-    from safetensors import SafetensorError, safe_open
-
-    classifier: Any = getattr(model, "get_classifier", lambda: None)()
-    keys = [f"{name}.bias" for name, module in model.named_modules() if module is classifier]
-    try:
-        with safe_open(checkpoint.weights, framework="pt") as file:
-            stored = set(file.keys())
-            widths = [file.get_slice(key).get_shape()[0] for key in keys if key in stored]
-    except (SafetensorError, OSError, IndexError):
-        return  # loading says what is wrong with it
-    if widths and widths[0] != checkpoint.num_classes:
+def _check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """A wrong number of classes and another image size deserve messages of their own."""
+    shapes = checkpoint.shapes
+    key = classifier_key(model)
+    if key in shapes and shapes[key][0] != checkpoint.num_classes:
         raise CheckpointError(
-            f"{checkpoint.weights}: its classifier has {widths[0]} classes, not num_classes "
+            f"{checkpoint.weights}: its classifier has {shapes[key][0]} classes, not num_classes "
             f"{checkpoint.num_classes}"
+        )
+    size = stored_image_size(shapes.get(POSITIONS), model)
+    if size is not None:
+        raise CheckpointError(
+            f"{checkpoint.weights}: its '{POSITIONS}' is that of images of {size} px; give "
+            f"--image-size {size} beside a bare file, or model_args.img_size in {CONFIG}"
         )

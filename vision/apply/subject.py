@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.base.files import file_digest
 from common.protocol.subject import Application, Subject
-from common.store.weights import CONFIG, WEIGHTS, save_weights
+from common.store.weights import CONFIG, WEIGHTS, keep_metadata, save_weights
 from vision.apply.checkpoint import build, read_checkpoint
 from vision.apply.images import (
     Folder,
@@ -47,14 +47,22 @@ class ImageSubject(ImageClassifiers, Subject):
     kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
     form: ClassVar[str] = "a folder of images (CLASS/x.png)"
-    options: ClassVar[tuple[str, ...]] = ("arch", "num_classes")
+    options: ClassVar[tuple[str, ...]] = ("arch", "num_classes", "image_size")
+    library: ClassVar[str] = "timm"
+    pipeline: ClassVar[str] = "image-classification"
     yardstick: ClassVar[str] = "accuracy"
+    measures: ClassVar[Mapping[str, str]] = {
+        "accuracy": "accuracy, %",
+        "loss": "cross-entropy, nats",
+        "membership_auc": "AUC of membership by loss, %",
+        "membership_auc_same_classes": "the same, against test images of the same classes",
+    }
 
     def __init__(self, application: Application):
         super().__init__(application)
         options = application.options
         self.checkpoint = read_checkpoint(
-            application.model, options.get("arch"), options.get("num_classes")
+            application.model, *(options.get(name) for name in self.options)
         )
         self.folders = [list_folder(root, role) for role, root in application.given.items()]
         check_disjoint(self.folders)
@@ -72,7 +80,7 @@ class ImageSubject(ImageClassifiers, Subject):
             return None
         return "random" if classes["forget"] & classes["retain"] else "class"
 
-    def load(self, device: torch.device, config: Strict) -> None:
+    def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Builds the classifier and decodes every image."""
         original = build(self.checkpoint)
         self.labels = map_labels(self.checkpoint, self.folders)
@@ -91,7 +99,7 @@ class ImageSubject(ImageClassifiers, Subject):
         """As the checkpoint says."""
         return self.checkpoint.num_classes
 
-    def measured(self, model: nn.Module) -> dict[str, Any]:
+    def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
         """Accuracy, loss and membership of one model.
 
         Returns:
@@ -113,6 +121,7 @@ class ImageSubject(ImageClassifiers, Subject):
                 keep_probs=False,
             )
             for name, ids in self.parts.items()
+            if not parts or name in parts
         }
         results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
         results |= {"membership_auc": None, "membership_auc_same_classes": None}
@@ -126,6 +135,11 @@ class ImageSubject(ImageClassifiers, Subject):
             if same.any():
                 results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
         return results
+
+    @property
+    def stored_types(self) -> Mapping[str, torch.dtype]:
+        """As the checkpoint stores them; the model computes in float32."""
+        return self.checkpoint.dtypes
 
     @property
     def weights(self) -> Path:
@@ -147,8 +161,13 @@ class ImageSubject(ImageClassifiers, Subject):
         }
 
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """``model.safetensors`` and ``config.json``."""
+        """``model.safetensors`` in the given types and with its metadata, and ``config.json``."""
+        parameters = dict(model.named_parameters())
+        for name, dtype in self.stored_types.items():
+            tensor = model.get_parameter(name) if name in parameters else model.get_buffer(name)
+            tensor.data = tensor.data.to(dtype)
         save_weights(model, folder)
+        keep_metadata(folder / WEIGHTS, self.checkpoint.weights)
         if self.application.model.is_dir():
             shutil.copyfile(self.checkpoint.weights.parent / CONFIG, folder / CONFIG)
         else:

@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from common.base.errors import CheckpointError, one_line
+from common.store.weights import refuse_wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, new_head: Sequence[str] = (
         CheckpointError: With the first key that does not fit.
     """
     state = _read_safetensors(path)
+    refuse_wrapped(path, state)
     wanted = model.state_dict()
     if new_head:
         state = _adapted(state, wanted, model, new_head)
@@ -48,7 +50,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: only .safetensors files are read, because loading a pickle can run code;"
-            " convert it with safetensors.torch.save_file"
+            f" run: unlearn convert {path} --out FOLDER"
         )
     try:
         return load_file(path)

@@ -1,0 +1,94 @@
+"""What of an application can be refused before a model is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.apply.place import tidy
+from common.base.config import Strict, apply_overrides
+from common.base.errors import ConfigError
+from common.base.registry import METHODS
+from common.methods.base import resolve_config
+from common.protocol.subject import Application, Subject
+from common.store.stages import check_writable
+
+AUDITS = ("relearn",)
+
+
+def configs_of(application: Application) -> dict[str, Strict]:
+    """Method -> its config; the preset and the overrides hold for all of them.
+
+    Raises:
+        ConfigError: One is unknown or not valid.
+    """
+    params = apply_overrides({}, application.params)
+    return {
+        name: resolve_config(name, application.preset, params, origin=name)
+        for name in application.methods
+    }
+
+
+def check_application(application: Application) -> None:
+    """Output, methods and audits.
+
+    Raises:
+        ConfigError: Something cannot be done; nothing was read.
+    """
+    _check_out(application.out)
+    for name in application.methods:
+        _check_access(name, application)
+    for audit in application.audits:
+        if audit not in AUDITS:
+            raise ConfigError(f"audits: '{audit}' is not known; choose {', '.join(AUDITS)}")
+    if len(application.methods) > 1 and application.retain is None:
+        raise ConfigError(
+            "several methods are chosen among on a part of the retained samples; give --retain, "
+            "or one method"
+        )
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        tidy(out)
+        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
+
+
+def _check_access(name: str, application: Application) -> None:
+    info = METHODS[name].info
+    if not info.changes_model:
+        raise ConfigError(f"method '{name}' changes nothing; choose one that unlearns")
+    if info.models > 1:
+        raise ConfigError(
+            f"method '{name}' answers with {info.models} models at inference, so there is no one "
+            "checkpoint to write; choose a method that changes one, such as task_vector"
+        )
+    if "initial" in info.access:
+        raise ConfigError(
+            f"method '{name}' trains from the start, which needs the original recipe; choose one "
+            "that changes a given model"
+        )
+    if "retain" in info.access and application.retain is None:
+        raise ConfigError(f"method '{name}' reads retain data; give --retain")
+
+
+def check_applicable(application: Application, subject: Subject) -> None:
+    """Whether the methods are for what is asked of them.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    scenario = subject.scenario or ""
+    for method in application.methods:
+        info = METHODS[method].info
+        reason = info.inapplicable(scenario=scenario, modality=subject.modality)
+        if reason is not None:
+            fits = info.modality in ("", subject.modality)
+            asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
+            raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
+    if len(application.methods) > 1 and application.goal is None and scenario == "random":
+        raise ConfigError(
+            "goal: some images of retained classes are to be forgotten, and a model that never saw "
+            "them would still be right on most; to choose among several methods, give its accuracy "
+            "on unseen images as --goal, such as --goal 85"
+        )

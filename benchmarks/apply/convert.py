@@ -1,0 +1,111 @@
+"""``unlearn convert``: a file of pickled weights becomes a folder that ``unlearn apply`` takes."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import ConfigError
+from common.base.files import publish, write_json
+from common.store.pickled import read_weights, write_weights
+from common.store.stages import check_writable
+from common.store.weights import CONFIG, WEIGHTS
+
+BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
+"""Files beside the given one that are copied: config and tokenizer."""
+LEFT = ("*.index.json", "statement.json")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is made of what.
+
+    Attributes:
+        file: Pickled weights, or a .safetensors file with the names of a wrapper.
+        out: Folder to make.
+        arch: timm's name, for image models without a config.
+        image_size: Side in px, where the weights do not say it.
+        label_names: Names of the classes, in the order of their ids.
+    """
+
+    file: Path
+    out: Path
+    arch: str | None = None
+    image_size: int | None = None
+    label_names: tuple[str, ...] = ()
+
+
+def convert(conversion: Conversion) -> list[str]:
+    """Writes the folder, or nothing.
+
+    Returns:
+        What was done, one line each.
+
+    Raises:
+        UserError: The file holds more than weights, or is not of the architecture.
+    """
+    file, out = conversion.file, conversion.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")
+    check_writable(out, "out")
+    weights = read_weights(file)
+    config = _image_config(conversion, weights.tensors)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        write_weights(weights, partial / WEIGHTS)
+        copied = _copy_beside(file, partial)
+        if config is not None:
+            write_json(partial / CONFIG, config)
+        publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    types = sorted({str(t.dtype).removeprefix("torch.") for t in weights.tensors.values()})
+    lines = [f"wrote {out}: {len(weights.tensors)} tensors ({', '.join(types)})"]
+    if weights.entry:
+        lines.append(f"the weights lay under '{weights.entry}'; what else the file held was left")
+    if weights.prefix:
+        lines.append(f"the prefix '{weights.prefix}' of a wrapper was taken off every name")
+    if config is not None:
+        lines.append(f"{CONFIG}: {json.dumps(config)}")
+    elif CONFIG not in copied:
+        lines.append(f"no {CONFIG} lies beside {file.name}: give --arch, or add one")
+    return lines + ([f"copied {', '.join(copied)}"] if copied else [])
+
+
+def _image_config(conversion: Conversion, tensors: Any) -> dict[str, Any] | None:
+    names = conversion.label_names
+    if conversion.arch is None:
+        if conversion.image_size is not None or names:
+            raise ConfigError("image_size and label_names need arch, the timm name of the model")
+        return None
+    from vision.apply.sizes import inferred_config, with_image_size
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config = inferred_config(shapes, conversion.arch, str(conversion.file))
+    if conversion.image_size is not None:
+        config = with_image_size(config, conversion.image_size)
+    if names and len(names) != config["num_classes"]:
+        raise ConfigError(
+            f"label_names: {len(names)} names for {config['num_classes']} classes; give one each"
+        )
+    return config | ({"label_names": list(names)} if names else {})
+
+
+def _copy_beside(file: Path, folder: Path) -> list[str]:
+    """Copies config and tokenizer; returns their names."""
+    chosen = [
+        path
+        for path in sorted(file.parent.iterdir())
+        if path.is_file()
+        and any(fnmatch.fnmatch(path.name, pattern) for pattern in BESIDE)
+        and not any(fnmatch.fnmatch(path.name, pattern) for pattern in LEFT)
+    ]
+    for path in chosen:
+        shutil.copyfile(path, folder / path.name)
+    return [path.name for path in chosen]

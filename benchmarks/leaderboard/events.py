@@ -1,0 +1,103 @@
+"""A suite in TensorBoard: a run per row with means, and a run per row and seed.
+
+TensorBoard shows no curve by itself where there are more than 40 runs, so the rows and their seeds
+lie in folders of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.leaderboard.board import Leaderboard
+from benchmarks.leaderboard.judge import label_of
+from benchmarks.pipeline.planner import references
+from benchmarks.pipeline.schedule import EVENTS, SEEDS
+from benchmarks.pipeline.worksite import SCALARS
+from common.measure.gaps import gap
+from common.measure.goal import References, Role
+from common.store.records import RunRecord
+from common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from common.train.tracking import Run
+
+SUMMARY = "summary"
+"""The folder of the runs with means."""
+
+
+def export_events(board: Leaderboard, root: Path) -> None:
+    """Writes both folders; HParams is the leaderboard, ordered by its distance."""
+    from common.train.tracking import Run, export_runs, timed_rows
+
+    store, folder = StageStore(root), root / EVENTS / board.suite.name
+    runs: dict[str, Run] = {}
+    rows: dict[str, list[Run]] = {}
+    for label, record in board.records:
+        model = board.stage(label, record).parents["model"]
+        done = store.done(model.kind, model.key) or {}
+        seconds = done.get("cost", {}).get("seconds") or done.get("stage_seconds") or 0.0
+        log = store.folder(model.kind, model.key) / SCALARS
+        name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
+        about = {"row": label, "seed": record.seed, "method": record.method, **record.params}
+        run = Run(about, _finals(board, record), timed_rows(log, seconds))
+        runs[f"{name}/seed-{record.seed}"] = run
+        rows.setdefault(name, []).append(run)
+    export_runs(folder / SEEDS, runs)
+    export_runs(folder / SUMMARY, {name: _mean(name, of_row) for name, of_row in rows.items()})
+
+
+def _finals(board: Leaderboard, record: RunRecord) -> dict[str, float | None]:
+    """The distance, the gaps to Retrain and the metrics of one run; none where it diverged."""
+    if record.status != "ok":
+        return {}
+    goals = _references(board, record.seed)
+    finals = {"final/distance": board.rule.distance(record.metrics, goals, trial=False)}
+    if goals.retrain is not None:
+        for name in record.metrics:
+            finals[f"gap/{name}"] = gap(record.metrics, goals.retrain, name)
+    return finals | {f"final/{name}": value for name, value in record.metrics.items()}
+
+
+def _references(board: Leaderboard, seed: int) -> References:
+    """The reference models of a seed."""
+
+    def of(role: Role) -> RunRecord | None:
+        label = label_of(board.suite, role)
+        same = (r for row, r in board.records if (row, r.seed, r.replicate) == (label, seed, 0))
+        return next(same, None)
+
+    return references({"original": of("original"), "retrain": of("retrain")})
+
+
+def _mean(name: str, runs: Sequence[Run]) -> Run:
+    """The mean over seeds: of final values, and of curves at the steps that all seeds logged."""
+    from common.train.tracking import Run
+
+    about = {key: value for key, value in runs[0].config.items() if key != "seed"}
+    finished = [run.metrics for run in runs if run.metrics]
+    return Run(
+        {**about, "row": name, "seeds": len(finished)},
+        {} if not finished else {tag: _average(finished, tag) for tag in finished[0]},
+        _mean_curves([run.curves for run in runs]),
+    )
+
+
+def _mean_curves(curves: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    by_step = [{row["step"]: row for row in rows} for rows in curves]
+    shared = sorted(set.intersection(*(set(rows) for rows in by_step)))
+    means = []
+    for step in shared:
+        rows = [rows[step] for rows in by_step]
+        tags = [tag for tag in rows[0] if tag not in ("step", "time")]
+        mean = {tag: _average(rows, tag) for tag in tags}
+        means.append({"step": step, "time": rows[0]["time"], **mean})
+    return means
+
+
+def _average(rows: Sequence[Mapping[str, Any]], tag: str) -> float | None:
+    """None where a row lacks the value."""
+    values = [row[tag] for row in rows if row.get(tag) is not None]
+    return math.fsum(values) / len(values) if len(values) == len(rows) else None

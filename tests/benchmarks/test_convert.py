@@ -1,0 +1,133 @@
+"""``unlearn convert``: from a .pth of another image size to a checkpoint that apply takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.apply import Conversion, apply, convert
+from common.base.errors import CheckpointError, ConfigError
+from tests.benchmarks.test_apply import NAMES, request_, sha256, world  # noqa: F401
+
+
+@pytest.fixture
+def state(world):  # noqa: F811
+    return load_file(world / "model/model.safetensors")
+
+
+def converted(tmp_path, content, name="vit.pth", **options):
+    torch.save(content, tmp_path / name)
+    out = tmp_path / "converted"
+    return out, convert(Conversion(tmp_path / name, out, **options))
+
+
+def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
+    world,  # noqa: F811
+    request_,  # noqa: F811
+    state,
+    tmp_path,
+    cli,
+):
+    wrapped = {f"module.{name}": value for name, value in state.items()}
+    torch.save({"state_dict": wrapped, "epoch": 3}, tmp_path / "vit.pth")
+    out = tmp_path / "converted"
+    words = ("--arch", "test_vit", "--label-names", ",".join(NAMES))
+    done = cli("convert", tmp_path / "vit.pth", "--out", out, *words)
+    assert done.code == 0, done.err
+    assert "'module.'" in done.out and "'state_dict'" in done.out
+    config = json.loads((out / "config.json").read_text())
+    assert config == {
+        "architecture": "test_vit",
+        "num_classes": 4,
+        "model_args": {"img_size": 32},
+        "label_names": list(NAMES),
+    }
+    for name, tensor in load_file(out / "model.safetensors").items():
+        assert torch.equal(tensor, state[name]), name
+    statement = apply(dataclasses.replace(request_, model=out)).statement
+    plain = apply(dataclasses.replace(request_, out=tmp_path / "plain")).statement
+    assert statement["after"] == plain["after"]
+    assert statement["preprocessing"]["size"] == 32
+
+
+def test_a_bare_file_of_another_size_takes_image_size(world, request_, tmp_path):  # noqa: F811
+    file = world / "model/model.safetensors"
+    bare = {"arch": "test_vit", "num_classes": 4}
+    with pytest.raises(CheckpointError, match=r"'pos_embed' is that of images of 32 px; give --im"):
+        apply(dataclasses.replace(request_, model=file, options=bare))
+    request = dataclasses.replace(
+        request_, model=file, options={**bare, "image_size": 32}, params=("steps=1",)
+    )
+    statement = apply(request).statement
+    assert statement["preprocessing"]["size"] == 32
+    written = json.loads((request.out / "config.json").read_text())
+    assert written["model_args"] == {"img_size": 32}
+    with pytest.raises(ConfigError, match="image_size: test_vit takes no 33 px"):
+        apply(dataclasses.replace(request, options={**bare, "image_size": 33}, out=tmp_path / "o"))
+
+
+def test_a_convolutional_network_is_told_its_input(tmp_path):
+    model = timm.create_model("test_resnet", num_classes=3)
+    out, lines = converted(
+        tmp_path, model.state_dict(), arch="test_resnet", image_size=64, label_names=("a", "b", "c")
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert config["num_classes"] == 3 and config["pretrained_cfg"]["input_size"] == [3, 64, 64]
+    assert "model_args" not in config and any("config.json" in line for line in lines)
+
+
+def test_names_of_a_wrapper_are_named_with_the_mend(request_, state, tmp_path):  # noqa: F811
+    path = tmp_path / "ddp.safetensors"
+    save_file({f"module.{name}": value for name, value in state.items()}, path)
+    options = {"arch": "test_vit", "num_classes": 4, "image_size": 32}
+    with pytest.raises(CheckpointError, match=r"begin with 'module\.'.*run: unlearn convert"):
+        apply(dataclasses.replace(request_, model=path, options=options))
+    convert(Conversion(path, tmp_path / "mended", arch="test_vit"))
+    assert load_file(tmp_path / "mended/model.safetensors").keys() == state.keys()
+
+
+def test_a_bin_keeps_the_config_and_the_tokenizer_beside_it(tmp_path):
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin.index.json", "statement.json"):
+        (tmp_path / name).write_text("{}")
+    weight = torch.ones(2, 2, dtype=torch.bfloat16)
+    out, lines = converted(tmp_path, {"a": weight, "b": weight}, "pytorch_model.bin")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert "2 tensors (bfloat16)" in lines[0] and "copied config.json, tokenizer.json" in lines[-1]
+    assert torch.equal(load_file(out / "model.safetensors")["b"], weight)
+
+
+class Harmful:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (Harmful, {}, "holds more than weights"),
+        (lambda _: [1, 2], {}, "holds a list, not weights"),
+        (lambda _: {"a": "text"}, {}, "'a' is no tensor"),
+        (lambda _: {"a": torch.ones(2)}, {"arch": "test_vit"}, r"holds no 'head\.bias'"),
+        (lambda _: {"a": torch.ones(2)}, {"arch": "test_vitt"}, "did you mean 'test_vit'"),
+        (lambda _: {"a": torch.ones(2)}, {"label_names": ("x",)}, "need arch"),
+    ],
+)
+def test_what_is_not_weights_is_refused_and_runs_nothing(tmp_path, content, options, words):
+    harm = tmp_path / "harm"
+    with pytest.raises((CheckpointError, ConfigError), match=words):
+        converted(tmp_path, content(harm), **options)
+    assert not harm.exists() and not (tmp_path / "converted").exists()
+    assert not list(tmp_path.glob(".*"))

@@ -1,0 +1,121 @@
+"""Every example runs: the scripts, the notebook's cells, and the suites beside the plugins."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+import sys
+
+import pytest
+import yaml
+
+from benchmarks.spec.resolve import load_suite
+from common.base.registry import BENCHMARKS, METHODS
+from common.checks import check_benchmark
+from common.protocol.benchmark import Runtime
+from language.data.readers import READERS
+from tests.benchmarks.test_plugin import EXAMPLES
+
+SMALL = (
+    "protocol.train.epochs=2",
+    "protocol.train.warmup_steps=0",
+    "protocol.data.train_images=200",
+    "protocol.model.dim=16",
+    "protocol.model.depth=1",
+    "protocol.minimum_train_accuracy=0",
+)
+ROWS = "gd,down_to_chance,down_to_chance_sine"
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    """What an example registers is gone afterwards."""
+    for registry in (BENCHMARKS, METHODS, READERS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    yield
+    for name in [name for name in sys.modules if "plugin_own_" in name]:
+        del sys.modules[name]
+
+
+def percents(line: str) -> dict[str, float]:
+    values = ast.literal_eval(line[line.index("{") :])
+    return {part: float(value.removesuffix(" %")) for part, value in values.items()}
+
+
+def test_a_model_of_ones_own_forgets_and_keeps_the_rest(capsys):
+    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    before, after = map(percents, capsys.readouterr().out.splitlines())
+    assert before["forget"] > 70 and after["forget"] < 10
+    assert after["retain"] > before["retain"] - 15
+
+
+def test_fifteen_lines_through_the_public_surface_alone():
+    tree = ast.parse((EXAMPLES / "own_model.py").read_text())
+    ours = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in ours if name.split(".")[0] in ("common", "vision")} == {"common"}
+    (forget,) = [node for node in ast.walk(tree) if getattr(node, "name", "") == "forget"]
+    assert forget.end_lineno - forget.lineno + 1 <= 17
+
+
+def test_the_notebooks_cells_run(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    notebook = json.loads((EXAMPLES / "own_model.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    sys.modules.pop("own_model", None)
+    assert names["before"][0] > 70 and names["after"][0] < 10
+    assert "forget: " in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_the_loss_runs_as_its_suite_says(registries, cli, tmp_path):
+    asked = [word for setting in SMALL for word in ("--set", setting)]
+    done = cli(
+        *("run", EXAMPLES / "own_loss.yaml", "--store", tmp_path, "--workers", 1),
+        *("--seeds", "1", "--only", ROWS, "--set", "retrains=1", "--set", "compare=[]", *asked),
+    )
+    assert done.code == 0, done.err
+    (folder,) = (tmp_path / "suites").iterdir()
+    board = json.loads((folder / "leaderboard.json").read_text())
+    rows = {row["row"]: row for row in board["rows"]}
+    assert board["complete"] and {"down_to_chance", "down_to_chance_sine", "gd"} <= rows.keys()
+    assert rows["down_to_chance"]["metrics"] != rows["gd"]["metrics"]
+
+
+def test_the_benchmark_keeps_the_contract_and_its_suite_runs(registries, cli, tmp_path):
+    path = EXAMPLES / "own_benchmark.yaml"
+    load_suite(str(path))
+    small = {**yaml.safe_load(path.read_text())["protocol"], "train": {"steps": 1}}
+    results = check_benchmark("telephone_book", small, Runtime(device="cpu"))
+    assert [result for result in results if not result.ok] == []
+    asked = ("protocol.train.epochs=2", "defaults.steps=2", "retrains=1", "seeds=[1]")
+    words = [word for setting in asked for word in ("--set", setting)]
+    done = cli("run", path, "--store", tmp_path, "--workers", 1, *words)
+    assert done.code == 0, done.err
+    assert "npo_gdr" in done.out and "unseen" in done.out
+
+
+def test_the_table_of_methods_is_that_of_the_results(cli):
+    text = (EXAMPLES.parent / "docs/use.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+) \| (`.*) \| \[([\w-]+)\]\(\.\./(\S+)LEADERBOARD", text, re.M)
+    assert len(rows) == 4
+    shown = set()
+    for _, methods, suite, folder in rows:
+        board = json.loads((EXAMPLES.parent / folder / "leaderboard.json").read_text())
+        means = {r["row"]: r["derived"].get("ag", {}).get("mean") for r in board["rows"]}
+        pairs = re.findall(r"`(\w+)` ([\d.]+)", methods)
+        assert [f"{means[name]:.2f}" for name, _ in pairs] == [number for _, number in pairs], suite
+        if floor := re.search(r"\[([\d.]+)\]", methods):
+            assert f"{board['floor']['mean']:.2f}" == floor[1]
+        shown |= {name for name, _ in pairs}
+        least = min(v for name, v in means.items() if v is not None and "retrain" not in name)
+        assert board["suite"] == suite and f"{least:.2f}" == pairs[0][1]
+    words = " ".join(cli("apply", "--help").out.replace("│", " ").split())
+    advice = words[words.index("a class of images:") : words.index("Give several")]
+    named = set(re.findall(r"\b\w+\b", advice)) & set(METHODS.names())
+    assert len(named) >= 6 and named <= shown
