@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from benchmarks.cli.options import console, error_console
 from benchmarks.report import html
 from benchmarks.report.section import Section
-from benchmarks.report.shipped import read_report, shipped_folder
+from benchmarks.report.shipped import read_board, read_report, shipped_folder
 from benchmarks.report.terminal import show
+from benchmarks.spec.resolve import load_suite
 from common.base.errors import ConfigError
+
+WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 
 
 def show_shipped(name: str, missing: str, *, under: str = "", maps: bool = False) -> None:
@@ -31,6 +34,8 @@ def show_shipped(name: str, missing: str, *, under: str = "", maps: bool = False
     if folder is None or not chosen:
         raise ConfigError(missing)
     _say(missing, f"{folder / _file(maps)} comes with the project; from it:")
+    if not maps and read_board(folder)["version"] != load_suite(name).spec.version:
+        _say("", WITHDRAWN)
     show(console, chosen)
 
 
@@ -55,7 +60,7 @@ def _file(maps: bool) -> str:
 
 
 def _say(missing: str, instead: str) -> None:
-    text = f"{missing.partition(';')[0]}; {instead}"
+    text = "; ".join(filter(None, (missing.partition(";")[0], instead)))
     error_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 

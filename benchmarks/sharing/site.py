@@ -20,6 +20,7 @@ from benchmarks.report.section import Column, Details, Picture, Section, Table, 
 from benchmarks.report.shipped import RESULTS, read_board, read_report
 from benchmarks.sharing.verify import sections as verified_sections
 from benchmarks.sharing.verify import verify_bundle
+from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.errors import ConfigError
 
@@ -31,6 +32,8 @@ INTRODUCTION = (
 )
 ORIGINS = {
     "shipped": "came with the project",
+    "withdrawn": "came with the project; its suite has changed since, so it compares no methods "
+    "until it is run again",
     "verified": "submitted; the table was made again from the submitted scores, and agrees",
     "differs": "submitted; the table made again from the submitted scores is another one",
 }
@@ -85,7 +88,9 @@ def _shipped() -> Iterator[Page]:
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
         pieces.insert(place, Section(content=drawn))
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
-        yield Page(f"{file.parent.name}.html", title, "shipped", pieces, data)
+        current = load_suite(file.parent.name).spec.version == data["version"]
+        origin = "shipped" if current else "withdrawn"
+        yield Page(f"{file.parent.name}.html", title, origin, pieces, data)
     for file in sorted(RESULTS.glob("maps/*/MAP.md")):
         report = read_report(file.read_text("utf-8"))
         picture = Picture((file.parent / "map.svg").read_text("utf-8"), report[0].title)

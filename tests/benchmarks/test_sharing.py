@@ -276,6 +276,10 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     assert all('href="index.html"' in page for page in pages.values())
     assert "the table was made again from the submitted scores" in pages["submitted-theirs.html"]
     assert "unlearn run digits-class --only gd_sine" in pages["digits-class.html"]
+    for path in RESULTS.glob("*/leaderboard.json"):
+        name = path.parent.name
+        changed = json.loads(path.read_text())["version"] != load_suite(name).spec.version
+        assert ("its suite has changed since" in pages[f"{name}.html"]) == changed, name
     (bundles / "theirs" / "table.json").write_text("{}")
     out = tmp_path / "other"
     assert "not what was written" in one_line_error(

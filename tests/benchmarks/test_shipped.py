@@ -34,6 +34,8 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
         written = cli("report", "digits-class", *store, "--format", form)
         assert written.out == (RESULTS / "digits-class" / name).read_text(encoding="utf-8")
     assert "<table>" in cli("report", "digits-class", *store, "--format", "html").out
+    changed = cli("report", "tofu-small", *store)
+    assert "its suite has changed since" in changed.err
     audits = cli("audit", "cifar100-class10-small-all", *store)
     assert "relearn: steps until" in audits.out and "Tuning" not in audits.out
     mapped = cli("map", "digits-class", *store, "--report")
