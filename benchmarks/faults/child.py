@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -126,7 +127,7 @@ class Child:
             for number, path in enumerate(self._streams, 1):
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, number)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
             for kind, amount in limits.items():
                 resource.setrlimit(kind, (amount, resource.getrlimit(kind)[1]))
             work()
@@ -139,7 +140,8 @@ class Child:
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+                with contextlib.suppress(OSError):  # a limit on files holds for these, too
+                    stream.flush()
             os._exit(code & 0xFF)
 
     def kill(self) -> None:

@@ -223,7 +223,7 @@ class _MethodRuns:
             return CheckResult("frozen weights", True, "every tensor is stored")
         if not adapted:
             return CheckResult("frozen weights", True, "returns no adapters")
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
         changed = [
             name
             for name, value in self.before.items()
