@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 import shutil
 import sys
 import time
@@ -61,6 +62,8 @@ MAP: dict[str, Any] = {
 }
 _TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files", "environment"})
 """What may differ: times, digests of files that hold them, and where a stage was made."""
+_TOLD = re.compile(r"\d+(\.\d+)? s on |\d{4}-\d\d-\d\d[T ][\d:.+Z]*( UTC)?|\b[0-9a-f]{64}\b")
+"""The same in texts."""
 _HEAVY = ("accelerate", "sklearn.datasets", "sklearn.svm", "timm", "common.train.fit")
 """What takes seconds to import."""
 BEFORE = {"run": None, "audit": "run", "map": "run", "report": "run", "apply": None}
@@ -223,6 +226,8 @@ def _content(path: Path) -> str:
             return ForgetSplit.load(path).digest
         except DataError:
             return "damaged"
+    if path.suffix in (".md", ".html"):  # a card and a report name times too
+        return _TOLD.sub("", path.read_text(encoding="utf-8", errors="replace"))
     return file_digest(path)
 
 
