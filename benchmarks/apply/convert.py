@@ -15,9 +15,22 @@ from common.store.pickled import read_weights, write_weights
 from common.store.stages import check_writable
 from common.store.weights import CONFIG, WEIGHTS
 
-BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
-"""Files beside the given one that are copied: config and tokenizer."""
-LEFT = ("*.index.json", "statement.json")
+BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer*.*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template.*",
+    "LICENSE*",
+)
+"""Files beside the given one that are copied: config, tokenizer and licence, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +115,7 @@ def _copy_beside(file: Path, folder: Path) -> list[str]:
     chosen = [
         path
         for path in sorted(file.parent.iterdir())
-        if path.is_file()
-        and any(fnmatch.fnmatch(path.name, pattern) for pattern in BESIDE)
-        and not any(fnmatch.fnmatch(path.name, pattern) for pattern in LEFT)
+        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in BESIDE)
     ]
     for path in chosen:
         shutil.copyfile(path, folder / path.name)

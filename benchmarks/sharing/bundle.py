@@ -129,7 +129,13 @@ def _manifest(board: Leaderboard, files: dict[str, str]) -> dict[str, Any]:
 
 
 def scores_file(record: RunRecord) -> str:
-    """Where a bundle keeps the scores of a record."""
+    """Where a bundle keeps the scores of a record.
+
+    Raises:
+        ValueError: Its key is none, and would lead out of the bundle.
+    """
+    if not record.stages.get("scores", "0").isalnum():
+        raise ValueError("a record's key of its scores is not one")
     return f"{SCORED}/{record.stages.get('scores', '')[:KEY_LENGTH]}.safetensors"
 
 

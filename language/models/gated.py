@@ -65,8 +65,10 @@ class ForgetRequest(nn.Module):
         layers = cls({**made, "plane": torch.zeros(0), "spread": torch.zeros(3)})
         scores = layers.scores(shown).double().numpy()
         state = np.random.get_state()  # noqa: NPY002 - the solver is seeded from it
-        svm = OneClassSVM(nu=0.01, kernel="linear").fit(scores)
-        np.random.set_state(state)  # noqa: NPY002
+        try:
+            svm = OneClassSVM(nu=0.01, kernel="linear").fit(scores)
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
         plane = torch.tensor([*svm.coef_[0], *svm.intercept_], dtype=torch.float32)
         layers.plane = plane
         inner, outer = layers.decision(shown), layers.decision(held)

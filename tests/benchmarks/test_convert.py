@@ -93,7 +93,8 @@ def test_names_of_a_wrapper_are_named_with_the_mend(request_, state, tmp_path): 
 
 
 def test_a_bin_keeps_the_config_and_the_tokenizer_beside_it(tmp_path):
-    for name in ("config.json", "tokenizer.json", "pytorch_model.bin.index.json", "statement.json"):
+    others = ("pytorch_model.bin.index.json", "statement.json", "notes.txt", "passwords.json")
+    for name in ("config.json", "tokenizer.json", *others):
         (tmp_path / name).write_text("{}")
     weight = torch.ones(2, 2, dtype=torch.bfloat16)
     out, lines = converted(tmp_path, {"a": weight, "b": weight}, "pytorch_model.bin")
