@@ -173,7 +173,7 @@ def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboar
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))
-        exported = (runtime.store / "tensorboard" / suite.name).is_dir()
+        exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
         if processes.is_main():
             write_report(board, runtime.store, events=executed > 0 or not exported)
     except Damaged as error:

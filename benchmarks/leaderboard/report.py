@@ -53,7 +53,7 @@ def sections(board: Leaderboard) -> list[Section]:
         ),
         *verdict_sections(board),
         *_tables(
-            ("Signed gaps to Retrain, with 95 % t-intervals", gap_table(board)),
+            (f"{_gap_name(board)}, with 95 % t-intervals", gap_table(board)),
             ("Did the bound act?", dynamics_table(board)),
             ("What did it cost?", cost_table(board)),
             ("Further measurements", further_table(board)),
@@ -65,6 +65,11 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
         *published_sections(spec.published, "full"),
     )
+
+
+def _gap_name(board: Leaderboard) -> str:
+    """What the table of gaps holds; without a Retrain no more than the distance."""
+    return "Signed gaps to Retrain" if any(row.gaps for row in board.rows) else "Distance"
 
 
 def _title(board: Leaderboard) -> str:

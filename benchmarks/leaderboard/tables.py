@@ -183,8 +183,8 @@ def status_cell(row: BoardRow, planned: int) -> str:
 
 
 def gap_table(board: Leaderboard) -> Table:
-    """Signed gaps and AG with their 95 % t-intervals."""
-    names = board.suite.spec.columns
+    """Signed gaps and AG with their 95 % t-intervals; the distance alone without a Retrain."""
+    names = [name for name in board.suite.spec.columns if any(name in r.gaps for r in board.rows)]
     heads: list[str | Column] = ["method"]
     for title in (board.specs[name].title for name in names):
         heads.append(Column(f"{title} gap", doc=f"is {title} less that of the seed's Retrain"))

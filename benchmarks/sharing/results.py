@@ -18,8 +18,8 @@ from common.base.errors import ConfigError, DataError, one_line
 
 Place = tuple[str, int, int]
 """Row label, replicate, seed."""
-RUN_FILES = ("runs.csv", "leaderboard.csv")
-"""Where shipped results have their runs; the second in those of before the first was written."""
+RUNS = "runs.csv"
+"""Where shipped results have their runs."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | No
     made = board(suite, Path(store) if colon else None)
     if made is not None:
         return of_board(made, text)
-    if not colon and any((RESULTS / text / name).is_file() for name in RUN_FILES):
+    if not colon and (RESULTS / text / RUNS).is_file():
         return _of_results(RESULTS / text, f"{text} (shipped)")
     raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
 
@@ -111,15 +111,12 @@ def of_board(board: Leaderboard, name: str) -> Results:
 def _of_results(folder: Path, name: str) -> Results:
     """The runs of a folder of shipped results."""
     try:
-        file = next(folder / each for each in RUN_FILES if (folder / each).is_file())
         data = read_board(folder)
         distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
-        with file.open(encoding="utf-8", newline="") as stream:
+        with (folder / RUNS).open(encoding="utf-8", newline="") as stream:
             runs = dict(_run(line, distances) for line in csv.DictReader(stream))
-    except StopIteration:
-        raise DataError(
-            f"{folder}: no {RECORDS} and no runs.csv; give a folder of results"
-        ) from None
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
     return Results(name, data["suite"].partition("+")[0], runs, {})
