@@ -170,13 +170,25 @@ def _add_hparams(
     writer: Any, columns: Mapping[str, Any], values: Mapping[str, Any], tags: Sequence[str]
 ) -> None:
     """HParams into the run's own folder (``add_hparams`` would make a folder of its own)."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
     from torch.utils.tensorboard.summary import hparams
 
     make: Any = hparams  # torch does not type it
-    declared, _, _ = make(dict(columns), dict.fromkeys(tags))
-    _, started, ended = make(dict(values), {})
+    keys = {_sorted_name(name): name for name in columns}
+    declared, _, _ = make({key: columns[name] for key, name in keys.items()}, dict.fromkeys(tags))
+    _, started, ended = make({_sorted_name(name): value for name, value in values.items()}, {})
+    shown = declared.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(shown.content)
+    for info in data.experiment.hparam_infos:
+        info.display_name = keys[info.name]
+    shown.content = data.SerializeToString()
     for event in (declared, started, ended):
         writer.file_writer.add_summary(event)
+
+
+def _sorted_name(column: str) -> str:
+    """TensorBoard sorts columns by this name; it shows another."""
+    return f"{FIRST.index(column)} {column}" if column in FIRST else column
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

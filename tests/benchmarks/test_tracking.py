@@ -142,7 +142,8 @@ def columns(events):
     content = events.summary_metadata["_hparams_/experiment"].plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
     tags = [info.name.tag for info in experiment.metric_infos]
-    return [info.name for info in experiment.hparam_infos], tags
+    by_name = sorted(experiment.hparam_infos, key=lambda info: info.name)  # as TensorBoard does
+    return [info.display_name for info in by_name], tags
 
 
 def test_columns_begin_with_what_tells_rows_apart_and_leave_constants_out(boards, summaries):
@@ -177,7 +178,8 @@ def session(events):
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     data = plugin_data_pb2.HParamsPluginData.FromString(content)
     fields = data.session_start_info.hparams
-    return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
+    plain = {key: key.split()[-1] for key in fields}
+    return {plain[key]: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
 
 
 def test_hparams_make_a_table(boards):
