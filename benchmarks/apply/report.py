@@ -202,7 +202,7 @@ def _weights(statement: Mapping[str, Any]) -> Section:
     rows = []
     for when in ("input", "output"):
         digests = statement[when]["weights_sha256"]
-        named = digests.items() if isinstance(digests, Mapping) else [("", digests)]
+        named = digests.items() if isinstance(digests, Mapping) else [("all tensors", digests)]
         rows += [(when, file, digest) for file, digest in named]
     relative = statement["weight_change"]["relative"]
     text = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
