@@ -10,14 +10,15 @@ from typing import Any
 from benchmarks.costs.estimate import A100, estimates, total_hours
 from benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
 from benchmarks.report.section import Section, table
+from benchmarks.report.shipped import RESULTS, read_board
 from benchmarks.spec.published import read_figures, read_tables
 from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import SUITES, suite_names
+from benchmarks.spec.suite import suite_names
 
-RESULTS = SUITES.parent / "results"
 NOTE = (
-    "measured here: its report is in benchmarks/results. small: a suite for a CPU. rehearsed: every"
+    "measured here: its report is in benchmarks/results. withdrawn: its suite has changed since."
+    " small: a suite for a CPU. rehearsed: every"
     " row of the suite as it is now ran its first and last steps on stand-ins (unlearn rehearse)."
     " Hours and memory"
     f" of the others are derived for one card ({A100.name}; unlearn plan SUITE): hours of all rows"
@@ -66,9 +67,11 @@ def _named() -> dict[str, list[str]]:
 
 def state_of(name: str) -> str:
     """How far a suite is, in a few words."""
-    if (RESULTS / name / "leaderboard.json").is_file():
-        return "measured here"
     suite = load_suite(name)
+    if (RESULTS / name / "leaderboard.json").is_file():
+        version = read_board(RESULTS / name)["version"]
+        current = version == suite.spec.version
+        return "measured here" if current else f"withdrawn: measured here by version {version}"
     if not is_full(suite):
         return "small"
     protocol: Any = suite.protocol

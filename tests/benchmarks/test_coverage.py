@@ -39,8 +39,12 @@ def test_no_label_of_the_paper_is_missing():
 
 
 def test_the_list_says_how_far_a_suite_is(monkeypatch, cli):
-    assert coverage.state_of("tofu-small") == "measured here"
-    assert coverage.state_of("tofu-small-ihl") == "small"
+    assert coverage.state_of("tofu-small-ihl") == "measured here"
+    assert coverage.state_of("tdec-notes") == "small"
+    with monkeypatch.context() as older:
+        older.setattr(coverage, "read_board", lambda folder: {"version": 0})
+        state = coverage.state_of("tofu-small-ihl")
+    assert state == "withdrawn: measured here by version 0"
     state = coverage.state_of("tofu-llama3.1-70b-forget10-rank8").removeprefix("rehearsed, ")
     assert state.startswith("needs the hub and a GPU, ") and state.endswith("1,271 GB")
     assert ", needs a GPU, " in f", {coverage.state_of('coun-cifar100-scratch')}"
