@@ -92,7 +92,8 @@ class Lineage:
             half: Only this random half of the forget set is trained on and forgotten.
             request: (number from 0, count): one of several requests that add up to the forget set.
         """
-        spec, name = {"seed": seed}, f"split/seed-{seed}"
+        spec: dict[str, Any] = {"seed": seed}
+        name = f"split/seed-{seed}"
         if half is not None:
             spec, name = {**spec, "half": half}, f"half-{half}/seed-{seed}"
         elif request is not None:
