@@ -22,9 +22,15 @@ from common.base.errors import ConfigError
 from common.base.seeding import derive
 from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, pick_device
+from common.protocol.pretraining import Pretraining, TransferConfig
 from common.protocol.sizes import Workload
 from common.train.config import FitConfig
 from language.config import CausalModelConfig
+from language.data.pretraining import (
+    check_start,
+    fingerprints,
+    held_out_split,
+)
 from language.data.readers import READERS, TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.models.families import family_of, tiny_family
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 
     from common.bounded.config import AdapterConfig
     from common.data.batch import Batch
-    from common.data.splits import ForgetSplit
+    from common.data.splits import ForgetSplit, PretrainingSplit
     from common.measure.scores import Scores
     from common.protocol.stand_in import StandIn
     from language.data.corpus import Encoded, Item
@@ -45,7 +51,17 @@ if TYPE_CHECKING:
     from language.models.families import CausalFamily
 
 
-class CausalConfig(Strict):
+class TextPretraining(Pretraining):
+    """A pretraining on other texts, of which one in 20 measures it.
+
+    Attributes:
+        data: Which texts.  A tokenizer that is trained is trained on these alone.
+    """
+
+    data: SerializeAsAny[TextDataConfig]
+
+
+class CausalConfig(TransferConfig):
     """One protocol on texts.
 
     Attributes:
@@ -55,6 +71,8 @@ class CausalConfig(Strict):
         evaluation: How models are measured.
         minimum_train_accuracy: An Original that predicts fewer of its training answers' tokens
             than this (percent, teacher forced) is not unlearned.
+        pretrain: A training on other texts that Original and Retrain start from; it stands in the
+            place of published weights.
     """
 
     data: SerializeAsAny[TextDataConfig] = Field(default_factory=TextDataConfig.of)
@@ -62,6 +80,7 @@ class CausalConfig(Strict):
     train: FitConfig
     evaluation: RequestConfig = RequestConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 90.0
+    pretrain: TextPretraining | None = None
 
     @model_validator(mode="after")
     def _tiny_kind(self) -> CausalConfig:
@@ -72,6 +91,12 @@ class CausalConfig(Strict):
                 raise ValueError(str(error)) from None
         return self
 
+    @model_validator(mode="after")
+    def _one_start_on_other_data(self) -> CausalConfig:
+        if self.pretrain is not None:
+            check_start(self.pretrain.data, self.data, self.model)
+        return self
+
 
 class CausalBenchmark(Benchmark):
     """Texts, a causal language model and what is asked of it."""
@@ -79,6 +104,7 @@ class CausalBenchmark(Benchmark):
     Config: ClassVar[type[Strict]] = CausalConfig
     config: CausalConfig
     modality = "language"
+    compared = "runs of words"
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -87,6 +113,8 @@ class CausalBenchmark(Benchmark):
         A scenario is a field ``scenario`` of the config, where a benchmark has one.
         """
         text = {"data": config.data, "model": config.model}
+        if config.pretrain is not None:
+            text["words"] = config.pretrain.data  # of the tokenizer
         if kind == "split":
             scenario = getattr(config, "scenario", None)
             return text if scenario is None else {**text, "scenario": scenario}
@@ -157,11 +185,13 @@ class CausalBenchmark(Benchmark):
         from language.data.tokenizers import load_tokenizer
 
         data, model = self.config.data, self.config.model
-        corpus, reader = load_corpus(data, self.runtime.data_root), READERS[data.name]
-        words = reader.vocabulary(data, corpus)
+        root, pretrain = self.runtime.data_root, self.config.pretrain
+        corpus, reader = load_corpus(data, root), READERS[data.name]
+        taught = data if pretrain is None else pretrain.data  # the tokenizer
+        words = READERS[taught.name].vocabulary(taught, load_corpus(taught, root))
         source = TextSource(
             corpus,
-            load_tokenizer(model, words, data_root=self.runtime.data_root),
+            load_tokenizer(model, words, data_root=root),
             make_template(model.template, model.style),
             max_length=data.max_length,
             device=self.device,
@@ -230,6 +260,15 @@ class CausalBenchmark(Benchmark):
 
         with torch.device("meta"):
             return self._blank()
+
+    def pretraining_split(self) -> PretrainingSplit:
+        """See :func:`language.data.pretraining.held_out_split`."""
+        source = self.source
+        return held_out_split(source.corpus, self.config.data.name, source.digest)
+
+    def fingerprints(self, indices: np.ndarray) -> np.ndarray:
+        """Of every run of words; see :func:`language.data.pretraining.fingerprints`."""
+        return fingerprints(self.source.corpus.items[index] for index in indices.tolist())
 
     def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""

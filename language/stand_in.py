@@ -45,7 +45,10 @@ def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
     if data != config.data:
         notes.append(f"texts: {data.name}, invented")
     model = config.model
-    if model.name != "tiny":
+    if model.name == "tiny":
+        model = model.model_copy(update={"dim": DIM, "depth": DEPTH, "heads": HEADS})
+        notes.append(f"model: tiny, at width {DIM} with {DEPTH} blocks")
+    else:
         corpus = load_corpus(data, runtime.data_root)
         words = READERS[data.name].vocabulary(data, corpus)
         model = write_stand_in(model, words, folder, runtime.data_root)
@@ -58,6 +61,12 @@ def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
         "evaluation": config.evaluation.model_copy(update=evaluation),
         "minimum_train_accuracy": 0.0,
     }
+    if config.pretrain is not None:
+        other = config.pretrain.data
+        passages = READERS[other.name].stand_in(other, runtime.data_root)
+        if passages != other:
+            notes.append(f"texts of the pretraining: {passages.name}, invented")
+        changes["pretrain"] = config.pretrain.model_copy(update={"data": passages})
     return StandIn(config.model_copy(update=changes), tuple(notes))
 
 

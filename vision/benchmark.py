@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from common.base.config import Strict
 from common.base.numbers import Count
 from common.base.seeding import derive, hash_order
 from common.data.parts import Role
 from common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
+from common.protocol.pretraining import Pretraining, TransferConfig
 from common.protocol.sizes import Workload
 from common.train.config import FitConfig
 from vision.config import CLASS_COUNTS, IMAGE_COUNTS, DataConfig, ModelConfig, ScenarioConfig
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from common.bounded.config import AdapterConfig
-    from common.data.splits import ForgetSplit
+    from common.data.splits import ForgetSplit, PretrainingSplit
     from common.measure.metric import MapAxes, MetricSpec
     from common.measure.rules import GapRule
     from common.measure.scores import Scores
@@ -59,7 +60,17 @@ class EvaluationConfig(Strict):
     batch_size: Count = 256
 
 
-class VisionConfig(Strict):
+class ImagePretraining(Pretraining):
+    """A pretraining on other images; its classes are those of the data, and its head is dropped.
+
+    Attributes:
+        data: Which images; all held-out test images measure it.
+    """
+
+    data: DataConfig
+
+
+class VisionConfig(TransferConfig):
     """One vision protocol.
 
     Attributes:
@@ -69,6 +80,8 @@ class VisionConfig(Strict):
         train: Recipe of Original and Retrain.
         evaluation: How models are measured.
         minimum_train_accuracy: An Original below this (percent) is not unlearned.
+        pretrain: A training on other images that Original and Retrain start from; it stands in the
+            place of ``model.pretrained`` and ``model.checkpoint``.
     """
 
     data: DataConfig = DataConfig()
@@ -77,6 +90,23 @@ class VisionConfig(Strict):
     train: FitConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     minimum_train_accuracy: Annotated[float, Field(ge=0, le=100)] = 95.0
+    pretrain: ImagePretraining | None = None
+
+    @model_validator(mode="after")
+    def _one_start_on_other_data(self) -> VisionConfig:
+        if self.pretrain is None:
+            return self
+        if self.model.pretrained or self.model.checkpoint:
+            raise ValueError("give one of pretrain, model.pretrained and model.checkpoint")
+        own, other = self.data, self.pretrain.data
+        if (own.name, own.folder) == (other.name, other.folder):
+            raise ValueError(
+                f"pretrain.data: {own.folder or own.name} is what the suite learns and forgets; "
+                "pretrain on other images"
+            )
+        if (own.channels, own.native_size) != (other.channels, other.native_size):
+            raise ValueError("pretrain.data: needs the channels and the native_size of data")
+        return self
 
 
 class VisionBenchmark(ImageClassifiers, Benchmark):
@@ -89,6 +119,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     Config = VisionConfig
     config: VisionConfig
     modality = "vision"
+    compared = "images"
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -223,6 +254,23 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
         from vision.scenarios import make_split
 
         return make_split(self.source, self.config.scenario, seed)
+
+    def pretraining_split(self) -> PretrainingSplit:
+        """The training pool, and the test images."""
+        from common.data.splits import PretrainingSplit
+
+        parts = {"train": self.source.train_pool, "test": self.source.test_pool}
+        return PretrainingSplit(f"{self.source.name}/pretrain", parts, self.source.digest)
+
+    def transfer(self, model: nn.Module, weights: Path) -> None:
+        """Everything but the head."""
+        from vision.models.checkpoint import load_checkpoint
+
+        load_checkpoint(model, weights, new_head=self.family.head, keep_head=False)
+
+    def fingerprints(self, indices: np.ndarray) -> np.ndarray:
+        """Of the images' pixels at native size."""
+        return self.source.fingerprints(indices)
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model; pretrained or checkpoint weights are loaded if configured."""

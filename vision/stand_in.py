@@ -17,7 +17,12 @@ def stand_in(config: Any, runtime: Runtime) -> StandIn:
         notes.append(f"images: {data.name}, invented")
     if model != config.model:
         notes.append(f"model: {config.model.name}, narrow and with few blocks, random")
-    changes = {"model": model, "data": data, "minimum_train_accuracy": 0.0}
+    changes: dict[str, Any] = {"model": model, "data": data, "minimum_train_accuracy": 0.0}
+    if config.pretrain is not None:
+        other = _data(config.pretrain.data, runtime)
+        changes["pretrain"] = config.pretrain.model_copy(update={"data": other})
+        if other.source == "invented":
+            notes.append(f"images of the pretraining: {other.name}, invented")
     return StandIn(config.model_copy(update=changes), tuple(notes))
 
 

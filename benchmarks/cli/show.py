@@ -25,7 +25,7 @@ from benchmarks.report.terminal import show as show_sections
 from benchmarks.spec.needs import needs
 from benchmarks.spec.reading import read_suite
 from benchmarks.spec.resolve import ResolvedSuite, load_suite
-from benchmarks.spec.resolved import HEADS, resolved_table
+from benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
 from benchmarks.spec.suite import find_suite, suite_groups, suite_names
 from common.base.config import Strict, canonical, did_you_mean, read_yaml
 from common.base.errors import ConfigError
@@ -290,7 +290,8 @@ def show_suite(name: str) -> None:
 def show_resolved(name: str) -> None:
     """Length, batch, rate, schedule, precision, adapter and loss average of each row."""
     suite = load_suite(name)
-    cells = [[line[head] for head in HEADS] for line in resolved_table(suite)]
+    lines = [*pretraining_table(suite), *resolved_table(suite)]
+    cells = [[line[head] for head in HEADS] for line in lines]
     _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
 
 

@@ -13,7 +13,7 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
 - greedy decoding reads all weights once per step.
 
 What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
-steps, data, compilation, and cards in parallel.
+steps, pretrainings on texts, data, compilation, and cards in parallel.
 """
 
 from __future__ import annotations
@@ -93,13 +93,24 @@ class _Part:
 
 def estimates(suite: ResolvedSuite, card: Card = A100) -> list[Estimate]:
     """A line per row and fold; empty where the sizes are not known, or those of a CPU."""
-    lines = []
+    lines = _pretraining(suite, card)
     for fold in (*suite.folds, suite):
         work = BENCHMARKS[suite.spec.benchmark].workload(fold.protocol)
         if work is None or work.sizes.parameters < SMALL:
             return []
         lines += [_estimate(fold, row, work, card) for row in fold.rows]
     return lines
+
+
+def _pretraining(suite: ResolvedSuite, card: Card) -> list[Estimate]:
+    """A line for what Original and Retrain start from, where the size of its data is known."""
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    protocol = benchmark.pretraining(suite.protocol)
+    work = benchmark.workload(protocol) if protocol else None
+    if work is None:
+        return []
+    samples = sum(work.parts.values())
+    return [_line("pretrain", protocol.train, work, card, {"train": samples}, 1)]
 
 
 def total_hours(lines: Sequence[Estimate]) -> float:
@@ -113,7 +124,14 @@ def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card
     if row.method in REFERENCES:
         fetched = getattr(protocol.model, row.method, None) is not None
         config = None if fetched else protocol.train
-    parts = _parts_of(row, work)
+    label = f"{row.label} {suite.fold}".rstrip()
+    return _line(label, config, work, card, _parts_of(row, work), _runs(suite, row))
+
+
+def _line(
+    label: str, config: Any, work: Workload, card: Card, parts: Mapping[str, int], runs: int
+) -> Estimate:
+    """Of a training with a config, on samples of parts."""
     fit, steps, positions = None, None, 0
     if isinstance(config, FitConfig):
         fit = FitConfig.of(config)
@@ -127,9 +145,7 @@ def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card
     seconds = (steps or 0) * positions * _training(work, config, layers) / (card.flops * card.used)
     seconds += evaluations * _evaluation(work, card)
     memory = _memory(work, fit, len(parts), trained, whole=not layers) if fit else 0.0
-    hours = seconds / 3600
-    label = f"{row.label} {suite.fold}".rstrip()
-    return Estimate(label, steps, positions, trained, memory, hours, _runs(suite, row))
+    return Estimate(label, steps, positions, trained, memory, seconds / 3600, runs)
 
 
 def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:

@@ -20,7 +20,7 @@ from benchmarks.leaderboard.tables import (
 )
 from benchmarks.leaderboard.verdict_section import verdict_sections
 from benchmarks.paper.report import published_sections
-from benchmarks.pipeline.stage import ASSUMED
+from benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from benchmarks.report.cells import spread
 from benchmarks.report.section import Section, Table, filled
 from benchmarks.spec.goals import rule_sets
@@ -40,7 +40,7 @@ def sections(board: Leaderboard) -> list[Section]:
     return filled(
         Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
-        Section(text=(assumption_line(board),)),
+        Section(text=(pretraining_line(board), assumption_line(board))),
         Section(text=(missing,), tone="warning"),
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
@@ -180,6 +180,12 @@ def assumption_line(board: Leaderboard) -> str:
         f"Published without a statement of its training data: {' and '.join(sorted(names))}. That"
         " these are the data of this table is assumed."
     )
+
+
+def pretraining_line(board: Leaderboard) -> str:
+    """What Original and every Retrain start from, where that was pretrained here."""
+    origins = {record.data.get(PRETRAINED) for _, record in board.records} - {None}
+    return "".join(f"Original and Retrain start from a pretraining on {text}." for text in origins)
 
 
 def divergence_lines(board: Leaderboard) -> list[str]:

@@ -45,6 +45,7 @@ KINDS: Registry[Any] = Registry("stage kind", "benchmarks.pipeline.kinds:StageKi
 
 for _name, _target, _summary in (
     ("split", "benchmarks.pipeline.splitting:Split", "Freezes the index sets of a seed."),
+    ("pretrain", "benchmarks.pipeline.training:Pretrain", "Trains the start of all models."),
     ("original", "benchmarks.pipeline.training:Original", "Trains on everything."),
     ("retrain", "benchmarks.pipeline.training:Retrain", "Trains on the retain set alone."),
     ("unlearn", "benchmarks.pipeline.unlearning:Unlearn", "Runs a method on a trained model."),

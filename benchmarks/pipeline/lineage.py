@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.stage import ModelSpec, Stage, foreign_code
+from benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
 from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from common.base.config import Strict, canonical, did_you_mean
 from common.base.errors import ConfigError
@@ -39,6 +39,8 @@ class Lineage:
         name: str,
         identity: Mapping[str, Any],
         parents: Mapping[str, Stage],
+        *,
+        protocol: Strict | None = None,
         **spec: Any,
     ) -> Stage:
         """A stage of any kind on this suite's benchmark.
@@ -48,26 +50,28 @@ class Lineage:
             name: For people.
             identity: What is hashed besides benchmark and parents.
             parents: Role -> stage.
+            protocol: The suite's when absent.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
         benchmark, rehearsal = self.suite.spec.benchmark, self.suite.rehearsal
         typed = KINDS[kind].Spec(
             benchmark=benchmark,
-            protocol=canonical(self.suite.protocol),
+            protocol=canonical(protocol or self.suite.protocol),
             rehearsal=rehearsal,
             **spec,
         )
         hashed = _hashed({"benchmark": benchmark, **identity, **foreign_code(kind, typed)})
         if rehearsal is not None:
             hashed["rehearsal"] = rehearsal
-        if self.suite.fold and kind != "original" and self.suite.fold not in name.split("/"):
-            name = f"{self.suite.fold}/{name}"
+        fold = "" if kind in ("pretrain", "original") else self.suite.fold
+        if fold and fold not in name.split("/"):
+            name = f"{fold}/{name}"
         stage = Stage(kind, typed, hashed, parents, name)
         return self._stages.setdefault(stage.key, stage)
 
-    def identity(self, part: str) -> dict[str, Any]:
+    def identity(self, part: str, protocol: Strict | None = None) -> dict[str, Any]:
         """What of the benchmark is hashed: version and config of ``split``, ``train`` and so on."""
-        config = canonical(self.benchmark.identity(self.suite.protocol, part))
+        config = canonical(self.benchmark.identity(protocol or self.suite.protocol, part))
         return {"version": getattr(self.benchmark.versions, part), "config": config}
 
     def done(self, stage: Stage) -> dict[str, Any] | None:
@@ -88,7 +92,8 @@ class Lineage:
             half: Only this random half of the forget set is trained on and forgotten.
             request: (number from 0, count): one of several requests that add up to the forget set.
         """
-        spec, name = {"seed": seed}, f"split/seed-{seed}"
+        spec: dict[str, Any] = {"seed": seed}
+        name = f"split/seed-{seed}"
         if half is not None:
             spec, name = {**spec, "half": half}, f"half-{half}/seed-{seed}"
         elif request is not None:
@@ -96,6 +101,20 @@ class Lineage:
             spec = {**spec, "request": index, "requests": count}
             name = f"request-{index + 1}-of-{count}/seed-{seed}"
         return self.stage("split", name, {**self.identity("split"), **spec}, {}, **spec)
+
+    def pretrained(self) -> dict[str, Stage]:
+        """Role -> what Original and every Retrain start from; empty where nothing is pretrained.
+
+        No seed of a run is in it: all seeds share it, and all suites with the same pretraining.
+        """
+        protocol = self.benchmark.pretraining(self.suite.protocol)
+        if protocol is None:
+            return {}
+        seed = self.suite.protocol.pretrain.seed  # type: ignore[attr-defined]
+        identity = {**self.identity("train", protocol), "seed": seed}
+        name = f"pretrain/seed-{seed}"
+        stage = self.stage("pretrain", name, identity, {}, protocol=protocol, seed=seed)
+        return {PRETRAINED: stage}
 
     def original(self, seed: int, replicate: int = 0, split: Stage | None = None) -> Stage:
         """Original; a further one of the same seed, or one on the training parts of ``split``."""
@@ -105,7 +124,7 @@ class Lineage:
         name = f"original-{replicate + 1}/seed-{seed}" if replicate else f"original/seed-{seed}"
         if split is not None:
             name = f"original/{split.name}"
-        parents = {} if split is None else {"split": split}
+        parents = self.pretrained() | ({} if split is None else {"split": split})
         return self.stage(
             "original", name, identity, parents, seed=seed, replicate=replicate, method="original"
         )
@@ -125,7 +144,7 @@ class Lineage:
             "retrain",
             name,
             identity,
-            {"split": split or self.split(seed)},
+            {**self.pretrained(), "split": split or self.split(seed)},
             seed=seed,
             replicate=replicate,
             method="retrain",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.pipeline.kinds import StageKind
 from benchmarks.pipeline.scoring import SCORES
-from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage
+from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage
 from common.base.errors import DataError, Diverged
 from common.base.registry import METHODS
 from common.store.records import RECORD, RunRecord, clean_metrics, environment
@@ -59,7 +59,10 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
     scores, model = site.facts("scores"), site.facts("model")
     keys = {site.stage.kind: site.stage.key}
     keys |= {role: parent.key for role, parent in site.stage.parents.items()}
-    assumed = site.reference_facts("model").get("trained_on") == ASSUMED
+    reference = site.reference_facts("model")
+    origin = {"trained_on": ASSUMED} if reference.get("trained_on") == ASSUMED else {}
+    if PRETRAINED in reference:
+        origin[PRETRAINED] = reference[PRETRAINED]
     return RunRecord(
         status=site.about["status"],
         status_detail=site.about["status_detail"],
@@ -77,7 +80,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
         cost=clean_metrics(model.get("cost", {})),
         stopped=model.get("stopped", ""),
         split=scores["split"],
-        data={**scores["data"], **({"trained_on": ASSUMED} if assumed else {})},
+        data={**scores["data"], **origin},
         stages=keys,
         environment=environment() | site.hardware,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

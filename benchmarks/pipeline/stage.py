@@ -17,6 +17,9 @@ from common.train.rehearsal import Rehearsal
 ASSUMED = "assumed"
 """Training data of a published model that says nothing of them."""
 
+PRETRAINED = "pretrained"
+"""Role of the pretraining that Original and Retrain start from."""
+
 
 class StageSpec(Strict):
     """What every stage needs besides its parents; each kind adds its own fields.
@@ -73,6 +76,11 @@ class Stage:
     def start(self) -> Stage | None:
         """The stage whose model this one starts from; None where it starts from none."""
         return self.parents.get("start")
+
+    @property
+    def first(self) -> Stage:
+        """The reference model at the start of a chain of unlearning requests; often the stage."""
+        return self if self.start is None else self.start.first
 
     @property
     def request(self) -> int:

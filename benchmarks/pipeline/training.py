@@ -1,25 +1,65 @@
-"""The ``original`` and ``retrain`` stages: reference models, trained or published."""
+"""The stages of what methods start from: a pretraining, Original and Retrain.
+
+Original and Retrain are trained or published; what both start from may be pretrained here, once for
+all seeds and for every suite with the same pretraining.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import ASSUMED, ModelSpec
+from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, StageSpec
 from benchmarks.pipeline.unlearning import trained
 from common.base import processes
-from common.base.errors import DataError, Diverged
+from common.base.errors import DataError, Diverged, GateError
 from common.base.registry import METHODS
 from common.store.weights import save_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import nn
 
     from benchmarks.pipeline.worksite import Worksite
     from common.data.splits import ForgetSplit
     from common.methods.task import UnlearnTask
+
+FINGERPRINTS = "fingerprints.safetensors"
+
+
+class Pretrain(StageKind[StageSpec]):
+    """Trains a model on other data; its protocol has these as its own."""
+
+    Spec = StageSpec
+    order = 0
+    trains = True
+    events = True
+    facts = ("status", "held_out")
+
+    def work(self, site: Worksite, spec: StageSpec) -> None:
+        """Stores the model, hashes of what it has seen, and its accuracy on what it has not."""
+        from safetensors.numpy import save_file
+
+        benchmark = site.benchmark
+        split = site.cut(benchmark.pretraining_split())
+        with site.writing() as folder:
+            site.about["held_out"] = None
+            model = _train(site, folder, split, frozenset({"train", "initial"}), _on(split))
+            if model is None or not processes.is_main():
+                return
+            save_file({"train": benchmark.fingerprints(split.train)}, folder / FINGERPRINTS)
+            try:
+                held_out = benchmark.collect(model, split.parts["test"])
+            except Diverged as error:
+                site.about |= {"status": "diverged", "status_detail": str(error)}
+                return
+            site.about["held_out"] = (
+                f"{benchmark.provenance}, {len(split.train):,} samples: accuracy "
+                f"{held_out.accuracy:.1f} % and loss {held_out.loss.mean():.2f} on "
+                f"{len(held_out):,} held-out ones"
+            )
 
 
 class Original(StageKind[ModelSpec]):
@@ -33,12 +73,12 @@ class Original(StageKind[ModelSpec]):
 
     def work(self, site: Worksite, spec: ModelSpec) -> None:
         """Trains on the union of the split's training parts."""
-        from common.methods.base import train_reference
-
         own = "split" in site.stage.parents
         split = site.split() if own else site.cut(site.benchmark.split(spec.seed))
-        access = frozenset({*split.train_parts, "initial"})
-        _train(site, split, access, lambda task: train_reference(task, split.train_parts))
+        _check_pretraining(site, split)
+        with site.writing() as folder:
+            access = frozenset({*split.train_parts, "initial"})
+            _train(site, folder, split, access, _on(split))
 
 
 class Retrain(StageKind[ModelSpec]):
@@ -51,16 +91,54 @@ class Retrain(StageKind[ModelSpec]):
 
     def work(self, site: Worksite, spec: ModelSpec) -> None:
         """Runs the method ``retrain``."""
-        method = METHODS["retrain"]
-        _train(site, site.split(), method.info.access, method(method.Config()).unlearn)
+        method, split = METHODS["retrain"], site.split()
+        _check_pretraining(site, split)
+        with site.writing() as folder:
+            _train(site, folder, split, method.info.access, method(method.Config()).unlearn)
+
+
+def _on(split: ForgetSplit) -> Callable[[UnlearnTask], nn.Module]:
+    """Trains a fresh model on all training parts of a split."""
+    from common.methods.base import train_reference
+
+    return lambda task: train_reference(task, split.train_parts)
+
+
+def _check_pretraining(site: Worksite, split: ForgetSplit) -> None:
+    """Refuses a pretraining that came to nothing, or has seen what is to be learnt or measured.
+
+    Raises:
+        GateError: It diverged.
+        DataError: Samples of the split have something in common with the pretraining's.
+    """
+    if PRETRAINED not in site.stage.parents:
+        return
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    facts = site.facts(PRETRAINED)
+    if facts["status"] != "ok":
+        raise GateError(
+            f"{site.stage.name}: the pretraining diverged; change protocol.pretrain.train"
+        )
+    site.about[PRETRAINED] = facts["held_out"]
+    indices = np.concatenate([*split.parts.values()])
+    own = site.benchmark.fingerprints(indices)
+    shared = np.intersect1d(own, load_file(site.folder(PRETRAINED) / FINGERPRINTS)["train"])
+    if len(shared):
+        raise DataError(
+            f"{site.stage.name}: protocol.pretrain.data holds {len(shared)} of the {len(own)} "
+            f"{site.benchmark.compared} of this suite; pretrain without them"
+        )
 
 
 def _train(
     site: Worksite,
+    folder: Path,
     split: ForgetSplit,
     access: frozenset[str],
     train: Callable[[UnlearnTask], nn.Module],
-) -> None:
+) -> nn.Module | None:
     """Trains, or takes the published model of the role, and notes what it was trained on.
 
     Raises:
@@ -68,24 +146,24 @@ def _train(
     """
     from benchmarks.pipeline.worksite import ids_digest
 
-    with site.writing() as folder:
-        published = site.benchmark.published(site.stage.kind, split)
-        ids = split.train if "forget" in access else split.parts["retain"]
-        trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
-        task = site.task(split, access, model=published)
-        with site.recording(task, folder):
-            outcome = trained(train if published is None else lambda _: published, task)
-        site.about |= outcome.facts() | {
-            "published": published is not None,
-            "trained_on": trained_on,
-            "data": split.source_digest,
-        }
-        if outcome.model is not None and processes.is_main():
-            save_weights(outcome.model, folder)
-            try:
-                site.about["train_accuracy"] = site.benchmark.collect(outcome.model, ids).accuracy
-            except Diverged as error:
-                site.about |= {"status": "diverged", "status_detail": str(error)}
+    published = site.benchmark.published(site.stage.kind, split)
+    ids = split.parts["retain"] if site.stage.kind == "retrain" else split.train
+    trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
+    task = site.task(split, access, model=published)
+    with site.recording(task, folder):
+        outcome = trained(train if published is None else lambda _: published, task)
+    site.about |= outcome.facts() | {
+        "published": published is not None,
+        "trained_on": trained_on,
+        "data": split.source_digest,
+    }
+    if outcome.model is not None and processes.is_main():
+        save_weights(outcome.model, folder)
+        try:
+            site.about["train_accuracy"] = site.benchmark.collect(outcome.model, ids).accuracy
+        except Diverged as error:
+            site.about |= {"status": "diverged", "status_detail": str(error)}
+    return outcome.model
 
 
 def _claimed(site: Worksite, wanted: str) -> str:

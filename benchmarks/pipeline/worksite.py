@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pipeline.kinds import KINDS
 from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.pipeline.stage import ASSUMED, ModelSpec, Stage, foreign_code
+from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage, foreign_code
 from benchmarks.pipeline.unlearning import TRAJECTORY
 from common.base import processes
 from common.base.config import validate
@@ -87,7 +87,7 @@ class Worksite:
 
     def reference_facts(self, role: str) -> dict[str, Any]:
         """What the reference model from which a parent comes says of itself; often the parent."""
-        return self._facts(_first(self.stage.parents[role]))
+        return self._facts(self.stage.parents[role].first)
 
     def _facts(self, stage: Stage) -> dict[str, Any]:
         done = self._store.done(stage.kind, stage.key)
@@ -176,7 +176,7 @@ class Worksite:
             GateError: It diverged, or is below the benchmark's minimum.
             DataError: It was trained on other data.
         """
-        root = _first(self.stage)
+        root = self.stage.first
         done = self._facts(root)
         minimum = self.benchmark.minimum_train_accuracy
         if done["status"] != "ok":
@@ -241,18 +241,18 @@ class Worksite:
         """
         from common.data.access import DataAccess
 
-        spec, benchmark = self.stage.spec, self.benchmark
+        spec, benchmark, request = self.stage.spec, self.benchmark, self.stage.request
         replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
         fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
         if self.stage.kind == "retrain":  # no Retrain starts where Original did
             fresh = _derived(spec.seed, "retrain", replicate)
-        request = self.stage.request
+        build = functools.partial(_fresh, self.stage, benchmark, self._store, fresh)
         return UnlearnTask(
-            model=benchmark.build(fresh) if model is None else model,
+            model=build() if model is None else model,
             data=DataAccess(benchmark.source, split, access, method or self.stage.kind),
             family=benchmark,
             recipe=benchmark.recipe,
-            build=lambda: benchmark.build(fresh),
+            build=build,
             seed=_derived(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
             leaders=benchmark.leaders,
@@ -294,6 +294,14 @@ class Worksite:
             shutil.copytree(self.scratch / TRAJECTORY, folder / TRAJECTORY)
 
 
+def _fresh(stage: Stage, benchmark: Benchmark, store: StageStore, seed: int) -> nn.Module:
+    """A model before training, from the suite's pretraining where it has one."""
+    model, source = benchmark.build(seed), stage.first.parents.get(PRETRAINED)
+    if source is not None:
+        benchmark.transfer(model, store.checked(source.kind, source.key) / WEIGHTS)
+    return model
+
+
 def _sweep(scratch: Path) -> None:
     """Removes half a checkpoint of a killed run."""
     for leftover in scratch.glob(".*"):
@@ -327,13 +335,6 @@ def check_device(name: str) -> None:
         raise ConfigError(
             f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
         ) from None
-
-
-def _first(stage: Stage) -> Stage:
-    """The reference model at the start of a chain of unlearning requests."""
-    while stage.start is not None:
-        stage = stage.start
-    return stage
 
 
 def ids_digest(ids: np.ndarray) -> str:

@@ -30,11 +30,21 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     """
     protocol = data.get("protocol", {})
     given, model = protocol.get("data", {}), protocol.get("model", {})
-    sources = [source_of(given), *(["reasoning"] if data.get("probes") else [])]
-    asked = [source for source in sources if source not in INSIDE]
+    sources = [source_of(given), *_pretraining_sources(protocol.get("pretrain") or {})]
+    probes = [(entry or {}).get("probe", name) for name, entry in data.get("probes", {}).items()]
+    sources += ["reasoning"] if "reasoning" in probes else []
+    asked = [source for source in dict.fromkeys(sources) if source not in INSIDE]
     if model.get("name") in SMALL:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]
     return [*asked, str(model.get("name", "")), "a GPU"]
+
+
+def _pretraining_sources(pretrain: Mapping[str, Any]) -> list[str]:
+    """Data sets of a pretraining; of files the folders that they lie in."""
+    data = pretrain.get("data", {})
+    files = (data.get("files") or {}).values()
+    folders = sorted({path.partition("/")[0] for path in files})
+    return folders or ([source_of(data)] if data else [])
 
 
 def source_of(data: Mapping[str, Any]) -> str:

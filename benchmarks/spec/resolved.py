@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.spec.resolve import ResolvedSuite
 from benchmarks.spec.suite import REFERENCES
+from common.base.registry import BENCHMARKS
 
 HEADS = (
     "row",
@@ -32,6 +33,15 @@ def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
         line["length"] += " (own budget)" if row.budget == "own" else ""
         lines.append(line)
     return lines
+
+
+def pretraining_table(suite: ResolvedSuite) -> list[dict[str, str]]:
+    """The same of what Original and Retrain start from; no line where nothing is pretrained."""
+    protocol = BENCHMARKS[suite.spec.benchmark].pretraining(suite.protocol)
+    if protocol is None:
+        return []
+    weights = getattr(protocol.model, "dtype", "float32")
+    return [{"row": "pretrain", **described(protocol.train, weights)}]
 
 
 def described(config: Any, weights: str = "float32") -> dict[str, str]:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,13 +34,15 @@ class ForgetSplit:
         notes: Facts about the split for people, such as the forgotten classes.
     """
 
+    required: ClassVar[tuple[str, ...]] = TRAIN_PARTS
+
     name: str
     parts: Mapping[str, np.ndarray]
     source_digest: str
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part in TRAIN_PARTS:
+        for part in self.required:
             if part not in self.parts or len(self.parts[part]) == 0:
                 raise DataError(f"split {self.name}: part '{part}' is empty; change the scenario")
         seen: dict[int, str] = {}
@@ -103,6 +106,17 @@ class ForgetSplit:
         if not intact:
             raise DataError(f"{path}: indices do not match their digest; delete it and rerun")
         return split
+
+
+class PretrainingSplit(ForgetSplit):
+    """Index sets of a pretraining, of which nothing is forgotten: ``train``, and ``test`` aside."""
+
+    required = ("train", "test")
+
+    @property
+    def train_parts(self) -> tuple[str, ...]:
+        """``train``."""
+        return ("train",)
 
 
 def random_forget(train: Sequence[int], fraction: float, seed: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
 from common.measure.metric import MapAxes, MetricSpec
 from common.measure.rules import Rule, RuleSet
+from common.protocol.pretraining import Pretrainable
 from common.protocol.sizes import Workload
 from common.protocol.stand_in import StandIn
 from common.train.config import FitConfig
@@ -120,7 +121,7 @@ class ModelFamily(ABC):
         """Logits aligned with the batch's labels."""
 
 
-class Benchmark(ModelFamily):
+class Benchmark(ModelFamily, Pretrainable):
     """One protocol: data, model, scenario, training recipe, evaluation.
 
     Importing a subclass's module must not import torch; constructing it may.

@@ -49,7 +49,8 @@ class RunRecord(BaseModel):
         stopped: What ended training before its time; empty where nothing did.
         split: Digest, name and notes of the index sets.
         data: Digest and provenance of the data; ``trained_on: assumed`` where the published model
-            that this one is, or comes from, does not say what it was trained on.
+            that this one is, or comes from, does not say what it was trained on; ``pretrained``:
+            of the pretraining that this one comes from, data and held-out accuracy in words.
         stages: Role -> stage key, back to the data.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from common.base.errors import DataError
 from language.data.corpus import Corpus, Item
 from language.data.files import FilesData, FilesReader
 from language.data.readers import TextDataConfig
+from language.data.tdec import TdecData
 
 if TYPE_CHECKING:
     from language.data.source import Encoder
@@ -41,6 +43,13 @@ class ChunkReader(FilesReader):
     """Reads files of plain texts and divides the long ones."""
 
     Config: ClassVar[type[TextDataConfig]] = ChunkData
+
+    @classmethod
+    def stand_in(cls, config: ChunkData, data_root: Path | None) -> TextDataConfig:
+        """Embedded notes where a file is absent."""
+        root = data_root or Path.cwd()
+        there = all((root / path).is_file() for path in config.files.values())
+        return config if there else TdecData(max_length=config.max_length)
 
     @classmethod
     def in_pieces(cls, config: ChunkData, corpus: Corpus, encoder: Encoder) -> Corpus:

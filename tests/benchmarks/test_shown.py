@@ -38,6 +38,8 @@ PACKAGES = ("common", "vision", "language", "benchmarks")
         ("cifar10-scratch-all", ["cifar10", "a GPU"]),
         ("tdec-small", ["tdec", "reasoning"]),
         ("muse-news-small", ["muse"]),
+        ("cifar10-transfer-vit-s", ["cifar10", "cifar100", "a GPU"]),
+        ("tofu-transfer", ["tofu", "tdec"]),
         ("tofu-phi-1.5-forget10", ["tofu", "microsoft/phi-1_5", "a GPU"]),
     ],
 )

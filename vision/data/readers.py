@@ -254,7 +254,7 @@ def _hub_decoder(part: Any, origin: str) -> Callable[[np.ndarray], Tensor]:
 def _read_invented(name: str, data_root: Path | None) -> RawData:
     """CIFAR's number of images; each is noise around the colour of its class."""
     classes = CLASS_COUNTS[name]
-    colours = np.random.default_rng(0).integers(64, 192, (classes, 3, 1, 1))
+    colours = np.random.default_rng(classes).integers(64, 192, (classes, 3, 1, 1))
 
     def pool(count: int, seed: int) -> Pool:
         labels = np.random.default_rng(seed).permutation(np.arange(count) % classes)

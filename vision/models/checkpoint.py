@@ -18,7 +18,9 @@ from common.store.weights import refuse_wrapped
 logger = logging.getLogger(__name__)
 
 
-def load_checkpoint(model: nn.Module, path: Path, *, new_head: Sequence[str] = ()) -> None:
+def load_checkpoint(
+    model: nn.Module, path: Path, *, new_head: Sequence[str] = (), keep_head: bool = True
+) -> None:
     """Loads a safetensors file in place.
 
     Args:
@@ -27,6 +29,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, new_head: Sequence[str] = (
         new_head: Patterns of a classifier's parameter names: the model's own is left where the
             file's has another number of classes, and position embeddings of another image size
             are resampled.  Without them everything must fit.
+        keep_head: Take the file's classifier where it has as many classes; its own if not.
 
     Raises:
         CheckpointError: With the first key that does not fit.
@@ -35,7 +38,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, new_head: Sequence[str] = (
     refuse_wrapped(path, state)
     wanted = model.state_dict()
     if new_head:
-        state = _adapted(state, wanted, model, new_head)
+        state = _adapted(state, wanted, model, new_head, keep_head)
     for key in [*wanted, *state]:
         problem = _problem(key, state, wanted)
         if problem:
@@ -75,7 +78,11 @@ def _problem(key: str, state: dict[str, Tensor], wanted: dict[str, Tensor]) -> s
 
 
 def _adapted(
-    state: dict[str, Tensor], wanted: dict[str, Tensor], model: nn.Module, head: Sequence[str]
+    state: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    model: nn.Module,
+    head: Sequence[str],
+    keep_head: bool,
 ) -> dict[str, Tensor]:
     def of_head(key: str) -> bool:
         return any(fnmatch.fnmatch(key, pattern) for pattern in head)
@@ -83,10 +90,11 @@ def _adapted(
     heads = [key for key in wanted if of_head(key)]
     fits = all(key in state and state[key].shape == wanted[key].shape for key in heads)
     adapted = dict(state)
-    if not fits:
+    if keep_head and not fits:
         logger.warning(
             "the checkpoint's classifier has another number of classes: a new one is used"
         )
+    if not (keep_head and fits):
         adapted = {key: value for key, value in state.items() if not of_head(key)}
         adapted |= {key: wanted[key] for key in heads}
     old, new = adapted.get("pos_embed"), wanted.get("pos_embed")

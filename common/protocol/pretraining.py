@@ -1,0 +1,84 @@
+"""A pretraining: what Original and every Retrain of a suite start from, made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
+
+from common.base.config import Strict
+from common.base.numbers import Amount
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from common.data.splits import PretrainingSplit
+
+
+class Pretraining(Strict):
+    """A training of the suite's model on other data, before anything is learnt or forgotten.
+
+    Attributes:
+        data: Which data; none of the suite's own samples may be among them.
+        train: Its recipe.
+        seed: Of its weights and batches.  Not the seed of a run: all runs share one pretraining.
+    """
+
+    data: SerializeAsAny[Strict]
+    train: FitConfig
+    seed: Amount = 0
+
+
+class TransferConfig(Strict):
+    """A protocol whose Original and Retrain may start from a pretraining that is made here.
+
+    Attributes:
+        pretrain: The pretraining; they start from random or published weights when absent.
+    """
+
+    pretrain: Pretraining | None = None
+
+    @model_serializer(mode="wrap")
+    def _pretrain_only_if_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k != "pretrain" or v is not None}
+
+    @property
+    def pretraining(self) -> Self | None:
+        """The protocol of the pretraining; None without one."""
+        if self.pretrain is None:
+            return None
+        changes = {"data": self.pretrain.data, "train": self.pretrain.train, "pretrain": None}
+        return self.model_copy(update=changes)
+
+
+class Pretrainable:
+    """What a benchmark whose config is a :class:`TransferConfig` must say of a pretraining."""
+
+    compared: ClassVar[str] = "samples"
+    """What :meth:`fingerprints` are of, in words."""
+
+    @classmethod
+    def pretraining(cls, config: Any) -> Any:
+        """The protocol of the pretraining that trainings start from; None without one."""
+        return config.pretraining if isinstance(config, TransferConfig) else None
+
+    def pretraining_split(self) -> PretrainingSplit:
+        """What a pretraining on this protocol's data trains on, and what it holds out."""
+        raise NotImplementedError
+
+    def transfer(self, model: nn.Module, weights: Path) -> None:
+        """Puts the weights of a pretraining, a safetensors file, into a fresh model.
+
+        Override it where the two have different heads.
+        """
+        from safetensors.torch import load_model
+
+        load_model(model, str(weights))
+
+    def fingerprints(self, indices: np.ndarray) -> np.ndarray:
+        """(M,) int64 hashes of what samples consist of, equal where two share it."""
+        raise NotImplementedError
