@@ -98,8 +98,8 @@ MAY_IMPORT = {
     "benchmarks.costs": "common.base common.train common.protocol language.models vision.config "
     "vision.models report spec",
     "benchmarks.paper": "common.base report spec costs",
-    "benchmarks.machine": "common.base common.measure common.audits common.store language.measure "
-    "language.metrics paper report spec",
+    "benchmarks.machine": "common.base common.measure common.audits common.store common.protocol "
+    "language.measure language.metrics paper report spec",
     "benchmarks.faults": "common.base common.data common.store report cli",
     "benchmarks.theory": "common.base common.bounded common.train report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "

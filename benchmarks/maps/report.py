@@ -13,6 +13,7 @@ from benchmarks.maps.plan import SIDES
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Column, Section, Table, filled, table
 from common.measure.gaps import summarise
+from common.measure.metric import MetricSpec
 
 CEILING = "retrain*"
 
@@ -45,18 +46,20 @@ def share_table(board: MapBoard) -> Table:
     of = f"{retained} over the grid's cells"
     heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
     heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
-    ceiling = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
-    rows = [*ceiling, *map(_share_row, board.lines)]
+    further = board.resolved.further
+    heads += [Column(m.title, doc=f"is the highest {m.doc}, over the cells") for m in further]
+    ceiling = [_ceiling_row(board.ceiling, len(further))] if board.ceiling.seeds else []
+    rows = [*ceiling, *(_share_row(line, further) for line in board.lines)]
     return table(heads, rows, marks={CEILING: "goal"})
 
 
-def _ceiling_row(ceiling: Ceiling) -> list[str]:
+def _ceiling_row(ceiling: Ceiling, further: int) -> list[str]:
     rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
     passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
-    return [CEILING, *passed, *[MISSING] * 5]
+    return [CEILING, *passed, *[MISSING] * (5 + further)]
 
 
-def _share_row(line: MapLine) -> list[str]:
+def _share_row(line: MapLine, further: Sequence[MetricSpec]) -> list[str]:
     worst = [value for value in line.worst_retained if value is not None]
     middle = [value for value in line.median_retained if value is not None]
     return [
@@ -67,6 +70,7 @@ def _share_row(line: MapLine) -> list[str]:
         number(min(worst, default=None), 1),
         spread(summarise(middle) if middle else None, 1),
         str(line.diverged),
+        *(number(line.highest.get(metric.name), metric.digits) for metric in further),
     ]
 
 

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from benchmarks.maps.board import MapBoard, make_board, probe_suite
+from benchmarks.maps.board import MapBoard, make_board, probe_suite, related
 from benchmarks.maps.cells import Cell, Edge, judge
 from benchmarks.maps.derive import (
     band,
@@ -167,7 +167,7 @@ def test_tables_and_picture_of_hand_made_cells():
     rows = {row[0]: list(row) for row in share_table(board).rows}
     assert rows["retrain*"][1:4] == ["1 of 2", "0 of 2", "2 of 2"]
     assert rows["a"][1] == "50.0±0.0" and rows["a"][4:6] == ["0.50±0.00", "2.0"]
-    assert rows["a"][6:] == ["40.0", "100.0±0.0", "2"]
+    assert rows["a"][6:] == ["40.0", "100.0±0.0", "2", "–"]
     where = {row[0]: list(row[1:]) for row in place_table(board).rows}
     assert where["a"][:2] == ["fails at 0.001", "not found by 0.1"]
     assert where["a"][2:] == ["lr 0.1, λ 1, step 100", "2/2", "98.0±0.0"]
@@ -185,6 +185,21 @@ def test_tables_and_picture_of_hand_made_cells():
     words = [node.text for node in ET.fromstring(picture(board).svg).iter() if node.text]
     assert {"U", "D", "∅", "60", "a: 50 % accepted", "b: 0 % accepted"} <= set(words)
     assert words.count("1e-2") == 2  # one axis per method
+
+
+def test_a_map_says_how_much_of_the_ceiling_its_cells_reached():
+    """Of Original's largest cross-entropy of 12 nats; a diverged cell has no share."""
+    resolved = load_map("digits-class")
+    loud = replaced(cell(1e-1, 10.0), {"forget_loss": 9.0})
+    cells = related(resolved, [cell(), loud, dead()], {"ceiling.loss": 12.0})
+    assert [c.metrics["ceiling.reached"] for c in cells] == [50.0, 75.0, None]
+    assert related(resolved, None, {"ceiling.loss": 12.0}) is None
+    names = [metric.name for metric in resolved.further]
+    got = derive_line("m", cells, {1: TARGET}, RULE, EDGES, names)
+    assert got.highest == {"ceiling.reached": 75.0}
+    board = dataclasses.replace(hand_made_board(), lines=[got])
+    (head,) = [c for c in share_table(board).columns if c.head == "of ceiling"]
+    assert "highest" in head.doc and share_table(board).rows[-1][-1] == "75.0"
 
 
 def test_the_page_says_all_that_the_markdown_says(section_pages):
