@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from benchmarks.audits.report import sections as audit_sections
 from benchmarks.maps.board import MapBoard
 from benchmarks.maps.cells import Edge
+from benchmarks.maps.depth import depth_table
 from benchmarks.maps.derive import Ceiling, MapComparison, MapLine
 from benchmarks.maps.draw import picture
+from benchmarks.maps.draw_depth import depth_picture
 from benchmarks.maps.plan import SIDES
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Column, Section, Table, filled, table
@@ -23,7 +25,7 @@ def sections(board: MapBoard) -> list[Section]:
     name, spec = board.resolved.name, board.resolved.spec
     missing = f"Incomplete: {board.missing} blocks are missing." if board.missing else ""
     compared = comparison_lines(board.comparisons)
-    probed = board.resolved.probe
+    probed, depth = board.resolved.probe, depth_picture(board)
     return filled(
         Section(f"{name}: stability map (measured)", (spec.title,), depth=1),
         Section(text=(spec.notes,), level="full"),
@@ -36,6 +38,12 @@ def sections(board: MapBoard) -> list[Section]:
         Section(content=picture(board), level="full"),
         *([Section("Probe", (probe_text(board),))] if probed else ()),
         *audit_sections(board.probes if probed else ()),
+        *(
+            [Section("Width against depth", content=depth_table(board), level="full")]
+            if depth
+            else ()
+        ),
+        *([Section(content=depth, level="full")] if depth else ()),
     )
 
 

@@ -450,7 +450,7 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path, mo
     assert "waits for the missing blocks" in cli("map", path, "--store", store, "--report").out
 
 
-def assert_alone_agrees(planner, store, tmp_path):
+def assert_alone_agrees(planner, store, tmp_path, names=("fa", "ra", "ta", "forget_loss")):
     """Does one stored block again without sharing the forward."""
     from benchmarks.pipeline.runner import run_stage
     from common.protocol.benchmark import Runtime
@@ -468,7 +468,7 @@ def assert_alone_agrees(planner, store, tmp_path):
     alone = MapPlanner(planner.map, StageStore(other)).cells(block)
     for first, second in zip(together, alone, strict=True):
         mine, theirs = first.line(), second.line()
-        for name in ("fa", "ra", "ta", "forget_loss", "delta_ratio"):
+        for name in (*names, "delta_ratio"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
         assert (first.lr, first.lam, first.step) == (second.lr, second.lam, second.step)
 
@@ -539,12 +539,12 @@ def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_pat
     tiny_text_suite(tmp_path)
     grid = {
         "methods": {"gd_sine": None},
-        "lrs": [1e-3, 1e-2],
+        "lrs": [1e-12, 1e-1],
         "lambdas": [1.0],
-        "steps": [2],
+        "steps": [3],
         "extend": {"low": 0, "high": 0},
         "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
-        "defaults": {"batch_size": 4},
+        "defaults": {"batch_size": 4, "average": "tokens"},
     }
     data = {"name": "text-map", "suite": "tiny-text.yaml", "seeds": [1], "map": grid}
     path, store = tmp_path / "m.yaml", tmp_path / "store"
@@ -558,6 +558,15 @@ def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_pat
     assert set(board["targets"]["1"]) == {"forget_prob", "retain_prob", "mu_likelihood"}
     assert board["lines"][0]["accepted"] == [100.0] and "worst_retain_prob" in board["lines"][0]
     assert "retain P >= Retrain - 100" in (folder / "MAP.md").read_text()
+
+    # a cell that did not move has Original's numbers, without the texts that were generated there
+    planner = MapPlanner(load_map(str(path)), StageStore(store))
+    original = planner.lineage.evaluated(planner.lineage.original(1), 1)
+    names = ("forget_prob", "retain_prob", "mu_likelihood")
+    metrics = read_record(planner.store, original).metrics
+    assert [rows[0][n] for n in names] == pytest.approx([metrics[n] for n in names], rel=1e-4)
+    assert rows[1]["forget_prob"] != pytest.approx(rows[0]["forget_prob"], rel=1e-2)
+    assert_alone_agrees(planner, store, tmp_path, names)  # losses averaged over tokens
 
 
 def test_a_benchmark_without_axes_has_no_map(tiny_map, monkeypatch):
