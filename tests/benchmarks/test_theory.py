@@ -291,7 +291,7 @@ def test_the_bound_of_the_derivation_is_that_of_its_points():
         layers, gain=torch.rand(32) + 0.5, shift=torch.randn(32), bias=torch.randn(10)
     )
     _, bounds = cross_entropy_ceilings(layers)
-    weight, y = layers.weight.double(), 3
+    weight, y = layers.weight.detach().double(), 3
     v = (weight - weight[y]) * layers.gain
     v = v - v.mean(1, keepdim=True)
     offsets = (weight - weight[y]) @ layers.shift.double() + (layers.bias - layers.bias[y])
