@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.protocol.probe import PROBES
+
 INSIDE = {"digits", "fictitious", "notes", "invented"}
 """Data that come with the packages or are made up on the spot."""
 SMALL = ("scratch", "tiny")
@@ -30,7 +32,9 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     """
     protocol = data.get("protocol", {})
     given, model = protocol.get("data", {}), protocol.get("model", {})
-    sources = [source_of(given), *(["reasoning"] if data.get("probes") else [])]
+    probes = [PROBES[(own or {}).get("probe", n)] for n, own in data.get("probes", {}).items()]
+    reads = any(probe.own_data for probe in probes)
+    sources = [source_of(given), *(["reasoning"] if reads else [])]
     asked = [source for source in sources if source not in INSIDE]
     if model.get("name") in SMALL:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]

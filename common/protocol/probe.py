@@ -48,11 +48,13 @@ class Probe(ABC):
         version: Raised when the same config would give other numbers.
         Config: The probe's settings.
         modality: The models that it can measure; empty for all.
+        own_data: Whether it reads data of its own; one of a model's weights alone reads none.
     """
 
     version: ClassVar[int]
     Config: ClassVar[type[Strict]]
     modality: ClassVar[str] = ""
+    own_data: ClassVar[bool] = True
 
     def __init__(self, name: str, config: Any):
         self.name = name

@@ -205,7 +205,11 @@ def test_results_are_strict_json_and_complete(results: dict[str, Any], tmp_path:
     assert stored == json.loads(json.dumps(results))
     text = paths[1].read_text()
     assert all(line in text for line in stored["reading"])
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    ceiling, _, numbers = text.partition("## Numbers")
+    assert (
+        sum(line.startswith(("| frozen | ", "| trained | ")) for line in ceiling.split("\n")) == 2
+    )
+    rows = [line for line in numbers.splitlines() if line.startswith("| ")]
     assert {len(row.split(" | ")) for row in rows} == {len(report.COLUMNS) + 3}
     for variant in cli.variants():
         assert sum(row.startswith(f"| {variant.name} |") for row in rows) == 4

@@ -30,6 +30,7 @@ class CeilingProbe(Probe):
     version = 1
     Config: ClassVar[type[Strict]] = CeilingConfig
     modality = "vision"
+    own_data = False
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """One row per class: ``ceiling`` reached by ascent and ``bound`` proven, in nats."""
