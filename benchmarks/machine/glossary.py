@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
-from benchmarks.report.section import Section, table
+from benchmarks.report.section import Section, Table, table
 from common.audits import AUDITS
 from common.audits.columns import COLUMNS
 from common.base.registry import BENCHMARKS
 from common.measure.metric import MetricSpec
 from common.measure.rules import GapRule
+from common.protocol.probe import PROBES, make_probe
 
 GOALS = {"target": "Retrain's value", "higher": "higher", "lower": "lower"}
 READING = (
@@ -32,13 +33,22 @@ def glossary() -> list[Section]:
     sections = [Section("What the columns mean", READING, depth=1)]
     for entry in BENCHMARKS:
         cls = BENCHMARKS[entry.name]
-        rows = [_row(spec) for spec in cls.metrics]
-        heads = ["column", "key", "what it is", "unit", "goal", "a collapsed model has"]
-        content = table([*heads, "it says nothing"], rows, words=True)
-        sections.append(Section(f"Benchmark {entry.name}", _rule(cls.gap), content))
+        sections.append(Section(f"Benchmark {entry.name}", _rule(cls.gap), _metrics(cls.metrics)))
+    for entry in PROBES:
+        if any(field.is_required() for field in PROBES[entry.name].Config.model_fields.values()):
+            continue
+        probe = make_probe(entry.name, {}, "metrics")
+        if all(spec.collapsed and spec.silent for spec in probe.metrics):
+            text = f"{entry.summary}; a suite has it under probes: {{{entry.name}: }}."
+            sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
     sections.append(_others("Columns of stability maps", {**MAP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
+
+
+def _metrics(specs: Sequence[MetricSpec]) -> Table:
+    heads = ["column", "key", "what it is", "unit", "goal", "a collapsed model has"]
+    return table([*heads, "it says nothing"], [_row(spec) for spec in specs], words=True)
 
 
 def _others(title: str, docs: Mapping[str, str]) -> Section:

@@ -18,6 +18,7 @@ from common.bounded.attach import adapter_statistics, attach, detach
 from common.bounded.layer import adapted_layers
 from common.bounded.phi import PHIS
 from common.data.splits import ForgetSplit
+from common.methods.gradient import adapter_targets
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark
 from common.train.batched import BatchedTraining, samples_are_independent
@@ -46,7 +47,7 @@ class Readout:
         Raises:
             Diverged: A score is not finite.
         """
-        scores = self.benchmark.score(model.eval(), self.parts)
+        scores = self.benchmark.score(model.eval(), self.parts, trial=self.axes.as_trial)
         return self.benchmark.map_metrics(scores, seed=self.seed)
 
     def row(
@@ -107,7 +108,7 @@ def _together(
     first, plain = configs[0], copy.deepcopy(task.model)
     engine = first.engine()
     loaders = task.loaders(("retain", "forget"), engine)
-    targets = first.adapter.targets or task.family.targets[first.adapter.placement]
+    targets = adapter_targets(task, first.adapter.placement, first.adapter.targets)
     attach(task.model, targets, first.adapter, task.generator("adapter"))
     training = BatchedTraining(
         task.model,

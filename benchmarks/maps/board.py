@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,20 +66,25 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
     """Reads what is there and derives the table; a row counts the seeds that are complete."""
     planner = MapPlanner(resolved, store)
     plan = planner.plan()
+    original = planner.probed(plan)
     seeds = resolved.spec.seeds
     targets = {s: t for s in seeds if (t := planner.target(s)) is not None}
     second = {s: t for s in seeds if (t := planner.target(s, 1)) is not None}
     lines, cells, missing = [], [], 0
     for row in resolved.rows:
         blocks = [block for block in plan.blocks if block.row.label == row.label]
-        stored = [(block, planner.cells(block)) for block in blocks]
+        stored = [
+            (block, related(resolved, planner.cells(block), original.get(block.seed)))
+            for block in blocks
+        ]
         open_seeds = {b.seed for b, c in stored if c is None} | (set(seeds) - set(targets))
         missing += sum(c is None for _, c in stored)
         own = [cell for b, c in stored if c and b.seed not in open_seeds for cell in c]
         cells += [cell for _, c in stored if c for cell in c]
         if own:
             edges = plan.edges[row.label]
-            lines.append(derive_line(row.label, own, targets, resolved.rule, edges))
+            names = [metric.name for metric in resolved.further]
+            lines.append(derive_line(row.label, own, targets, resolved.rule, edges, names))
     ceiling = derive_ceiling(targets, second, resolved.rule)
     by_label = {line.label: line for line in lines}
     pairs = [pair for pair in resolved.spec.map.compare if set(pair) <= set(by_label)]
@@ -87,6 +93,28 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
     board = MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
     board.probes = audit_tables(probe_suite(board), store)
     return board
+
+
+def related(
+    resolved: ResolvedMap, cells: list[Cell] | None, original: Mapping[str, float | None] | None
+) -> list[Cell] | None:
+    """The cells with what probes of the suite make of them beside Original.
+
+    Args:
+        resolved: Whose suite has the probes.
+        cells: Of a block; None where it is not there.
+        original: What the probes say of Original; None where that is not there.
+    """
+    if not cells or not original:
+        return cells
+    entries = resolved.suite.probes.values()
+
+    def beside(cell: Cell) -> Cell:
+        metrics = {**original, **cell.metrics}
+        further = {k: v for entry in entries for k, v in entry.probe.related(metrics).items()}
+        return replace(cell, metrics={**cell.metrics, **further})
+
+    return [beside(cell) for cell in cells]
 
 
 def probe_suite(board: MapBoard) -> ResolvedSuite:

@@ -84,6 +84,7 @@ class MapLine:
         diverged: Cells of the shared grid that diverged, over all seeds.
         best: None where no cell is accepted.
         by_lr: lr -> accepted percent over seeds, lambdas and steps; likewise the next two.
+        highest: Further metric -> its highest value over the cells that did not diverge.
     """
 
     label: str
@@ -102,6 +103,7 @@ class MapLine:
     by_lam: Mapping[float, float]
     by_step: Mapping[int, float]
     squares: tuple[Square, ...]
+    highest: Mapping[str, float | None]
 
 
 def derive_line(
@@ -110,8 +112,12 @@ def derive_line(
     targets: Mapping[int, Target],
     rule: Rule,
     edges: Mapping[str, Edge],
+    further: Sequence[str] = (),
 ) -> MapLine:
-    """Everything about one row, from all its cells; every seed has the same settings."""
+    """Everything about one row, from all its cells; every seed has the same settings.
+
+    ``further`` names metrics of a cell of which only the highest value is kept.
+    """
     judged = [(cell, judge(cell, targets[cell.seed], rule)) for cell in cells]
     shared = [(cell, mark) for cell, mark in judged if not cell.extension]
     seeds = tuple(sorted({cell.seed for cell, _ in shared}))
@@ -137,12 +143,15 @@ def derive_line(
         by_lam=_shares_by(shared, lambda cell: cell.lam),
         by_step={int(k): v for k, v in _shares_by(shared, lambda cell: cell.step).items()},
         squares=_squares(judged, targets, rule.axes.retained),
+        highest={
+            name: max(_values((cell for cell, _ in shared), name), default=None) for name in further
+        },
     )
 
 
 def _values(cells: Iterable[Cell], metric: str) -> list[float]:
     """Of the cells that did not diverge."""
-    values = (cell.metrics[metric] for cell in cells)
+    values = (cell.metrics.get(metric) for cell in cells)
     return [value for value in values if value is not None]
 
 

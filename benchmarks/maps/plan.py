@@ -19,6 +19,7 @@ from benchmarks.maps.work import CELLS, MapBlock
 from benchmarks.pipeline.lineage import Lineage
 from benchmarks.pipeline.measuring import read_record, read_stored
 from benchmarks.pipeline.planner import plan_rows
+from benchmarks.pipeline.probing import read_table
 from benchmarks.pipeline.stage import Plan, Result, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base.config import canonical
@@ -93,7 +94,9 @@ class MapPlanner:
 
     def plan(self) -> MapPlan:
         """References, the grid, and as many extensions as the cells so far ask for."""
-        plan = MapPlan(self.map.suite, results=plan_rows(self.lineage).results)
+        references = plan_rows(self.lineage)
+        probes = [entry for entry in references.probes if entry.result.label == self.original]
+        plan = MapPlan(self.map.suite, results=references.results, probes=probes)
         for row in self.map.rows:
             for seed in self.map.spec.seeds:
                 points = list(itertools.product(row.lrs, row.lambdas))
@@ -103,6 +106,21 @@ class MapPlanner:
             if any(edge.lr is None for edge in plan.edges[row.label].values()):
                 plan.waiting.append(row.label)
         return plan
+
+    @property
+    def original(self) -> str:
+        """Label of Original, whose probes every cell is read beside."""
+        return next(row.label for row in self.map.suite.rows if row.method == "original")
+
+    def probed(self, plan: Plan) -> dict[int, dict[str, float | None]]:
+        """Seed -> what the suite's probes say of Original, as far as it is there."""
+        values: dict[int, dict[str, float | None]] = {}
+        for entry in plan.probes:
+            table = read_table(self.store, entry.stage)
+            if table is not None and table.rows:
+                summary = self.map.suite.probes[entry.name].probe.summary(table)
+                values.setdefault(entry.result.seed, {}).update(summary)
+        return values
 
     def target(self, seed: int, replicate: int = 0) -> Target | None:
         """What a Retrain scores; None while it is not there.

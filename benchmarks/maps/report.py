@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from benchmarks.audits.report import sections as audit_sections
 from benchmarks.maps.board import MapBoard
 from benchmarks.maps.cells import Edge
+from benchmarks.maps.depth import depth_table
 from benchmarks.maps.derive import Ceiling, MapComparison, MapLine
 from benchmarks.maps.draw import picture
+from benchmarks.maps.draw_depth import depth_picture
 from benchmarks.maps.plan import SIDES
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Column, Section, Table, filled, table
 from common.measure.gaps import summarise
+from common.measure.metric import MetricSpec
 
 CEILING = "retrain*"
 
@@ -22,7 +25,7 @@ def sections(board: MapBoard) -> list[Section]:
     name, spec = board.resolved.name, board.resolved.spec
     missing = f"Incomplete: {board.missing} blocks are missing." if board.missing else ""
     compared = comparison_lines(board.comparisons)
-    probed = board.resolved.probe
+    probed, depth = board.resolved.probe, depth_picture(board)
     return filled(
         Section(f"{name}: stability map (measured)", (spec.title,), depth=1),
         Section(text=(spec.notes,), level="full"),
@@ -35,6 +38,12 @@ def sections(board: MapBoard) -> list[Section]:
         Section(content=picture(board), level="full"),
         *([Section("Probe", (probe_text(board),))] if probed else ()),
         *audit_sections(board.probes if probed else ()),
+        *(
+            [Section("Width against depth", content=depth_table(board), level="full")]
+            if depth
+            else ()
+        ),
+        *([Section(content=depth, level="full")] if depth else ()),
     )
 
 
@@ -45,18 +54,20 @@ def share_table(board: MapBoard) -> Table:
     of = f"{retained} over the grid's cells"
     heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
     heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
-    ceiling = [_ceiling_row(board.ceiling)] if board.ceiling.seeds else []
-    rows = [*ceiling, *map(_share_row, board.lines)]
+    further = board.resolved.further
+    heads += [Column(m.title, doc=f"is the highest {m.doc}, over the cells") for m in further]
+    ceiling = [_ceiling_row(board.ceiling, len(further))] if board.ceiling.seeds else []
+    rows = [*ceiling, *(_share_row(line, further) for line in board.lines)]
     return table(heads, rows, marks={CEILING: "goal"})
 
 
-def _ceiling_row(ceiling: Ceiling) -> list[str]:
+def _ceiling_row(ceiling: Ceiling, further: int) -> list[str]:
     rules = (ceiling.accepted, ceiling.strict, ceiling.loose)
     passed = [f"{sum(flags)} of {len(flags)}" for flags in rules]
-    return [CEILING, *passed, *[MISSING] * 5]
+    return [CEILING, *passed, *[MISSING] * (5 + further)]
 
 
-def _share_row(line: MapLine) -> list[str]:
+def _share_row(line: MapLine, further: Sequence[MetricSpec]) -> list[str]:
     worst = [value for value in line.worst_retained if value is not None]
     middle = [value for value in line.median_retained if value is not None]
     return [
@@ -67,6 +78,7 @@ def _share_row(line: MapLine) -> list[str]:
         number(min(worst, default=None), 1),
         spread(summarise(middle) if middle else None, 1),
         str(line.diverged),
+        *(number(line.highest.get(metric.name), metric.digits) for metric in further),
     ]
 
 

@@ -12,6 +12,7 @@ from pydantic import create_model
 
 from benchmarks.maps.cells import Rule
 from benchmarks.maps.config import MAPS, MapFile, MapRow
+from benchmarks.spec.goals import metric_specs
 from benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
 from benchmarks.spec.suite import REFERENCES
 from common.base.config import (
@@ -83,6 +84,14 @@ class ResolvedMap:
         """What the benchmark declares of one of its metrics."""
         metrics = BENCHMARKS[self.suite.spec.benchmark].metrics
         return next(metric for metric in metrics if metric.name == name)
+
+    @property
+    def further(self) -> tuple[MetricSpec, ...]:
+        """What probes of the suite make of a cell's metrics beside those of Original."""
+        specs = metric_specs(self.suite.spec, self.suite.probes)
+        given = dict.fromkeys(specs, 1.0)
+        entries = self.suite.probes.values()
+        return tuple(specs[name] for entry in entries for name in entry.probe.related(given))
 
     def axis(self, label: str) -> str | None:
         """The parameter on a row's second axis."""

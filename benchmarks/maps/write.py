@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.audits.report import to_json as audits_json
 from benchmarks.maps.board import MapBoard
 from benchmarks.maps.draw import picture
+from benchmarks.maps.draw_depth import depth_picture
 from benchmarks.maps.report import sections
 from benchmarks.report import html, markdown
 from benchmarks.report.files import json_text, write_files
@@ -18,7 +19,10 @@ from common.measure.metric import MapAxes
 
 
 def write_map(board: MapBoard, root: Path) -> Path:
-    """MAP.md, map.html, map.json, map.svg and cells.jsonl below ``maps/<name>``: the folder."""
+    """MAP.md, map.html, map.json, map.svg and cells.jsonl below ``maps/<name>``: the folder.
+
+    And depth.svg, where the map tries several sizes of a bound.
+    """
     listed = sections(board)
     cells = (json.dumps(cell.line(), allow_nan=False) + "\n" for cell in board.cells)
     folder = root / "maps" / board.resolved.name
@@ -29,7 +33,8 @@ def write_map(board: MapBoard, root: Path) -> Path:
         "map.json": json_text(to_json(board)),
         "cells.jsonl": "".join(cells),
     }
-    write_files(folder, files)
+    depth = depth_picture(board)
+    write_files(folder, files if depth is None else {**files, depth.file: depth.svg})
     return folder
 
 

@@ -20,6 +20,7 @@ from benchmarks.pipeline.stage import Plan, Stage
 from benchmarks.spec.resolve import ResolvedSuite
 from common.base import processes
 from common.base.errors import Damaged, UserError
+from common.base.registry import METHODS
 from common.protocol.benchmark import Runtime
 from common.store.stages import KEY_LENGTH, StageStore
 
@@ -88,6 +89,7 @@ def run_suite(
     store.sweep()
     execution = Execution(_planned(planner, suite, store))
     _require_probed(execution.plan, store, runtime)
+    _require_packages(execution.plan, store)
     while True:
         work = _Round(execution, store, suite, runtime, executor, watcher, live_events)
         work.run()
@@ -105,6 +107,14 @@ def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
     ):
         for entry in plan.suite.probes.values():
             entry.probe.require(runtime.data_root)
+
+
+def _require_packages(plan: Plan, store: StageStore) -> None:
+    """Raises before the first training where a method of a missing stage lacks its package."""
+    for stage in plan.stages():
+        method = getattr(stage.spec, "method", None)
+        if method is not None and not store.done(stage.kind, stage.key):
+            METHODS[method].info.require(method)
 
 
 def _planned(

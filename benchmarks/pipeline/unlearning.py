@@ -99,7 +99,11 @@ def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
     outcome = trained(method.unlearn, task)
     if outcome.model is not None:
         trainable, base = trainable_share(outcome.model)
-        outcome.cost |= {"trainable_parameters": trainable, "base_parameters": base}
+        # what was trained and is merged comes back frozen
+        outcome.cost |= {
+            "trainable_parameters": trainable or task.trained,
+            "base_parameters": base,
+        }
     return outcome
 
 

@@ -36,6 +36,8 @@ MAP_DOCS: Mapping[str, str] = {
     "band": "is the width of the accepted learning rates, in decades",
     "of": "is the width of the learning rates that were tried, in decades",
     "✗": "counts cells whose training left the finite numbers",
+    "of ceiling": "is the highest share of Original's cross-entropy ceiling that a cell's forget "
+    "loss has, in %; about 100 where ascent ended at it",
     "lower edge": "is the rate below the accepted ones at which every cell fails",
     "upper edge": "is the rate above the accepted ones at which every cell fails",
     "best cell": "is the accepted cell with the best utility",

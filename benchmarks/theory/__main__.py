@@ -18,7 +18,7 @@ import typer
 from benchmarks.report import markdown
 from benchmarks.report.files import write_files
 from benchmarks.report.section import Section
-from benchmarks.theory import ascent, report
+from benchmarks.theory import ascent, report, vit
 from benchmarks.theory.ascent import Setting, Variant, ascend, fit, load_data
 from benchmarks.theory.report import describe, setting_name, summarise, tables
 from common.base.errors import UserError
@@ -116,8 +116,15 @@ def experiment(
         "usable": {"max_forget_accuracy": report.FORGOTTEN, "min_retain_accuracy": report.KEPT},
     }
     made_with = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    lines = report.reading(runs)
-    return {"schema": SCHEMA, "config": config, "env": made_with, "reading": lines, "runs": runs}
+    ceilings = list(vit.ceiling_rows(seeds, steps))
+    return {
+        "schema": SCHEMA,
+        "config": config,
+        "env": made_with,
+        "reading": [*report.reading(runs), vit.ceiling_reading(ceilings)],
+        "runs": runs,
+        "ceilings": ceilings,
+    }
 
 
 def write(results: dict[str, Any], out: Path) -> list[Path]:
@@ -131,6 +138,7 @@ def write(results: dict[str, Any], out: Path) -> list[Path]:
     sections = [
         Section("Gradient ascent on an MLP, measured", (about,), depth=1),
         Section("Reading", lines=tuple(results["reading"])),
+        vit.ceiling_table(results["ceilings"]),
         Section("Numbers"),
         *tables(results["runs"]),
     ]

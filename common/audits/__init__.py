@@ -29,6 +29,7 @@ for _name, _target, _summary in (
     ("epsilon", "challenge:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
     ("ulira", "ulira:ULira", "likelihood-ratio attack with per-sample Gaussians"),
     ("relearn", "relearning:RelearnTime", "steps until forget is known again; anamnesis index"),
+    ("relearn_retain", "relearning:RelearnFromRetain", "the same, trained on retain data alone"),
     ("prototype", "representations:Prototype", "class means of a few samples as classifier"),
     ("linear_probe", "representations:LinearProbe", "forgotten classes read from the features"),
     ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +28,8 @@ class RelearnTime(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "steps", "AIN 1")
+    part: ClassVar[str] = "forget"
+    """What the model is trained on."""
 
     class Config(Strict):
         """Config of the relearning.
@@ -35,9 +37,9 @@ class RelearnTime(ModelAudit):
         Attributes:
             share: Of Original's accuracy on the forget set that counts as known again.
             max_steps: Where a training is cut off.
-            batch_size: Forget samples per step.
+            batch_size: Samples per step.
             lr: Learning rate; that of the training recipe when absent.
-            shots: Relearn on this many forget samples only; all when absent.
+            shots: Relearn on this many samples only; all when absent.
             measured: Accuracy is taken on at most this many forget samples, after every step.
             repeats: Trainings with other batch orders.
         """
@@ -82,12 +84,12 @@ class RelearnTime(ModelAudit):
             return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
 
         order = generator(task.seed, "audit", "relearn", repeat)
-        indices = task.draw("forget", self.config.shots, "shots", str(repeat))
+        indices = task.draw(self.part, self.config.shots, "shots", str(repeat))
         loader = Loader(task.source, indices, self.config.batch_size, order, augment=False)
         result = fit(
             model,
-            CrossEntropy("forget"),
-            {"forget": loader},
+            CrossEntropy(self.part),
+            {self.part: loader},
             self._recipe(task),
             forward=task.family.forward,
             seed=derive(task.seed, "audit", "relearn-engine", repeat),
@@ -113,6 +115,17 @@ class RelearnTime(ModelAudit):
     def relate(self, row: Measures, retrain: Measures) -> Measures:
         """The anamnesis index; undefined where Retrain knows the forget set at once."""
         return {"AIN": anamnesis(row["steps"], retrain["steps"])}
+
+
+class RelearnFromRetain(RelearnTime):
+    """Relearn time from retain data alone: who attacks has no forgotten sample.
+
+    Formula: as relearn, but the steps are on the retain set.  Knowledge that was hidden comes back
+    all the same; what Retrain gets to without ever having known it is what retain data teach.
+    Source: Siddiqui et al. 2025 (arXiv 2505.22310).
+    """
+
+    part: ClassVar[str] = "retain"
 
 
 def anamnesis(ours: Measure, theirs: Measure) -> Measure:

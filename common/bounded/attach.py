@@ -54,6 +54,37 @@ def attach(
             layer is quantised and the mode is not ``split``.
     """
     modules = outside_quantised(model)
+    names = chosen_layers(model, targets)
+    for name in names:
+        if is_quantised(modules[name]) and config.mode != "split":
+            raise ConfigError(
+                f"adapter target '{name}' is a quantised {type(modules[name]).__name__}, whose "
+                "rounding would swallow a merged update; use mode: split"
+            )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for name in names:
+        _replace(model, name, _adapted(modules[name], config, generator))
+    inside = tuple(f"{name}." for name in names)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(inside) and any(
+            fnmatch.fnmatch(name, pattern) for pattern in trainable
+        ):
+            parameter.requires_grad_(True)
+    return names
+
+
+def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Names of the layers that patterns match, in the model's order.
+
+    Args:
+        model: Any module.
+        targets: Glob patterns on module names.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or something that is not a linear layer.
+    """
+    modules = outside_quantised(model)
     chosen: dict[str, None] = {}
     for pattern in targets:
         hits = fnmatch.filter(modules, pattern)
@@ -71,23 +102,7 @@ def attach(
                 f"adapter target '{name or '(the whole model)'}' is a {kind}, not an "
                 "nn.Linear inside the model; choose patterns that match linear layers only"
             )
-        if is_quantised(modules[name]) and config.mode != "split":
-            raise ConfigError(
-                f"adapter target '{name}' is a quantised {kind}, whose rounding would swallow a "
-                "merged update; use mode: split"
-            )
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    names = [name for name in modules if name in chosen]
-    for name in names:
-        _replace(model, name, _adapted(modules[name], config, generator))
-    inside = tuple(f"{name}." for name in names)
-    for name, parameter in model.named_parameters():
-        if not name.startswith(inside) and any(
-            fnmatch.fnmatch(name, pattern) for pattern in trainable
-        ):
-            parameter.requires_grad_(True)
-    return names
+    return [name for name in modules if name in chosen]
 
 
 def _adaptable(module: nn.Module) -> bool:

@@ -89,6 +89,7 @@ class MapAxes:
         tolerances: Points of the default rule, in the order of these three.
         also: Further metrics that every cell notes.
         parts: The parts that these metrics need; all when empty.
+        as_trial: Whether they need no more than a trial's scores, such as no generated texts.
     """
 
     forgotten: str
@@ -97,6 +98,7 @@ class MapAxes:
     tolerances: tuple[float, float, float]
     also: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    as_trial: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:

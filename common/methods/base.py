@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from common.base.config import Strict, did_you_mean, merge, validate
@@ -40,6 +41,7 @@ class MethodInfo:
             single checkpoint holds its result, and no later request can start from it.
         resumes: A later request can start from it all the same.
         reading: Tables call the row our reading: the source leaves too much open to be the method.
+        extra: The extra of this project whose package it needs, of the same name; empty: none.
     """
 
     version: int
@@ -51,6 +53,22 @@ class MethodInfo:
     models: int = 1
     resumes: bool = False
     reading: bool = False
+    extra: str = ""
+
+    def require(self, name: str) -> None:
+        """Checks that the method's package is there, before anything is trained.
+
+        Args:
+            name: Of the method, for the error.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if self.extra and find_spec(self.extra) is None:
+            raise ConfigError(
+                f"method '{name}' needs {self.extra}: pip install 'stable-forgetting[{self.extra}]'"
+                ", or leave the method out"
+            )
 
     def inapplicable(self, *, scenario: str, modality: str, in_turn: bool = False) -> str | None:
         """Why the method says nothing about a benchmark, in words; None where it applies.

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from common.base.config import Strict
 from common.base.errors import ConfigError
 from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.config import AdapterConfig
+from common.bounded.config import AdapterConfig, Placement
 from common.bounded.phi import PHIS
 from common.methods.base import UnlearningMethod
 from common.methods.task import UnlearnTask
@@ -120,6 +120,25 @@ PAPER_ADAPTER: Mapping[str, Mapping[str, Any]] = {
 """The same for methods with an adapter, and ``paper_literal`` with the paper's adapter dropout."""
 
 
+def adapter_targets(
+    task: UnlearnTask, placement: Placement, targets: Sequence[str] | None
+) -> Sequence[str]:
+    """Patterns of the layers that get an adapter: ``targets``, or the model's for a placement.
+
+    Raises:
+        ConfigError: The model has none for the placement.
+    """
+    of_model = task.family.targets
+    patterns = targets or of_model.get(placement, ())
+    if not patterns:
+        placements = ", ".join(of_model) or "none"
+        raise ConfigError(
+            f"adapter: this model has no layers for placement: {placement} (known: "
+            f"{placements}); choose another or give targets"
+        )
+    return patterns
+
+
 class AdaptedMethod(UnlearningMethod):
     """A method whose config may put an adapter in the place of the whole model.
 
@@ -136,14 +155,7 @@ class AdaptedMethod(UnlearningMethod):
         adapter: AdapterConfig | None = self.config.adapter
         if adapter is None:
             return
-        targets = task.family.targets
-        patterns = adapter.targets or targets.get(adapter.placement, ())
-        if not patterns:
-            placements = ", ".join(targets) or "none"
-            raise ConfigError(
-                f"adapter: this model has no layers for placement: {adapter.placement} (known: "
-                f"{placements}); choose another or give targets"
-            )
+        patterns = adapter_targets(task, adapter.placement, adapter.targets)
         head = task.family.head if adapter.train_head else ()
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
 

@@ -64,6 +64,7 @@ class UnlearnTask:
         checkpoint: File for mid-run checkpoints.
         results: One per finished :meth:`fit`.
         ends: In a rehearsal: what every training does.
+        trained: Parameters that the last :meth:`fit` trained.
     """
 
     model: nn.Module
@@ -78,6 +79,7 @@ class UnlearnTask:
     checkpoint: Path | None = None
     results: list[FitResult] = field(default_factory=list)
     ends: Ends | None = None
+    trained: int = 0
 
     @property
     def source(self) -> GuardedSource:
@@ -176,6 +178,7 @@ class UnlearnTask:
 
         stage, reads = len(self.results), self.data.reads
         before = reads.counts.clone()
+        self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         path = self.checkpoint
         if path is not None and stage:
             path = path.with_name(f"{path.stem}-{stage}{path.suffix}")

@@ -9,7 +9,7 @@ adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +21,13 @@ from common.bounded.product import bounded_delta
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.objectives.objectives import joint_logits
-from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
-from common.objectives.terms import ForgetLoss
+from common.objectives.positions import average, cross_entropy, unlikelihood
+from common.objectives.terms import ForgetLoss, PositionLoss
 from common.train.config import FitConfig
 from common.train.guard import DivergenceGuard, first_nonfinite
 from common.train.optimizer import AdamW
 from common.train.protocols import ModelForward
 from common.train.rates import learning_rate
-
-SampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""(logits, labels) -> (N,) losses."""
 
 
 class BatchedLinear(nn.Module):
@@ -177,11 +174,11 @@ class BatchedTraining:
     def _step(self) -> None:
         retain, forget = self.loaders["retain"].next(), self.loaders["forget"].next()
         retain_logits, forget_logits = joint_logits(self._logits, [retain, forget])
-        retain_loss = self._mean(sample_cross_entropy, retain_logits, retain.labels)
-        forget_loss = self._mean(sample_cross_entropy, forget_logits, forget.labels)
+        retain_loss = self._mean(cross_entropy, retain_logits, retain.labels)
+        forget_loss = self._mean(cross_entropy, forget_logits, forget.labels)
         term = -forget_loss
         if self.forget_loss == "unlikelihood":
-            term = self._mean(sample_unlikelihood, forget_logits, forget.labels)
+            term = self._mean(unlikelihood, forget_logits, forget.labels)
         totals = retain_loss + self.weights * term
         torch.autograd.backward(totals.sum())
         self.losses = {"retain_loss": retain_loss.detach(), "forget_loss": forget_loss.detach()}
@@ -201,10 +198,12 @@ class BatchedTraining:
         logits = self._forward(self.model, tiled)
         return logits.view(self.copies, -1, *logits.shape[1:]).transpose(0, 1)
 
-    def _mean(self, loss: SampleLoss, logits: Tensor, labels: Tensor) -> Tensor:
+    def _mean(self, loss: PositionLoss, logits: Tensor, labels: Tensor) -> Tensor:
         """(K,) mean losses of (N, K, ..., C) logits."""
         tiled = labels.repeat(self.copies, *(1,) * (labels.ndim - 1))
-        return loss(logits.transpose(0, 1).flatten(0, 1), tiled).view(self.copies, -1).mean(1)
+        values = loss(logits.transpose(0, 1).flatten(0, 1), tiled)
+        runs = values.view(self.copies, *labels.shape)
+        return torch.stack([average(run, labels, self.config.average) for run in runs])
 
     @torch.no_grad()
     def _constrain(self) -> None:

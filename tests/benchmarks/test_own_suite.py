@@ -224,3 +224,14 @@ def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_erro
     assert kinds == ["measure"] * 2 + ["score"] * 2 + ["unlearn"] * 2
     assert not list((copied.store / "stages").glob(".*"))
     assert "no such row; did you mean 'gd'" in one_line_error(cli(*run, "--fresh", "gdd"))
+
+
+def test_a_missing_package_is_said_before_anything_is_trained(
+    tiny_suite, tmp_path, cli, one_line_error, monkeypatch
+):
+    monkeypatch.setattr("common.methods.base.find_spec", lambda name: None)
+    rows = {"original": None, "retrain": None, "gd_delora": None}
+    run = ("run", tiny_suite(tmp_path, methods=rows), "--store", tmp_path / "store")
+    line = one_line_error(cli(*run, "--workers", 1))
+    assert "'gd_delora' needs peft: pip install 'stable-forgetting[peft]'" in line
+    assert not list((tmp_path / "store" / "stages").glob("*-*"))

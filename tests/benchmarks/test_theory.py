@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.theory import __main__ as cli
-from benchmarks.theory import ascent, report
+from benchmarks.theory import ascent, report, vit
 from benchmarks.theory.ascent import Setting, Variant
 from common.base.errors import UserError
 from common.bounded.phi import PHIS, Bound
 from common.bounded.product import bounded_delta
+from common.measure.ceiling import cross_entropy_ceilings
+from vision.models.last import last_layers
 
 LORA, SINE = Variant("LoRA", "identity"), Variant("sine-w100", "sine", 100.0)
 FULL = Variant("full", None)
@@ -202,7 +205,11 @@ def test_results_are_strict_json_and_complete(results: dict[str, Any], tmp_path:
     assert stored == json.loads(json.dumps(results))
     text = paths[1].read_text()
     assert all(line in text for line in stored["reading"])
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    ceiling, _, numbers = text.partition("## Numbers")
+    assert (
+        sum(line.startswith(("| frozen | ", "| trained | ")) for line in ceiling.split("\n")) == 2
+    )
+    rows = [line for line in numbers.splitlines() if line.startswith("| ")]
     assert {len(row.split(" | ")) for row in rows} == {len(report.COLUMNS) + 3}
     for variant in cli.variants():
         assert sum(row.startswith(f"| {variant.name} |") for row in rows) == 4
@@ -265,3 +272,39 @@ def test_plots_are_written(results: dict[str, Any], tmp_path: Path) -> None:
     paths = draw(results, tmp_path)
     assert [p.name for p in paths] == ["loss_bounds.png", "norms.png", "certificate.png"]
     assert all(p.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for p in paths)
+
+
+@pytest.fixture(scope="module")
+def ceilings() -> list[dict[str, Any]]:
+    return list(vit.ceiling_rows(1, 60, epochs=8))
+
+
+def test_the_ceiling_of_a_frozen_end_is_met_and_not_passed(ceilings):
+    frozen, trained = ceilings
+    assert (frozen["end"], trained["end"]) == vit.ENDS and frozen["ceiling"] == trained["ceiling"]
+    assert frozen["loss_first"] < 1 < 5 < frozen["ceiling"] < frozen["bound"]
+    assert 90 < frozen["share"] <= 100.1 and frozen["above"] == 0
+    assert trained["largest"] > 2 * trained["bound"] and trained["above"] > 0
+
+
+def test_the_bound_of_the_derivation_is_that_of_its_points():
+    """Every x of norm sqrt(d) and mean zero stays below; x along one v_j meets that difference."""
+    layers = last_layers(vit.build_vit(0))
+    torch.manual_seed(0)
+    layers = dataclasses.replace(
+        layers, gain=torch.rand(32) + 0.5, shift=torch.randn(32), bias=torch.randn(10)
+    )
+    _, bounds = cross_entropy_ceilings(layers)
+    weight, y = layers.weight.detach().double(), 3
+    v = (weight - weight[y]) * layers.gain
+    v = v - v.mean(1, keepdim=True)
+    offsets = (weight - weight[y]) @ layers.shift.double() + (layers.bias - layers.bias[y])
+    most = 32**0.5 * v.norm(dim=1) + offsets
+    assert float(most.logsumexp(0)) == pytest.approx(float(bounds[y]), rel=1e-6)
+    hidden = torch.randn(4096, 32)
+    hidden[:10] = v.float()
+    x = F.layer_norm(hidden, (32,), layers.gain, layers.shift, eps=1e-12)
+    z = F.linear(x, layers.weight, layers.bias).double()
+    assert bool((z - z[:, y : y + 1] <= most + 1e-4).all())
+    others = [j for j in range(10) if j != y]
+    torch.testing.assert_close((z[:10] - z[:10, y : y + 1])[others, others], most[others])

@@ -34,6 +34,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
     *("salun", "neg_grad_plus", "scrub", "scrub_r", "bad_teacher", "l1_sparse", "ssd", "unsir"),
     *("cf_k", "eu_k", "amnesiac", "boundary_shrink", "boundary_expand", "sfron"),
+    "weight_dist_reg",
 )
 ADAPTABLE = [n for n in OWN if "adapter" in METHODS[n].Config.model_fields]
 NOISE, EPOCHS, GOLDEN_EPOCHS = 1.0, 3, 2

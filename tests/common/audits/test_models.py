@@ -8,7 +8,7 @@ from torch import nn
 from common.audits.base import Measure, NotApplicable
 from common.audits.boundary import OverUnlearning
 from common.audits.recovery import RemoveAdapter, Requantise, requantise, requantise_
-from common.audits.relearning import RelearnTime, anamnesis
+from common.audits.relearning import RelearnFromRetain, RelearnTime, anamnesis
 from common.audits.representations import (
     LinearProbe,
     Prototype,
@@ -50,6 +50,27 @@ def test_few_shots_relearn_on_few_samples(toy, monkeypatch):
     monkeypatch.setattr(task.source, "fetch", watched)
     RelearnTime(RelearnTime.Config(shots=3, repeats=1, max_steps=2)).measure(task)
     assert 3 in seen
+
+
+def test_retain_data_alone_are_what_is_trained_on(toy, monkeypatch):
+    """No forget sample is in a batch; Retrain does not come to know the class."""
+    batches = []
+    task = toy.task(toy.retrain)
+    fetch = task.source.fetch
+
+    def watched(indices, *, augment=None):
+        batches.append(set(indices.tolist()))
+        return fetch(indices, augment=augment)
+
+    monkeypatch.setattr(task.source, "fetch", watched)
+    config = RelearnFromRetain.Config(repeats=1, max_steps=4, batch_size=5)
+    found = RelearnFromRetain(config).measure(task)["steps"]
+    forget, retain = (set(task.split.parts[part].tolist()) for part in ("forget", "retain"))
+    trained = [batch for batch in batches if len(batch) == 5]
+    assert len(trained) == 4 and all(batch <= retain for batch in trained)
+    assert all(batch <= forget for batch in batches if batch not in trained)
+    assert found.value == 4 and "cut off at 4" in found.note, "Retrain never knew the class"
+    assert RelearnFromRetain(config).measure(toy.task())["steps"].value == 0
 
 
 def test_anamnesis_by_hand():

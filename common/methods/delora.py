@@ -1,0 +1,119 @@
+"""Gradient difference through DeLoRA, peft's low-rank adapter of bounded norm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.base.numbers import Count, NonNegative, Positive
+from common.bounded.config import Placement
+from common.methods.base import MethodInfo, UnlearningMethod
+from common.methods.gradient import adapter_targets
+from common.methods.simple import BOTH
+from common.train.config import FitConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from common.methods.task import UnlearnTask
+
+ADAPTER = "unlearning"
+"""What peft calls the adapter."""
+
+
+class GDDelora(UnlearningMethod):
+    """GD + DeLoRA: the norm of the update is a number of its own, whatever the factors are.
+
+    Formula: h = W0 x + B diag(s / (r |a_i| |b_i|)) A (v * x) + b with a_i the rows of A, b_i the
+    columns of B and v_j the norm of column j of W0, so that ||dW||_F <= s max_j v_j; minimise
+    CE(B_r) - lambda CE(B_f).  peft's layer: B starts at 0 and its norms count as 1e-4 at least, so
+    the first steps that are larger put the update on its bound.  s is trained with the factors
+    unless ``train_bound`` is off.  The rate is that of the factors: they are normed, so no rate
+    of another adapter makes the same first step in weight space.
+    Source: Bini et al. 2025, arXiv 2503.18225; the layer of ``peft``.
+    """
+
+    info = MethodInfo(1, "Bini et al. 2025 (arXiv 2503.18225), through peft", BOTH, extra="peft")
+
+    class Config(FitConfig):
+        """Settings of GD + DeLoRA.
+
+        Attributes:
+            lam: Weight lambda of the forget term.
+            forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
+                saturates.
+            rank: r of A and B.
+            strength: s, where it starts.  The bound is about s / sqrt(d) times ||W0||_F for a layer
+                of d inputs; peft's default of 15 is far beyond that of a small model.
+            train_bound: Train s too, as peft does; off makes the bound a certificate.
+            placement: Which of the model's target patterns are adapted.
+            targets: Glob patterns that replace the model's own for ``placement``.
+        """
+
+        steps: Count | None = 100
+        epochs_of: str | None = "forget"
+        batch_size: Count = 32
+        lr: Positive = 3e-3
+        lam: NonNegative = 0.1
+        forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"
+        rank: Count = 8
+        strength: Positive = 2.0
+        train_bound: bool = True
+        placement: Placement = "mlp"
+        targets: tuple[str, ...] | None = None
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the factors and merges them."""
+        from common.objectives.objectives import gradient_difference
+
+        self.info.require("gd_delora")
+        config: Any = self.config
+        engine = FitConfig.of(config)
+        objective = gradient_difference(1.0, config.lam, config.forget_loss, engine.average)
+        attach_delora(task, config)
+        if task.telemetry is not None and task.telemetry.evaluate_during is not None:
+            evaluate = task.telemetry.evaluate_during
+
+            def evaluate_merged(model: nn.Module, step: int) -> Mapping[str, float | None]:
+                return evaluate(merge_delora(copy.deepcopy(model)), step)
+
+            task.telemetry = replace(task.telemetry, evaluate_during=evaluate_merged)
+        task.fit(task.model, objective, task.loaders(objective.parts, engine), engine)
+        return merge_delora(task.model)
+
+
+def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
+    """Freezes ``task.model`` and puts peft's layers into it, in place; factors of the task's seed.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or something that is not a linear layer.
+    """
+    import torch
+    from peft import DeloraConfig, inject_adapter_in_model
+
+    from common.bounded.attach import chosen_layers
+
+    patterns = adapter_targets(task, config.placement, config.targets)
+    names = chosen_layers(task.model, patterns)
+    delora = DeloraConfig(r=config.rank, target_modules=names)
+    delora.delora_lambda = config.strength  # type: ignore[assignment]  # peft says int, fills floats
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(task.generator("adapter").initial_seed())
+        inject_adapter_in_model(delora, task.model, ADAPTER)
+    for name, parameter in task.model.named_parameters():
+        if ".delora_lambda." in name:
+            parameter.requires_grad_(config.train_bound)
+
+
+def merge_delora(model: nn.Module) -> nn.Module:
+    """Merges every DeLoRA layer in place: the original architecture and state-dict keys."""
+    from peft.tuners.delora import DeloraLinear
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, DeloraLinear):
+            layer.merge(adapter_names=[ADAPTER])
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    return model

@@ -1,0 +1,154 @@
+"""The figure of width against depth, on cells and probes made by hand."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.audits.derive import AuditTable
+from benchmarks.maps.board import MapBoard
+from benchmarks.maps.cells import Edge
+from benchmarks.maps.depth import ABSOLUTE, FREE, depth_table, lines_of, panels
+from benchmarks.maps.derive import Ceiling, MapLine
+from benchmarks.maps.draw_depth import HEAD, PANEL, columns, depth_picture
+from benchmarks.maps.report import sections
+from benchmarks.maps.resolve import load_map
+from benchmarks.report import markdown
+from common.audits import make_audit
+from common.audits.base import Measure
+
+NARROW = 830
+"""Pixels of a README's column."""
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    return load_map("digits-class-bound")
+
+
+def width(label, *accepted):
+    """A line of which only the accepted shares matter."""
+    edges = {side: Edge(1.0, True) for side in ("low", "high")}
+    none = (None,) * len(accepted)
+    seeds = tuple(range(21, 21 + len(accepted)))
+    shares = (tuple(map(float, accepted)),) * 3
+    rest = (0, None, edges, {}, {}, {}, (), {})
+    return MapLine(label, seeds, *shares, (0.0,) * len(accepted), 4.0, none, none, *rest)
+
+
+def relearnt(name, rows, **config):
+    """A probe's table: label -> steps per seed, a trailing ``+`` where one was cut off."""
+    table = AuditTable(name, make_audit(name, config, "test"))
+    for label, steps in rows.items():
+        for seed, value in enumerate(steps, 21):
+            note = "1 of 3 cut off at 100" if isinstance(value, str) else ""
+            number = float(str(value).rstrip("+"))
+            table.rows.setdefault(label, {})[seed] = {"steps": Measure(number, note=note)}
+    return table
+
+
+@pytest.fixture
+def board(resolved):
+    accepted = {
+        "gd_lora_omega": (17, 19),
+        "tanh_c0.3": (30, 34),
+        "tanh_c1": (44, 48),
+        "tanh_c10": (20, 20),
+        "gd_tanh": (14, 16),
+        "ul_tanh_c1": (75, 77),
+        "gd_ul_omega": (20, 22),
+    }
+    probes = [
+        relearnt("relearn", {"retrain": (40, 50), "tanh_c1": (8, 10), "gd_lora_omega": (12, 14)},
+                 shots=16),
+        relearnt("relearn_retain", {"retrain": ("100+", 100), "tanh_c1": (20, "100+")}),
+    ]  # fmt: skip
+    lines = [width(label, *shares) for label, shares in accepted.items()]
+    targets = {seed: {"fa": 0.0, "ra": 100.0, "ta": 98.0} for seed in (21, 22)}
+    return MapBoard(resolved, lines, Ceiling((), (), (), ()), [], [], targets, 0, probes)
+
+
+def test_rows_that_differ_in_their_bound_alone_are_one_line(resolved):
+    lines = lines_of(resolved)
+    assert lines["tanh, ascent"] == [
+        (0.1, "tanh_c0.1"),
+        (0.3, "tanh_c0.3"),
+        (1.0, "tanh_c1"),
+        (3.0, "tanh_c3"),
+        (10.0, "tanh_c10"),
+        (ABSOLUTE, "gd_tanh"),
+        (FREE, "gd_lora_omega"),
+    ]
+    assert lines["sine, ascent"] == [
+        (1.0, "sine_c1"),
+        (ABSOLUTE, "gd_sine"),
+        (FREE, "gd_lora_omega"),
+    ]
+    assert lines["tanh, one-minus-p"][-1] == (FREE, "gd_ul_omega"), "the control has its omega"
+    assert lines["ball, one-minus-p"] == [
+        (0.1, "ball_c0.1"),
+        (0.25, "gd_ball"),
+        (0.5, "ball_c0.5"),
+        (1.0, "ball_c1"),
+        (FREE, "gd_ul"),
+    ]
+    assert lines["ball, ascent"] == [(0.25, "gd_lora_ball"), (FREE, "gd_lora")]
+    assert not any("delora" in label for points in lines.values() for _, label in points)
+
+
+def test_a_row_that_differs_elsewhere_is_on_no_line_of_others():
+    """The head is trained, or all layers are adapted: one bounded row each, and its own control."""
+    assert lines_of(load_map("digits-class-blowup")) == {}, "c is 1 in every row"
+    assert lines_of(load_map("digits-class")) == {}
+    over = ["map.methods.deep={method: gd_tanh, params: {adapter: {bound: relative, c: 1, "
+            "placement: all}}}"]  # fmt: skip
+    lines = lines_of(load_map("digits-class-bound", over))
+    assert not any("deep" in label for points in lines.values() for _, label in points)
+
+
+def test_the_numbers_behind_the_figure(board):
+    shown = panels(board)
+    assert [panel.top for panel in shown] == [100.0, 100.0, 100.0]
+    assert [panel.retrain for panel in shown] == [None, 45.0, 100.0]
+    assert [panel.title.partition(": ")[2] for panel in shown[1:]] == [
+        "16 forget samples",
+        "all retain samples",
+    ]
+    rows = {(row[0], row[1]): list(row[2:]) for row in depth_table(board).rows}
+    assert rows["tanh, ascent", "1"] == ["tanh_c1", "46.0", "9.0", "≥ 60.0"]
+    assert rows["tanh, ascent", "0.3"] == ["tanh_c0.3", "32.0", "–", "–"]
+    assert rows["tanh, ascent", "none"] == ["gd_lora_omega", "18.0", "13.0", "–"]
+    text = markdown.write(sections(board))
+    assert "## Width against depth" in text and "![width against depth along c](depth.svg)" in text
+
+
+def test_the_picture_is_read_at_a_readmes_width(board):
+    root = ET.fromstring(depth_picture(board).svg)
+    assert float(root.get("width")) <= NARROW
+    for node in root.iter("{http://www.w3.org/2000/svg}text"):
+        assert 0 <= float(node.get("x")) <= float(root.get("width"))
+    tips = {}
+    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
+        (title,) = circle
+        tips.setdefault(title.text.partition(":")[0], []).append(circle)
+    one, *depths = tips["tanh_c1, c 1"]
+    assert float(one.get("cy")) == pytest.approx(HEAD + PANEL[1] * (1 - 0.46), abs=0.1)
+    assert len(depths) == 2 and [c.get("fill") for c in depths] == [one.get("fill"), "white"]
+    assert len(tips["tanh_c0.3, c 0.3"]) == 1, "no accepted cell was probed: no depth"
+    names = re.findall(r">((?:tanh|sine|ball), [^<]+)<", depth_picture(board).svg)
+    assert set(names) == set(lines_of(board.resolved))
+
+
+def test_sizes_are_logarithmic_and_the_others_lie_to_their_right():
+    across = columns([0.1, 1.0, 10.0, ABSOLUTE, FREE])
+    assert across[1.0] - across[0.1] == pytest.approx(across[10.0] - across[1.0])
+    assert across[10.0] < across[ABSOLUTE] < across[FREE] == PANEL[0] - 8
+
+
+def test_a_map_of_one_size_has_no_such_figure(board):
+    single = replace(board, resolved=load_map("digits-class"))
+    assert depth_picture(single) is None and "depth.svg" not in markdown.write(sections(single))
+    assert depth_picture(replace(board, lines=[])) is None
