@@ -6,6 +6,7 @@ reporting must not wait for torch.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,9 +42,9 @@ class Variant(Strict):
     """Fields that the hashed form has only where they differ from their defaults."""
 
     @classmethod
+    @abstractmethod
     def kinds(cls) -> Mapping[str, type[Variant]]:
         """Kind -> subclass."""
-        raise NotImplementedError
 
     @classmethod
     def of(cls, **fields: Any) -> Any:

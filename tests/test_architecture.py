@@ -101,8 +101,8 @@ MAY_IMPORT = {
     "benchmarks.machine": "common.base common.measure common.audits common.store common.protocol "
     "language.measure language.metrics paper report spec",
     "benchmarks.faults": "common.base common.data common.store report cli",
-    "benchmarks.theory": "common.base common.bounded common.measure common.train vision.models "
-    "report",
+    "benchmarks.theory": "common.base common.bounded common.measure common.train vision.config "
+    "vision.models report",
     "benchmarks.perf": "common.base common.bounded common.data common.objectives common.train "
     "common.measure common.membership common.store language.config language.data language.measure "
     "language.metrics language.models vision.config vision.data vision.models report",

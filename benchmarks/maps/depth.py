@@ -87,7 +87,7 @@ def lines_of(resolved: ResolvedMap) -> dict[str, list[tuple[Place, str]]]:
 
     A line has the unbounded row that shares all but the bound as its end, and two points at least.
     """
-    traits = {row.label: found for row in resolved.rows if (found := trait(row)) is not None}
+    traits = {row.label: own for row in resolved.rows if (own := trait(row)) is not None}
     if len({t.place for t in traits.values() if isinstance(t.place, float)}) < 2:
         return {}
     lines: dict[tuple[str, str, str], list[tuple[Place, str]]] = {}
@@ -112,20 +112,20 @@ def order(place: Place) -> tuple[int, float]:
 def panels(board: MapBoard) -> list[Panel]:
     """The accepted share, then the steps of every relearning probe that has been measured."""
     widths = {line.label: line.accepted for line in board.lines}
-    depths = [_depth(board, found) for found in board.probes if STEPS in found.columns]
+    depths = [_depth(board, audit) for audit in board.probes if STEPS in audit.columns]
     return [Panel("accepted cells, %", 100.0, widths), *depths]
 
 
-def _depth(board: MapBoard, found: AuditTable) -> Panel:
+def _depth(board: MapBoard, audit: AuditTable) -> Panel:
     values: dict[str, list[float]] = {}
     cut = set()
-    for label, seeds in found.rows.items():
+    for label, seeds in audit.rows.items():
         cells = [cell[STEPS] for cell in seeds.values() if isinstance(cell, dict)]
         values[label] = [cell.value for cell in cells if cell.value is not None]
         cut |= {label} if any("cut off" in cell.note for cell in cells) else set()
     reference = next(row.label for row in board.resolved.suite.rows if row.method == "retrain")
-    config = found.audit.config
-    part, shots = getattr(found.audit, "part", "forget"), config.shots
+    config = audit.audit.config
+    part, shots = getattr(audit.audit, "part", "forget"), config.shots
     return Panel(
         f"steps to relearn: {shots or 'all'} {part} samples",
         float(config.max_steps),

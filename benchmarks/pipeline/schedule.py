@@ -102,9 +102,7 @@ def run_suite(
 
 def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
     """Raises before the first training where a probe lacks what it reads."""
-    if plan.waiting or not all(
-        store.done(entry.stage.kind, entry.stage.key) for entry in plan.probes
-    ):
+    if plan.waiting or not all(_done(store, entry.stage) for entry in plan.probes):
         for entry in plan.suite.probes.values():
             entry.probe.require(runtime.data_root)
 
@@ -113,7 +111,7 @@ def _require_packages(plan: Plan, store: StageStore) -> None:
     """Raises before the first training where a method of a missing stage lacks its package."""
     for stage in plan.stages():
         method = getattr(stage.spec, "method", None)
-        if method is not None and not store.done(stage.kind, stage.key):
+        if method is not None and not _done(store, stage):
             METHODS[method].info.require(method)
 
 

@@ -20,7 +20,6 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,6 +30,8 @@ from benchmarks.theory.report import spread
 from common.base.seeding import derive, generator
 from common.measure.ceiling import cross_entropy_ceilings
 from common.train.guard import first_nonfinite
+from vision.config import ModelConfig
+from vision.models.build import build_model
 from vision.models.last import last_layers
 
 ENDS = ("frozen", "trained")
@@ -41,20 +42,11 @@ Row = dict[str, Any]
 
 def build_vit(seed: int) -> nn.Module:
     """An untrained ViT on 8 x 8 digits: 4 patches, width 32, two blocks."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive(seed, "theory", "vit"))
-        model: nn.Module = timm.create_model(
-            "vit_tiny_patch16_224",
-            img_size=8,
-            patch_size=4,
-            in_chans=1,
-            embed_dim=32,
-            depth=2,
-            num_heads=2,
-            mlp_ratio=2,
-            num_classes=10,
-        )
-    return model
+    config = ModelConfig(
+        name="scratch", image_size=8, patch_size=4, dim=32, depth=2, heads=2, mlp_ratio=2
+    )
+    seed = derive(seed, "theory", "vit")
+    return build_model(config, num_classes=10, in_chans=1, generator_seed=seed)
 
 
 def logits_of(model: nn.Module, pixels: Tensor) -> Tensor:
