@@ -26,7 +26,7 @@ NARROW = 830
 
 @pytest.fixture(scope="module")
 def resolved():
-    return load_map("digits-class-bound")
+    return load_map("digits-class-bound-sizes")
 
 
 def width(label, *accepted):
@@ -105,7 +105,7 @@ def test_a_row_that_differs_elsewhere_is_on_no_line_of_others():
     assert lines_of(load_map("digits-class")) == {}
     over = ["map.methods.deep={method: gd_tanh, params: {adapter: {bound: relative, c: 1, "
             "placement: all}}}"]  # fmt: skip
-    lines = lines_of(load_map("digits-class-bound", over))
+    lines = lines_of(load_map("digits-class-bound-sizes", over))
     assert not any("deep" in label for points in lines.values() for _, label in points)
 
 
