@@ -64,6 +64,10 @@ PRESETS: Mapping[str, Preset] = {
         "tanh with the bound scaled to the layer",
         {"adapter": AdapterConfig(phi="tanh", bound="relative")},
     ),
+    "tanh_tight": Preset(
+        "tanh with a bound of the weights' own size, rms(W0) of each layer",
+        {"adapter": AdapterConfig(phi="tanh", omega=100.0, bound="relative", c=1.0)},
+    ),
     "lora_ball": Preset("LoRA in a ball ||dW|| <= c ||W0||", {"adapter": LORA, "ball": 0.25}),
     "fila": Preset(
         "LoRA that starts on what forget needs most (FILA)",
