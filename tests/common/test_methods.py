@@ -286,6 +286,7 @@ def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
         "gd_tanh",
         "gd_sigmoid",
         "gd_sine_relative",
+        "gd_tanh_tight",
     ):
         model, _ = unlearn(name, {"steps": 1, "eps": 1e-12})
         deltas[name] = next(adapted_layers(model))[1].delta().detach()
@@ -308,8 +309,26 @@ def test_the_controls_differ_from_their_methods_in_one_thing():
     assert differing("gd_lora", "gd_weight_clip") == {"weight_clip"}
     assert differing("gd_sine", "gd_sine_weight_clip") == {"weight_clip"}
     assert differing("gd_ul", "gd_ball") == {"ball"}
+    assert differing("gd_tanh", "gd_tanh_tight") == {"adapter.bound", "adapter.c"}
+    assert differing("gd_tanh_tight", "gd_ul_tanh_tight") == {"forget_loss", "lam"}
     assert differing("gd_lora", "gd_ul") == {"forget_loss", "lam"}
     assert differing("gd_lora", "gd_penalty") == {"penalty"}
+
+
+@pytest.mark.parametrize("name", ["gd_tanh_tight", "gd_ul_tanh_tight"])
+def test_a_tight_bound_is_reached_and_never_passed(name, unlearn):
+    """|dW_ij| <= rms(W0) of the layer at any rate; without it the same rate goes far beyond."""
+    from common.bounded.attach import adapted_layers
+
+    def largest(method):
+        model, _ = unlearn(method, {"lr": 3.0, "steps": 20})
+        return [
+            float(layer.delta().detach().abs().max() / layer.weight.square().mean().sqrt())
+            for _, layer in adapted_layers(model)
+        ]
+
+    assert all(0.9 < ratio <= 1 + 1e-6 for ratio in largest(name))
+    assert max(largest("gd_lora_omega")) > 10
 
 
 def test_placement_targets_and_head(tiny, unlearn):
