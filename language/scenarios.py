@@ -5,6 +5,7 @@ Authors are forgotten whole, but for the share of a request's rows that ``used``
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -67,9 +68,9 @@ class TextScenarioConfig(Variant):
         """A short name, such as ``forget10``, ``4-authors``, ``request-2-of-3-3-3``."""
         return self.kind
 
+    @abstractmethod
     def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
         """Authors to forget, by request."""
-        raise NotImplementedError
 
     def sizes(self, authors: int) -> list[int] | None:
         """How many of so many authors are forgotten by this request and those before it, in order.
@@ -97,6 +98,10 @@ class Files(TextScenarioConfig):
     """The set named forget."""
 
     kind: Literal["files"]
+
+    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
+        """No author is named."""
+        return []
 
 
 class Authors(TextScenarioConfig):

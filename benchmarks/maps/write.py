@@ -9,11 +9,10 @@ from typing import Any
 
 from benchmarks.audits.report import to_json as audits_json
 from benchmarks.maps.board import MapBoard
-from benchmarks.maps.draw import picture
-from benchmarks.maps.draw_depth import depth_picture
 from benchmarks.maps.report import sections
 from benchmarks.report import html, markdown
 from benchmarks.report.files import json_text, write_files
+from benchmarks.report.section import Picture
 from common.measure.gaps import summarise
 from common.measure.metric import MapAxes
 
@@ -29,12 +28,11 @@ def write_map(board: MapBoard, root: Path) -> Path:
     files = {
         "MAP.md": markdown.write(listed),
         "map.html": html.write(listed),
-        "map.svg": picture(board).svg,
         "map.json": json_text(to_json(board)),
         "cells.jsonl": "".join(cells),
     }
-    depth = depth_picture(board)
-    write_files(folder, files if depth is None else {**files, depth.file: depth.svg})
+    pictures = [section.content for section in listed if isinstance(section.content, Picture)]
+    write_files(folder, {**files, **{picture.file: picture.svg for picture in pictures}})
     return folder
 
 

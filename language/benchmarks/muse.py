@@ -7,6 +7,7 @@ forgets, from one Original.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -116,13 +117,13 @@ class MuseScenario(Variant):
         """Kind -> its config."""
         return {"forget": Whole, "scal": Scalability, "sust": Sustainability}
 
+    @abstractmethod
     def requested(self, count: int) -> tuple[range, range]:
         """Numbers, from 1, of the folds to forget, and of those that are forgotten already.
 
         Args:
             count: Of folds.
         """
-        raise NotImplementedError
 
 
 class Whole(MuseScenario):
@@ -282,8 +283,7 @@ class MuseBenchmark(CausalBenchmark):
         return muse_compare(scores, target, style=evaluation.style, reference=evaluation.reference)
 
     def split(self, seed: int) -> ForgetSplit:
-        """Chunks of the requested folds, of earlier ones, of all others with retain; what is
-        measured, whole."""
+        """Chunks of the requested folds, of earlier ones and of all others; measured whole."""
         import numpy as np
 
         from common.data.splits import ForgetSplit
