@@ -33,15 +33,15 @@ from language.data.pretraining import (
 )
 from language.data.readers import READERS, TextDataConfig
 from language.measure.evaluation import RequestConfig
+from language.models.causal import CausalModels
 from language.models.families import family_of, tiny_family
 from language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
+    from torch import nn
 
     from common.bounded.config import AdapterConfig
-    from common.data.batch import Batch
     from common.data.splits import ForgetSplit, PretrainingSplit
     from common.measure.scores import Scores
     from common.protocol.stand_in import StandIn
@@ -98,7 +98,7 @@ class CausalConfig(TransferConfig):
         return self
 
 
-class CausalBenchmark(Benchmark):
+class CausalBenchmark(CausalModels, Benchmark):
     """Texts, a causal language model and what is asked of it."""
 
     Config: ClassVar[type[Strict]] = CausalConfig
@@ -300,12 +300,6 @@ class CausalBenchmark(Benchmark):
 
     def _placed(self, model: Any) -> Any:
         return model if self.config.model.device_map else model.to(self.device)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, A, V) logits at the answers' positions."""
-        from language.models.backbone import causal_forward
-
-        return causal_forward(model, batch)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""

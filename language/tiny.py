@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem
-from common.data.batch import Batch
 from common.train.config import FitConfig
 from language.config import CausalModelConfig
 from language.data.corpus import Corpus, Item
 from language.data.source import TextSource
 from language.data.templates import make_template
 from language.data.tokenizers import train_tokenizer
-from language.models.backbone import causal_forward
 from language.models.build import build_model
+from language.models.causal import CausalModels
 from language.models.families import family_of
 
 _MODEL = CausalModelConfig(kind="gpt_neo", dim=16, depth=2, heads=2, context=64, tokenizer=300)
@@ -40,7 +39,7 @@ def _texts() -> TextSource:
     return TextSource(corpus, train_tokenizer(corpus, 300), template, max_length=48)
 
 
-class TinyTexts(TinyProblem):
+class TinyTexts(CausalModels, TinyProblem):
     """Questions with answers, and a causal transformer of two blocks."""
 
     recipe: ClassVar[FitConfig] = FitConfig(epochs=10, batch_size=16, lr=5e-3)
@@ -58,7 +57,3 @@ class TinyTexts(TinyProblem):
     def net(self) -> nn.Module:
         """An untrained transformer."""
         return build_model(_MODEL, _texts().vocab_size, 0)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, A, V) logits of the tokens of the answers."""
-        return causal_forward(model, batch)

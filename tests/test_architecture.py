@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "common.methods.tools": "base data bounded objectives train",
     "common.methods": "base data bounded objectives train protocol methods.tools",
     "common.audits": "base data objectives train measure protocol",
+    "common.probes": "base measure protocol",
     "common.checks": "base data bounded train measure protocol methods",
     "vision": "common.base common.protocol",
     "vision.config": "common.base",
@@ -50,7 +51,6 @@ MAY_IMPORT = {
     "vision.scenarios": "common.base common.data config data",
     "vision.methods": "common.base common.data common.objectives common.train common.methods data "
     "models",
-    "vision.probes": "common.base common.measure common.protocol models",
     "vision.stand_in": "common.protocol config models",
     "vision.tiny": "common.base common.train common.checks config data models",
     "vision.apply": "common.base common.data common.measure common.membership common.store "
@@ -61,7 +61,8 @@ MAY_IMPORT = {
     "language.config": "common.base",
     "language.stand_in": "common.base common.protocol config data models",
     "language.data": "common.base common.data config",
-    "language.models": "common.base common.bounded common.data common.protocol config",
+    "language.models": "common.base common.bounded common.data common.measure common.protocol "
+    "config",
     "language.metrics": "common.base common.measure config",
     "language.measure": "common.base common.measure config data models metrics",
     "language.scenarios": "common.base common.data config data",

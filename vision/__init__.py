@@ -4,7 +4,6 @@ The registrations below are lazy: nothing is imported until it is used.
 """
 
 from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
-from common.protocol.probe import PROBES
 
 BENCHMARKS.register(
     "vision",
@@ -36,9 +35,4 @@ METHODS.register(
     "novo",
     "vision.methods.novo:Novo",
     summary="own model with class keys; deletes a class's key",
-)
-PROBES.register(
-    "ceiling",
-    "vision.probes.ceiling:CeilingProbe",
-    summary="largest cross-entropy that a frozen last LayerNorm and head allow",
 )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch, Source
     from common.data.splits import ForgetSplit
     from common.measure.scores import Scores
-    from common.protocol.benchmark import ModelFamily
+    from common.protocol.family import ModelFamily
     from common.train.config import FitConfig
 
 CONFIDENCE = 0.95

@@ -27,7 +27,7 @@ from common.data.batch import Batch, Source
 from common.data.splits import ForgetSplit, class_forget, random_forget
 from common.methods.base import train_reference
 from common.methods.task import UnlearnTask
-from common.protocol.benchmark import ModelFamily
+from common.protocol.family import ModelFamily
 from common.train.config import FitConfig
 
 CLASSES, WIDTH, TOKENS, PER_CLASS = 4, 16, 3, 36

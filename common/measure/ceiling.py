@@ -1,38 +1,48 @@
 """How large a cross-entropy can get where the last normalisation and the head are frozen.
 
-Logits are then z = W (g * x + b) + c with a normalised x of norm at most sqrt(d) and of mean zero,
-whatever the layers before do.  So is the loss bounded: -log p_y is convex in x and has its largest
-value on the sphere.
+Logits are then z = W (g * x + b) + c with a normalised x of norm at most sqrt(d), whatever the
+layers before do; a LayerNorm's x has mean zero besides.  So is the loss bounded: -log p_y is convex
+in x and has its largest value on the sphere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+PRECISION = 1e-12
+"""Nats that an iteration must gain to be followed by another."""
+
 
 @dataclass(frozen=True)
 class LastLayers:
-    """A layer normalisation and the linear head behind it.
+    """A normalisation and the linear head behind it.
 
     Attributes:
         gain: (d,) g.
         shift: (d,) b.
         weight: (C, d) W.
         bias: (C,) c.
+        centred: Whether x has mean zero, as a LayerNorm's has; one by the root mean square has not.
     """
 
     gain: Tensor
     shift: Tensor
     weight: Tensor
     bias: Tensor
+    centred: bool = True
 
 
 @torch.no_grad()
 def cross_entropy_ceilings(
-    layers: LastLayers, *, starts: int = 8, iterations: int = 200
+    layers: LastLayers,
+    labels: Iterable[int] | None = None,
+    *,
+    starts: int = 8,
+    iterations: int = 200,
 ) -> tuple[Tensor, Tensor]:
     """Largest cross-entropy per label, reached by ascent on the sphere, and a proven bound.
 
@@ -41,28 +51,35 @@ def cross_entropy_ceilings(
 
     Args:
         layers: What is frozen.
+        labels: L of the C labels; all when None.
         starts: Points to start from, per label.
-        iterations: Of each ascent.
+        iterations: Of each ascent, at most; it ends where it gains nothing more.
 
     Returns:
-        Two times (C,), in nats: the largest value reached, and log sum_j exp of the largest
+        Two times (L,), in nats: the largest value reached, and log sum_j exp of the largest
         z_j - z_y that any x gives, which no x can exceed.
     """
     weight = layers.weight.double()
     scaled = weight * layers.gain.double()
-    scaled = scaled - scaled.mean(1, keepdim=True)  # x has mean zero
+    if layers.centred:
+        scaled = scaled - scaled.mean(1, keepdim=True)
     offset = weight @ layers.shift.double() + layers.bias.double()
     radius = weight.shape[1] ** 0.5
     reached, bounds = [], []
-    for label in range(len(weight)):
+    for label in range(len(weight)) if labels is None else labels:
         slopes, offsets = scaled - scaled[label], offset - offset[label]
         norms = slopes.norm(dim=1)
         highest = radius * norms + offsets  # of each z_j - z_y alone
         bounds.append(highest.logsumexp(0))
         first = highest.topk(min(starts, len(weight))).indices
         points = radius * slopes[first] / norms[first, None].clamp_min(1e-30)
+        logits = points @ slopes.T + offsets
         for _ in range(iterations):
-            gradient = (points @ slopes.T + offsets).softmax(1) @ slopes
+            before = logits.logsumexp(1)
+            gradient = logits.softmax(1) @ slopes
             points = radius * gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        reached.append((points @ slopes.T + offsets).logsumexp(1).max())
+            logits = points @ slopes.T + offsets
+            if (logits.logsumexp(1) - before).max() <= PRECISION:
+                break
+        reached.append(logits.logsumexp(1).max())
     return torch.stack(reached), torch.stack(bounds)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.data.batch import Batch, Forward
     from common.data.loader import Loader
     from common.objectives.objectives import Objective
-    from common.protocol.benchmark import ModelFamily
+    from common.protocol.family import ModelFamily
     from common.train.protocols import (
         AfterStep,
         EvaluateDuring,

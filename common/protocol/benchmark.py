@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.base.config import Strict
 from common.bounded.config import AdapterConfig
 from common.data.parts import PARTS, Part, Role, part_of
 from common.measure.metric import MapAxes, MetricSpec
 from common.measure.rules import Rule, RuleSet
+from common.protocol.family import ModelFamily
 from common.protocol.pretraining import Pretrainable
 from common.protocol.sizes import Workload
 from common.protocol.stand_in import StandIn
@@ -72,53 +73,6 @@ class Versions:
     train: int = 1
     score: int = 1
     measure: int = 1
-
-
-class LayerNames(Protocol):
-    """What the layers of an architecture are called."""
-
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """Adapter target patterns by placement (``mlp``, ``attention``, ``all``)."""
-
-    @property
-    def head(self) -> Sequence[str]:
-        """Parameter-name patterns of the classifier head."""
-
-    def component_of(self, parameter: str, /) -> str:
-        """Component (mlp, attention, head, other) of a parameter, by its dotted name."""
-
-
-class ModelFamily(ABC):
-    """What methods must know of the models they are given."""
-
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Width of the logits."""
-
-    @property
-    @abstractmethod
-    def family(self) -> LayerNames:
-        """What the layers are called."""
-
-    @property
-    def targets(self) -> Mapping[str, Sequence[str]]:
-        """The family's target patterns."""
-        return self.family.targets
-
-    @property
-    def head(self) -> Sequence[str]:
-        """The family's head patterns."""
-        return self.family.head
-
-    def component_of(self, name: str) -> str:
-        """The family's component of a parameter."""
-        return self.family.component_of(name)
-
-    @abstractmethod
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits aligned with the batch's labels."""
 
 
 class Benchmark(ModelFamily, Pretrainable):

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from common.protocol.benchmark import Benchmark
 
 PROBES: Registry[Any] = Registry("probe", "common.protocol.probe:Probe")
+PROBES.register(
+    "ceiling",
+    "common.probes.ceiling:CeilingProbe",
+    summary="largest cross-entropy that a frozen last normalisation and head allow",
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.protocol.benchmark import ModelFamily
+from common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,13 +20,14 @@ from language.apply.report import MEASURES, measured, outcome
 from language.config import Family
 from language.data.corpus import Corpus, Item
 from language.data.files import read_items
+from language.models.causal import CausalModels
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from common.base.config import Strict
-    from common.data.batch import Batch, Source
+    from common.data.batch import Source
     from language.data.source import TextSource
     from language.models.families import CausalFamily
 
@@ -37,7 +38,7 @@ LONGEST = 1024
 DEFAULT_TEMPLATE: Family = "question_answer"
 
 
-class TextSubject(Subject):
+class TextSubject(CausalModels, Subject):
     """A causal language model, and questions with answers or plain texts.
 
     No row is cut or left out: one that is longer than ``max_length`` is an error, as its end would
@@ -130,12 +131,6 @@ class TextSubject(Subject):
         from language.models.families import family_of
 
         return family_of(self.model_type)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, A, V) logits at the answers' positions."""
-        from language.models.backbone import causal_forward
-
-        return causal_forward(model, batch)
 
     def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
         """See :func:`language.apply.report.measured`."""

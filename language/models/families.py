@@ -54,6 +54,7 @@ class CausalFamily:
         components: Component -> parts of dotted parameter names that tell it.
         transposed: Its layers are stored transposed (Conv1D), which adapters do not support.
         linear_head: Logits are one linear map of the decoder's last hidden state, nothing more.
+        last_norm: Name in the decoder of the normalisation before the head; empty if not known.
         maskable: It takes a whole attention mask (N, 1, T, T) and explicit positions.
         longest_row: Its transformers config -> tokens of the longest packed row treated exactly.
         tied: The head is the embedding matrix.
@@ -68,6 +69,7 @@ class CausalFamily:
     components: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _COMPONENTS)
     transposed: bool = False
     linear_head: bool = False
+    last_norm: str = ""
     maskable: bool = False
     longest_row: Callable[[Any], int] = lambda _: LONGEST_ROW
     tied: bool = False
@@ -144,6 +146,7 @@ def _published(model_type: str) -> tuple[Published, ...]:
 _GATED_LAYERS: dict[str, Any] = {
     "mlp": _GATED,
     "attention": (*_QKV, "*self_attn.o_proj"),
+    "last_norm": "norm",
 }
 _EXACT: dict[str, Any] = {"linear_head": True, "maskable": True}
 
@@ -155,6 +158,7 @@ FAMILIES: dict[str, CausalFamily] = {
             mlp=("*mlp.c_fc", "*mlp.c_proj"),
             attention=tuple(f"*attn.attention.{name}_proj" for name in ("q", "k", "v", "out")),
             **_EXACT,
+            last_norm="ln_f",
             longest_row=_gpt_neo_row,
             tied=True,
             tiny=_gpt_neo_tiny,
@@ -165,6 +169,7 @@ FAMILIES: dict[str, CausalFamily] = {
             mlp=("*mlp.fc1", "*mlp.fc2"),
             attention=(*_QKV, "*self_attn.dense"),
             **_EXACT,
+            last_norm="final_layernorm",
             tiny=_phi_tiny,
             published=_published("phi"),
         ),
@@ -183,6 +188,7 @@ FAMILIES: dict[str, CausalFamily] = {
             mlp=("*mlp.dense_h_to_4h", "*mlp.dense_4h_to_h"),
             attention=("*attention.query_key_value", "*attention.dense"),
             **_EXACT,
+            last_norm="final_layer_norm",
         ),
         CausalFamily("phi3", linear_head=True),
         CausalFamily("qwen3", linear_head=True),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -49,3 +51,22 @@ def test_two_classes_have_a_closed_form():
     top = 6**0.5 * float((slope - slope.mean()).norm())
     expected = [nn.functional.softplus(top + s).item() for s in (shift, -shift)]
     assert reached.tolist() == pytest.approx(expected) == bounds.tolist()
+
+
+def test_without_centring_the_mean_counts_too():
+    layers = replace(random_layers(), centred=False)
+    reached, bounds = cross_entropy_ceilings(layers)
+    centred, _ = cross_entropy_ceilings(replace(layers, centred=True))
+    assert (reached > centred).all() and (reached <= bounds + 1e-9).all()
+    generator = torch.Generator().manual_seed(1)
+    points = torch.randn(20_000, 12, generator=generator, dtype=torch.float64)
+    normed = nn.functional.rms_norm(points, (12,)) * layers.gain + layers.shift
+    found = -(normed @ layers.weight.T + layers.bias).log_softmax(1)
+    assert (found.amax(0) <= reached + 1e-9).all()
+
+
+def test_some_labels_have_the_values_they_have_among_all():
+    layers = random_layers()
+    both = zip(cross_entropy_ceilings(layers), cross_entropy_ceilings(layers, [3, 1]), strict=True)
+    for whole, some in both:
+        assert some.tolist() == whole[[3, 1]].tolist()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
@@ -10,7 +12,7 @@ from vision.models.last import last_layers
 
 def measured(model):
     probe = make_probe("ceiling", {}, "test")
-    return probe, probe.measure(model.eval(), None)
+    return probe, probe.measure(model.eval(), SimpleNamespace(last_layers=last_layers))
 
 
 def vit(**over):

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.protocol.benchmark import ModelFamily
+from common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.data.batch import Batch
+    from common.measure.ceiling import LastLayers
 
 _PARTS = {"mlp": "mlp", "attn": "attention"}
 
@@ -110,3 +111,9 @@ class ImageClassifiers(ModelFamily):
         """(N, C) logits."""
         logits: Tensor = model(batch.inputs["x"])
         return logits
+
+    def last_layers(self, model: nn.Module) -> LastLayers | None:
+        """The LayerNorm and the head of a transformer."""
+        from vision.models.last import last_layers
+
+        return last_layers(model)

@@ -1,4 +1,4 @@
-"""The highest cross-entropy that a classifier's last layers allow."""
+"""The highest cross-entropy that a model's last layers allow."""
 
 from __future__ import annotations
 
@@ -15,33 +15,43 @@ if TYPE_CHECKING:
     from common.protocol.benchmark import Benchmark
 
 
+ALL, SOME = 512, 32
+"""The most classes that are all asked, and how many of more."""
+
+
 class CeilingConfig(Strict):
     """There is nothing to set."""
 
 
 class CeilingProbe(Probe):
-    """Ceiling of the cross-entropy of a model whose last LayerNorm and head stay as they are.
+    """Ceiling of the cross-entropy of a model whose last normalisation and head stay as they are.
 
     Adapters on MLPs or attention leave both frozen, so no ascent can pass it: a loss that stays
-    below it has not shown that a method is stable.  A method that trains the head or the LayerNorm
-    moves it.  Models that do not end in a LayerNorm and a linear head have none.
+    below it has not shown that a method is stable.  A head that is tied to the embedding is frozen
+    with it.  A method that trains the head or the normalisation moves the ceiling.  Models that do
+    not end in a normalisation and a linear head have none.
     """
 
     version = 1
     Config: ClassVar[type[Strict]] = CeilingConfig
-    modality = "vision"
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
-        """One row per class: ``ceiling`` reached by ascent and ``bound`` proven, in nats."""
-        from common.measure.ceiling import cross_entropy_ceilings
-        from vision.models.last import last_layers
+        """One row per class: ``ceiling`` reached by ascent and ``bound`` proven, in nats.
 
-        layers = last_layers(model)
+        Of more than :data:`ALL` classes, such as tokens, :data:`SOME` are taken, evenly spaced.
+        """
+        from common.measure.ceiling import cross_entropy_ceilings
+
+        layers = benchmark.last_layers(model)
         if layers is None:
             return ProbeTable({"all": {"ceiling": None, "bound": None}})
-        reached, bounds = cross_entropy_ceilings(layers)
-        pairs = zip(reached.tolist(), bounds.tolist(), strict=True)
-        rows = {f"class {label}": {"ceiling": c, "bound": b} for label, (c, b) in enumerate(pairs)}
+        count = len(layers.weight)
+        labels = range(count) if count <= ALL else range(0, count, -(-count // SOME))
+        pairs = (each.tolist() for each in cross_entropy_ceilings(layers, labels))
+        rows = {
+            f"class {label}": {"ceiling": reached, "bound": bound}
+            for label, reached, bound in zip(labels, *pairs, strict=True)
+        }
         return ProbeTable(rows)
 
     def summary(self, table: ProbeTable) -> dict[str, float | None]:
@@ -50,8 +60,10 @@ class CeilingProbe(Probe):
         return {f"{self.name}.loss": max(ceilings) if ceilings else None}
 
     def related(self, metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-        """How much of the ceiling the forget loss has."""
-        loss, ceiling = metrics.get("forget_loss"), metrics.get(f"{self.name}.loss")
+        """How much of the ceiling the forget loss has; nothing where no such loss is measured."""
+        if "forget_loss" not in metrics:
+            return {}
+        loss, ceiling = metrics["forget_loss"], metrics.get(f"{self.name}.loss")
         share = None if loss is None or not ceiling else 100 * loss / ceiling
         return {f"{self.name}.reached": share}
 
@@ -64,10 +76,10 @@ class CeilingProbe(Probe):
                 "target",
                 "CE ceiling",
                 unit="nats",
-                doc="largest cross-entropy of any class that the model's last LayerNorm and head "
-                "allow, whatever comes before them",
+                doc="largest cross-entropy of any class (of a vocabulary: of 32 tokens) that the "
+                "model's last normalisation and head allow, whatever comes before them",
                 collapsed="as any model with the same last layers",
-                silent="where the head or the last LayerNorm is trained: it moves with them",
+                silent="where the head or the last normalisation is trained: it moves with them",
                 digits=2,
             ),
             MetricSpec(

@@ -1,0 +1,29 @@
+"""What all causal language models share as a family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.protocol.family import ModelFamily
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from common.data.batch import Batch
+    from common.measure.ceiling import LastLayers
+
+
+class CausalModels(ModelFamily):
+    """Token ids as ``inputs["input_ids"]``, (N, L), and logits at the labels' positions."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(N, A, V) logits at the answers' positions."""
+        from language.models.backbone import causal_forward
+
+        return causal_forward(model, batch)
+
+    def last_layers(self, model: nn.Module) -> LastLayers | None:
+        """The last normalisation and the head, tied or not."""
+        from language.models.last import last_layers
+
+        return last_layers(model)

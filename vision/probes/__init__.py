@@ -1,1 +1,0 @@
-"""Tables of an image classifier on data of their own, or on none."""
