@@ -44,7 +44,8 @@ def attach(
         config: Rank, bound and scales; the same for all layers.
         generator: Draws the initial factors.
         trainable: Glob patterns on parameter names that stay trainable (the head, if asked for);
-            W0 and b of an adapted layer never do.
+            W0 and b of an adapted layer never do.  With a head that is tied to the embedding, the
+            embedding is trained too.
 
     Returns:
         Names of the adapted layers, in the model's order.
@@ -66,7 +67,8 @@ def attach(
     for name in names:
         _replace(model, name, _adapted(modules[name], config, generator))
     inside = tuple(f"{name}." for name in names)
-    for name, parameter in model.named_parameters():
+    # a head that is tied to the embedding goes by both names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if not name.startswith(inside) and any(
             fnmatch.fnmatch(name, pattern) for pattern in trainable
         ):

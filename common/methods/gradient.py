@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -157,6 +158,11 @@ class AdaptedMethod(UnlearningMethod):
             return
         patterns = adapter_targets(task, adapter.placement, adapter.targets)
         head = task.family.head if adapter.train_head else ()
+        names = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
+        if head and not any(fnmatch.filter(names, pattern) for pattern in head):
+            raise ConfigError(
+                f"adapter.train_head: no parameter is called {', '.join(head)}; leave it off"
+            )
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
 
     def _train(

@@ -347,6 +347,15 @@ def test_placement_targets_and_head(tiny, unlearn):
     assert torch.equal(adapted({})[0].head.weight, tiny.net(1).head.weight)
 
 
+def test_a_model_without_the_named_head_says_so(tiny, source):
+    cls = METHODS["gd_sine"]
+    task = tiny.task(source, tiny.split(source), access=cls.info.access)
+    task.family = tiny.family(head=("classifier.*",))
+    method = cls(resolve("gd_sine", {"adapter": {"train_head": True}}))
+    message = complaint(method.unlearn, task)
+    assert "classifier.*" in message and "train_head" in message
+
+
 def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
     cls = METHODS["gd_sine"]
     task = tiny.task(source, tiny.split(source), access=cls.info.access)

@@ -407,3 +407,13 @@ def test_an_unknown_architecture_needs_targets(tmp_path):
     with pytest.raises(ConfigError, match=r"no layer of a opt.* give targets"):
         count_targets(opt, 2)
     assert count_targets(opt, 2, targets=["*.fc1"]).trainable == 2 * 16
+
+
+def test_training_a_tied_head_trains_the_embedding():
+    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
+    model = build_model(config, 40, 0)
+    family = family_of("gpt_neo")
+    generator = torch.Generator().manual_seed(0)
+    attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert head is embedding and embedding.requires_grad
