@@ -11,8 +11,8 @@ from benchmarks.report.section import Picture
 from common.measure.gaps import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (30, 28), 44, 22, 70, 44
-PER_STRIP = 2
-"""Panels beside each other: a page of documents is some 830 pixels wide."""
+PAGE, LETTER = 830, 6.8
+"""Width of a page of documents, and of a bold letter, in pixels."""
 WORST_DROP = 20.0
 """Points of the retained metric at which the lower panels' colour saturates."""
 GOOD, BAD, UNKNOWN, DARK = (35, 110, 70), (170, 40, 30), "#bbbbbb", "#222"
@@ -25,19 +25,19 @@ def picture(board: MapBoard) -> Picture:
     lrs = sorted({square.lr for line in board.lines for square in line.squares})
     tallest = max((len(_lams(line)) for line in board.lines), default=1)
     inner = len(lrs) * CELL[0], tallest * CELL[1]
-    wide, tall = LABEL + inner[0] + GAP, inner[1] + GAP + 14
-    strips = -(-len(board.lines) // PER_STRIP) or 1
-    width = max(wide * min(len(board.lines), PER_STRIP) + GAP, 760)
+    names = [_name(board, line) for line in board.lines]
+    broad = max((inner[0], *(len(name) * LETTER for name in names)))
+    wide, tall = LABEL + broad + GAP, inner[1] + GAP + 14
+    beside = max(1, int((PAGE - GAP) // wide))
+    strips = -(-len(board.lines) // beside) or 1
+    width = round(max(wide * min(len(board.lines), beside) + GAP, PAGE))
     height = HEAD + strips * (2 * tall + FOOT) + 24
     body, titles = [], board.titles
     for index, line in enumerate(board.lines):
-        strip, column = divmod(index, PER_STRIP)
+        strip, column = divmod(index, beside)
         x = GAP + column * wide + LABEL
         y = HEAD + strip * (2 * tall + FOOT)
-        axis = board.resolved.axis(line.label)
-        name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
-        name += f": {summarise(line.accepted).mean:.0f} % accepted"
-        body.append(_panel(line, lrs, x, y, _accepted, name))
+        body.append(_panel(line, lrs, x, y, _accepted, names[index]))
         body.append(_panel(line, lrs, x, y + tall, _dropped, f"{titles.retained} drop"))
         body.append(_rates(lrs, line, x, y + tall + inner[1] + 14))
     body.append(_scale(GAP, height - 14, "accepted %", GOOD, 100.0))
@@ -46,12 +46,18 @@ def picture(board: MapBoard) -> Picture:
     seeds = ", ".join(map(str, sorted(board.targets)))
     title = f"{board.resolved.name}: accepted share of (seed, step), seeds {seeds}"
     subtitle = (
-        f"x: effective lr, y: lambda. U: under-forgets ({titles.forgotten} fails); D: damage "
-        f"({titles.retained} or {titles.utility} fails, or diverged). Dashed: added to "
-        "find an edge."
+        f"x: effective lr, y: lambda. U: {titles.forgotten} too high; D: {titles.retained} or "
+        f"{titles.utility} too low, or diverged. Dashed: added to find an edge."
     )
     drawn = svg.picture(width, height, body, title=title, subtitle=subtitle, left=GAP, font_size=11)
     return Picture(drawn, "map", "map.svg")
+
+
+def _name(board: MapBoard, line: MapLine) -> str:
+    """A panel's head: the method, its own second axis if any, and its accepted share."""
+    axis = board.resolved.axis(line.label)
+    name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
+    return f"{name}: {summarise(line.accepted).mean:.0f} %"
 
 
 def _lams(line: MapLine) -> list[float]:
