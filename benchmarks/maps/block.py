@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from benchmarks.pipeline.unlearning import unlearned
 from common.base.config import validate
 from common.base.errors import Diverged
 from common.base.registry import METHODS
-from common.bounded.attach import adapter_statistics, attach, detach
+from common.bounded.attach import adapter_statistics, attach, detach, share_beyond
 from common.bounded.layer import adapted_layers
 from common.bounded.phi import PHIS
 from common.data.splits import ForgetSplit
@@ -27,8 +27,17 @@ from common.train.protocols import Telemetry
 if TYPE_CHECKING:
     from benchmarks.maps.work import MapSpec
 
+CURVED, TURNED = 0.5, math.pi / 2
+"""Arguments of phi from which it is no longer linear, and from which a sine turns back."""
 CellRow = dict[str, Any]
 MakeTask = Callable[[frozenset[str]], UnlearnTask]
+
+
+class Shares(NamedTuple):
+    """How much of a bound acts; see :class:`benchmarks.maps.cells.Cell`."""
+
+    bound_share: float | None = None
+    turned_share: float | None = None
 
 
 class Readout:
@@ -50,20 +59,18 @@ class Readout:
         scores = self.benchmark.score(model.eval(), self.parts, trial=self.axes.as_trial)
         return self.benchmark.map_metrics(scores, seed=self.seed)
 
-    def row(
-        self, model: nn.Module, point: Sequence[float], step: int, bound: float | None
-    ) -> CellRow:
+    def row(self, model: nn.Module, point: Sequence[float], step: int, bound: Shares) -> CellRow:
         """One cell; non-finite scores make it a diverged one."""
         try:
             metrics = self.metrics(model)
         except Diverged:
             return self.diverged(point, step)
         moved = self.movement(model)
-        return cell_row(point, step, **metrics, delta_ratio=moved, bound_share=bound)
+        return cell_row(point, step, **metrics, delta_ratio=moved, **bound._asdict())
 
     def diverged(self, point: Sequence[float], step: int) -> CellRow:
         """A cell without numbers: divergence is a status, never a value."""
-        names = (*self.axes.metrics, "delta_ratio", "bound_share")
+        names = (*self.axes.metrics, "delta_ratio", *Shares._fields)
         return {**cell_row(point, step), **dict.fromkeys(names), "nonfinite": True}
 
     @torch.no_grad()
@@ -135,12 +142,13 @@ def _together(
     return rows
 
 
-def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[float | None]:
+def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[Shares]:
     if config.ball is not None:
-        return training.at_ball
+        return [Shares(share) for share in training.at_ball]
     if PHIS[config.adapter.phi].bounded:
-        return training.bound_active()
-    return [None] * training.copies
+        pairs = zip(training.share_beyond(CURVED), training.share_beyond(TURNED), strict=True)
+        return [Shares(*pair) for pair in pairs]
+    return [Shares()] * training.copies
 
 
 class _AtBall:
@@ -158,14 +166,14 @@ class _AtBall:
         """Drops all: without a checkpoint a run begins at the beginning."""
         self.shares.clear()
 
-    def share(self, model: nn.Module) -> float | None:
-        """At the ball, or inside an entrywise bound; None where there is no bound."""
+    def share(self, model: nn.Module) -> Shares:
+        """At the ball, or inside an entrywise bound; nothing where there is no bound."""
         if self.shares:
-            return math.fsum(self.shares) / len(self.shares)
+            return Shares(math.fsum(self.shares) / len(self.shares))
         layers = [layer for _, layer in adapted_layers(model)]
         if layers and layers[0].bound.record.bounded:
-            return adapter_statistics(model)["bound_active"]
-        return None
+            return Shares(share_beyond(model, CURVED), share_beyond(model, TURNED))
+        return Shares()
 
 
 def _alone(

@@ -12,6 +12,7 @@ from benchmarks.maps.derive import Ceiling, MapComparison, MapLine
 from benchmarks.maps.draw import picture
 from benchmarks.maps.draw_depth import depth_picture
 from benchmarks.maps.plan import SIDES
+from benchmarks.maps.regime import regime_sections
 from benchmarks.report.cells import MISSING, number, spread
 from benchmarks.report.section import Column, Section, Table, filled, table
 from common.measure.gaps import summarise
@@ -35,6 +36,7 @@ def sections(board: MapBoard) -> list[Section]:
         Section(text=legend(board), tone="muted"),
         *([Section("Paired differences", lines=compared)] if compared else ()),
         Section("Accepted % per effective learning rate", content=rate_table(board)),
+        *regime_sections(board),
         Section(content=picture(board), level="full"),
         *([Section("Probe", (probe_text(board),))] if probed else ()),
         *audit_sections(board.probes if probed else ()),

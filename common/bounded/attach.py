@@ -175,6 +175,17 @@ def trainable_share(model: nn.Module) -> tuple[int, int]:
     return trainable, total - factors + sum(map(weight_count, quantised))
 
 
+def share_beyond(model: nn.Module, argument: float) -> float:
+    """Share of the entries of all adapted layers with |inner A B^T| above a threshold."""
+    beyond = entries = 0
+    with torch.no_grad():
+        for _, layer in adapted_layers(model):
+            arguments = layer.arguments().abs()
+            beyond += int((arguments > argument).sum())
+            entries += arguments.numel()
+    return beyond / max(entries, 1)
+
+
 def adapter_statistics(model: nn.Module) -> dict[str, float]:
     """How far each adapter has moved, and whether the bound acts.
 

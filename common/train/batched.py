@@ -143,13 +143,13 @@ class BatchedTraining:
         """Per run, the share of (step, layer) pairs that were projected."""
         return (self._outside / max(self.steps * len(self.layers), 1)).tolist()
 
-    def bound_active(self) -> list[float]:
-        """Per run, the share of entries with |argument of phi| > 0.5, over all adapted layers."""
+    def share_beyond(self, argument: float) -> list[float]:
+        """Per run, the share of entries with |inner A B^T| above a threshold, over all layers."""
         active, entries = torch.zeros(self.copies), 0
         with torch.no_grad():
             for layer in self.layers.values():
                 z = (layer.bound.inner * (layer.A @ layer.Bt)).abs()
-                active += (z > 0.5).sum((-2, -1)).cpu()
+                active += (z > argument).sum((-2, -1)).cpu()
                 entries += z[0].numel()
         return (active / entries).tolist()
 

@@ -102,9 +102,9 @@ def test_the_ball_holds_for_every_run(tiny):
 
 def test_bound_active_counts_entries(tiny):
     training, _ = batched(tiny, tiny.Source(), configs("gd_sine", 20), 20)
-    assert training.bound_active() == [0.0, 0.0, 0.0]
+    assert training.share_beyond(0.5) == [0.0, 0.0, 0.0]
     training.run_to(20)
-    assert training.bound_active()[0] < training.bound_active()[2] <= 1
+    assert training.share_beyond(0.5)[0] < training.share_beyond(0.5)[2] <= 1
 
 
 @pytest.mark.parametrize(

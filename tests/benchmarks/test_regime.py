@@ -1,0 +1,99 @@
+"""What a map says of each rate: distance, share at the bound, what is kept, what diverged."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.maps.block import Shares, _AtBall
+from benchmarks.maps.cells import Cell
+from benchmarks.maps.regime import regime_sections
+from benchmarks.maps.resolve import make_rule
+from common.bounded.attach import attach, share_beyond
+from common.bounded.config import AdapterConfig
+from vision.metrics import MAP_AXES
+
+RULE = make_rule(MAP_AXES, {}, "test")
+TARGETS = {1: {"fa": 0.0, "ra": 100.0, "ta": 98.0}}
+
+
+def cell(lr, step=100, fa=0.0, ra=100.0, **over):
+    metrics = {"fa": fa, "ra": ra, "ta": 98.0}
+    return Cell("m", 1, False, lr, 1.0, step, metrics, **over)
+
+
+def dead(lr, step):
+    lost = dict.fromkeys(("fa", "ra", "ta"))
+    return Cell("m", 1, False, lr, 1.0, step, lost, nonfinite=True)
+
+
+def tables(cells):
+    """Title -> the row of the only method, without its name."""
+    board = SimpleNamespace(
+        cells=cells,
+        lines=[SimpleNamespace(label="m")],
+        targets=TARGETS,
+        titles=SimpleNamespace(retained="RA"),
+        resolved=SimpleNamespace(rule=RULE),
+    )
+    return {each.title: list(each.content.rows[0][1:]) for each in regime_sections(board)}
+
+
+def test_each_rate_has_its_own_column():
+    cells = [
+        cell(0.1, ra=99.0, delta_ratio=0.5, bound_share=0.1, turned_share=0.02),
+        cell(0.1, 300, ra=97.0, delta_ratio=1.5, bound_share=0.3, turned_share=0.04),
+        cell(1.0, fa=40.0, ra=20.0, delta_ratio=1234.0),
+        cell(1.0, 300, ra=60.0, delta_ratio=4321.0),
+        dead(10.0, 300),
+        dead(10.0, 1000),
+    ]
+    assert tables(cells) == {
+        "Distance from Original": ["1", "2778", "–"],
+        "Where the bound acts": ["20 (3)", "–", "–"],
+        "RA where forgotten": ["98.0 (2 of 2)", "60.0 (1 of 2)", "–"],
+        "Diverged": ["–", "–", "2 of 2, by step 300"],
+    }
+
+
+def test_what_would_be_empty_is_left_out():
+    found = tables([cell(0.1, delta_ratio=0.5), cell(1.0, delta_ratio=0.5, bound_share=0.25)])
+    assert "Diverged" not in found
+    assert found["Where the bound acts"] == ["–", "25"], "an older block has no second share"
+    assert set(tables([cell(0.1)])) == {"RA where forgotten"}
+
+
+def test_an_entrywise_bound_is_read_off_the_adapters(tiny):
+    import torch
+
+    model = tiny.net(1)
+    assert _AtBall().share(model) == Shares()
+    attach(
+        model,
+        tiny.targets["mlp"],
+        AdapterConfig(phi="sine", omega=100),
+        torch.Generator().manual_seed(0),
+    )
+    assert _AtBall().share(model) == Shares(0.0, 0.0)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".A", ".Bt")):
+            parameter.data.fill_(0.05)
+    share = _AtBall().share(model)
+    assert share.bound_share == share_beyond(model, 0.5) == 1.0
+    assert 0 <= share.turned_share <= share.bound_share
+    assert (
+        dataclasses.is_dataclass(Cell) and set(Shares._fields) <= Cell.__dataclass_fields__.keys()
+    )
+
+
+def test_the_share_at_a_threshold_counts_entries(tiny):
+    import torch
+
+    model = tiny.net(1)
+    attach(model, tiny.targets["mlp"], AdapterConfig(omega=1), torch.Generator().manual_seed(0))
+    factors = [p for n, p in model.named_parameters() if n.endswith((".A", ".Bt"))]
+    assert factors
+    shares = [share_beyond(model, threshold) for threshold in (-1.0, 0.0, 10.0)]
+    assert shares == [1.0, pytest.approx(0.0), 0.0], "the product is zero before the first step"
