@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from benchmarks.maps.board import MapBoard
 from benchmarks.maps.derive import MapLine, Square
@@ -21,10 +21,10 @@ Paint = Callable[[Square], tuple[str, str, str]]
 
 
 def picture(board: MapBoard) -> Picture:
-    """Strips of panels; x is log effective lr, y log lambda, both in the grid's own columns."""
-    lrs = sorted({square.lr for line in board.lines for square in line.squares})
+    """Strips of panels; x is log effective lr, y log lambda, each in a row's own columns."""
+    most = max((len(_rates(line)) for line in board.lines), default=1)
     tallest = max((len(_lams(line)) for line in board.lines), default=1)
-    inner = len(lrs) * CELL[0], tallest * CELL[1]
+    inner = most * CELL[0], tallest * CELL[1]
     names = [_name(board, line) for line in board.lines]
     broad = max((inner[0], *(len(name) * LETTER for name in names)))
     wide, tall = LABEL + broad + GAP, inner[1] + GAP + 14
@@ -37,9 +37,9 @@ def picture(board: MapBoard) -> Picture:
         strip, column = divmod(index, beside)
         x = GAP + column * wide + LABEL
         y = HEAD + strip * (2 * tall + FOOT)
-        body.append(_panel(line, lrs, x, y, _accepted, names[index]))
-        body.append(_panel(line, lrs, x, y + tall, _dropped, f"{titles.retained} drop"))
-        body.append(_rates(lrs, line, x, y + tall + inner[1] + 14))
+        body.append(_panel(line, x, y, _accepted, names[index]))
+        body.append(_panel(line, x, y + tall, _dropped, f"{titles.retained} drop"))
+        body.append(_axis(line, x, y + tall + inner[1] + 14))
     body.append(_scale(GAP, height - 14, "accepted %", GOOD, 100.0))
     drop = f"mean {titles.retained} drop, points (saturates)"
     body.append(_scale(GAP + 330, height - 14, drop, BAD, WORST_DROP))
@@ -65,11 +65,14 @@ def _lams(line: MapLine) -> list[float]:
     return sorted({square.lam for square in line.squares}, reverse=True)
 
 
-def _panel(
-    line: MapLine, lrs: Sequence[float], x: float, y: float, paint: Paint, title: str
-) -> str:
+def _rates(line: MapLine) -> list[float]:
+    """From the left of a panel on."""
+    return sorted({square.lr for square in line.squares})
+
+
+def _panel(line: MapLine, x: float, y: float, paint: Paint, title: str) -> str:
     parts = [svg.text(x, y - 5, title, font_weight="bold")]
-    lams = _lams(line)
+    lrs, lams = _rates(line), _lams(line)
     for row, lam in enumerate(lams):
         middle = y + row * CELL[1] + CELL[1] / 2 + 4
         parts.append(svg.text(x - 5, middle, f"{lam:g}", text_anchor="end"))
@@ -117,14 +120,12 @@ def _mix(colour: tuple[int, int, int], amount: float) -> str:
     return "#" + "".join(f"{round(255 + (c - 255) * amount):02x}" for c in colour)
 
 
-def _rates(lrs: Sequence[float], line: MapLine, x: float, y: float) -> str:
+def _axis(line: MapLine, x: float, y: float) -> str:
     """The rates under the columns that a panel has."""
-    tried = {square.lr for square in line.squares}
-    names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+0", "e") for lr in lrs]
+    names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+0", "e") for lr in _rates(line)]
     return "".join(
         svg.text(x + (index + 0.5) * CELL[0], y, name, text_anchor="middle", font_size=9)
         for index, name in enumerate(names)
-        if lrs[index] in tried
     )
 
 

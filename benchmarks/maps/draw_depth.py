@@ -13,7 +13,8 @@ from benchmarks.report.section import Picture
 
 PANEL, LEFT, GAP, HEAD = (222, 190), 46, 26, 74
 """Three panels fill the some 830 pixels of a page of documents."""
-LEGEND, PER_ROW, ENTRY = 20, 4, 190
+LEGEND, SAMPLE, LETTER, WIDTH = 20, 32, 6.2, 600
+"""Of the legend: its rows, a line's sample, a letter; and the least width of the picture."""
 COLOURS = ("#30638e", "#d1495b", "#00798c", "#8a5a00", "#6a4c93", "#444444")
 DASHES = {"ascent": "5 3", "one-minus-p": None}
 NEAR = 24
@@ -36,11 +37,13 @@ def depth_picture(board: MapBoard) -> Picture | None:
         for name, points in lines.items():
             body.append(_line(panel, across, x, name, points, colours))
     bottom = HEAD + PANEL[1] + 46
+    width = max(len(shown) * (PANEL[0] + LEFT) + GAP, WIDTH)
+    entry = SAMPLE + max(map(len, lines)) * LETTER + GAP
+    beside = max(1, int((width - LEFT) // entry))
     for index, name in enumerate(lines):
-        row, column = divmod(index, PER_ROW)
-        body.append(_entry(LEFT + column * ENTRY, bottom + row * LEGEND, name, colours))
-    rows = -(-len(lines) // PER_ROW)
-    width = max(len(shown) * (PANEL[0] + LEFT) + GAP, LEFT + min(len(lines), PER_ROW) * ENTRY)
+        row, column = divmod(index, beside)
+        body.append(_entry(LEFT + column * entry, bottom + row * LEGEND, name, colours))
+    rows = -(-len(lines) // beside)
     seeds = ", ".join(map(str, sorted(board.targets)))
     drawn = svg.picture(
         width,
@@ -139,6 +142,5 @@ def _style(name: str, colours: Mapping[str, str]) -> dict[str, str | None]:
 
 def _entry(x: float, y: float, name: str, colours: Mapping[str, str]) -> str:
     style = _style(name, colours)
-    return svg.line((x, y - 4), (x + 26, y - 4), stroke_width=1.8, **style) + svg.text(
-        x + 32, y, name
-    )
+    sample = svg.line((x, y - 4), (x + SAMPLE - 6, y - 4), stroke_width=1.8, **style)
+    return sample + svg.text(x + SAMPLE, y, name)
