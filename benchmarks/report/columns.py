@@ -49,7 +49,10 @@ NAMED_DOCS: Mapping[str, str] = {
     "worst RA": "is the lowest RA over the grid's cells",
     "median RA": "is the median RA over the grid's cells, mean over seeds",
     "its TA": "is the best cell's",
-    "0.001, 0.003, ...": "is the accepted share in % at this effective learning rate",
+    "worst retain P": "is the lowest retain P over the grid's cells",
+    "median retain P": "is the median retain P over the grid's cells, mean over seeds",
+    "its MU6": "is the best cell's",
+    "0.001, 0.003, ...": "is the accepted share in %, or what the table says, at this effective rate",
 }
 """The same of maps' columns that are called after a metric (on text: others) or a rate."""
 
