@@ -52,7 +52,7 @@ NAMED_DOCS: Mapping[str, str] = {
     "worst retain P": "is the lowest retain P over the grid's cells",
     "median retain P": "is the median retain P over the grid's cells, mean over seeds",
     "its MU6": "is the best cell's",
-    "0.001, 0.003, ...": "is the accepted share in %, or what the table says, at this effective rate",
+    "0.001, 0.003, ...": "is the accepted share in %, or what the table says, at this rate",
 }
 """The same of maps' columns that are called after a metric (on text: others) or a rate."""
 
