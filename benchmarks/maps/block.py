@@ -14,7 +14,7 @@ from benchmarks.pipeline.unlearning import unlearned
 from common.base.config import validate
 from common.base.errors import Diverged
 from common.base.registry import METHODS
-from common.bounded.attach import adapter_statistics, attach, detach, share_beyond
+from common.bounded.attach import adapter_statistics, attach, detach, shares_beyond
 from common.bounded.layer import adapted_layers
 from common.bounded.phi import PHIS
 from common.data.splits import ForgetSplit
@@ -146,8 +146,7 @@ def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[Shares]:
     if config.ball is not None:
         return [Shares(share) for share in training.at_ball]
     if PHIS[config.adapter.phi].bounded:
-        pairs = zip(training.share_beyond(CURVED), training.share_beyond(TURNED), strict=True)
-        return [Shares(*pair) for pair in pairs]
+        return [Shares(*pair) for pair in training.shares_beyond((CURVED, TURNED))]
     return [Shares()] * training.copies
 
 
@@ -172,7 +171,7 @@ class _AtBall:
             return Shares(math.fsum(self.shares) / len(self.shares))
         layers = [layer for _, layer in adapted_layers(model)]
         if layers and layers[0].bound.record.bounded:
-            return Shares(share_beyond(model, CURVED), share_beyond(model, TURNED))
+            return Shares(*shares_beyond(model, (CURVED, TURNED)))
         return Shares()
 
 

@@ -53,7 +53,8 @@ def regime_sections(board: MapBoard) -> list[Section]:
         ),
         (
             "Diverged",
-            "Cells that left the finite numbers, and the earliest step at which one had.",
+            "Cells in which a number was not finite or a loss passed the cap (10,000), and the "
+            "earliest step at which one had.",
             _diverged,
         ),
     )

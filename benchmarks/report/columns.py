@@ -35,7 +35,7 @@ MAP_DOCS: Mapping[str, str] = {
     "loose %": "is the same with twice the rule's tolerances",
     "band": "is the width of the accepted learning rates, in decades",
     "of": "is the width of the learning rates that were tried, in decades",
-    "✗": "counts cells whose training left the finite numbers",
+    "✗": "counts cells in which a number was not finite or a loss passed the cap (10,000)",
     "of ceiling": "is the highest share of Original's cross-entropy ceiling that a cell's forget "
     "loss has, in %; about 100 where ascent ended at it",
     "lower edge": "is the rate below the accepted ones at which every cell fails",

@@ -71,7 +71,7 @@ class GateError(UserError):
 
 
 class Diverged(RuntimeError):
-    """Training left the finite numbers.  A status of a run, never a crash.
+    """A number was not finite or a loss passed its cap.  A status of a run, never a crash.
 
     Args:
         step: First step (counted from 1) with a non-finite or excessive loss.

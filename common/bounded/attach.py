@@ -175,15 +175,16 @@ def trainable_share(model: nn.Module) -> tuple[int, int]:
     return trainable, total - factors + sum(map(weight_count, quantised))
 
 
-def share_beyond(model: nn.Module, argument: float) -> float:
-    """Share of the entries of all adapted layers with |inner A B^T| above a threshold."""
-    beyond = entries = 0
+def shares_beyond(model: nn.Module, thresholds: Sequence[float]) -> list[float]:
+    """Per threshold, the share of the entries of all adapted layers with |inner A B^T| above it."""
+    beyond, entries = [0] * len(thresholds), 0
     with torch.no_grad():
         for _, layer in adapted_layers(model):
             arguments = layer.arguments().abs()
-            beyond += int((arguments > argument).sum())
+            for index, threshold in enumerate(thresholds):
+                beyond[index] += int((arguments > threshold).sum())
             entries += arguments.numel()
-    return beyond / max(entries, 1)
+    return [count / max(entries, 1) for count in beyond]
 
 
 def adapter_statistics(model: nn.Module) -> dict[str, float]:

@@ -158,11 +158,13 @@ class AdaptedMethod(UnlearningMethod):
             return
         patterns = adapter_targets(task, adapter.placement, adapter.targets)
         head = task.family.head if adapter.train_head else ()
-        names = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
-        if head and not any(fnmatch.filter(names, pattern) for pattern in head):
-            raise ConfigError(
-                f"adapter.train_head: no parameter is called {', '.join(head)}; leave it off"
-            )
+        if adapter.train_head:
+            names = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
+            if not any(fnmatch.filter(names, pattern) for pattern in head):
+                raise ConfigError(
+                    f"adapter.train_head: no parameter is called {' or '.join(head) or 'so'}; "
+                    "leave it off"
+                )
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
 
     def _train(

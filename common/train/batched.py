@@ -143,15 +143,16 @@ class BatchedTraining:
         """Per run, the share of (step, layer) pairs that were projected."""
         return (self._outside / max(self.steps * len(self.layers), 1)).tolist()
 
-    def share_beyond(self, argument: float) -> list[float]:
-        """Per run, the share of entries with |inner A B^T| above a threshold, over all layers."""
-        active, entries = torch.zeros(self.copies), 0
+    def shares_beyond(self, thresholds: Sequence[float]) -> list[list[float]]:
+        """Per run and threshold, the share of entries of all layers with |inner A B^T| above it."""
+        beyond, entries = torch.zeros(self.copies, len(thresholds)), 0
         with torch.no_grad():
             for layer in self.layers.values():
                 z = (layer.bound.inner * (layer.A @ layer.Bt)).abs()
-                active += (z > argument).sum((-2, -1)).cpu()
+                for index, threshold in enumerate(thresholds):
+                    beyond[:, index] += (z > threshold).sum((-2, -1)).cpu()
                 entries += z[0].numel()
-        return (active / entries).tolist()
+        return (beyond / entries).tolist()
 
     def run_to(self, step: int) -> None:
         """Trains until ``step`` optimizer steps are done."""

@@ -11,7 +11,7 @@ from benchmarks.maps.block import Shares, _AtBall
 from benchmarks.maps.cells import Cell
 from benchmarks.maps.regime import regime_sections
 from benchmarks.maps.resolve import make_rule
-from common.bounded.attach import attach, share_beyond
+from common.bounded.attach import attach, shares_beyond
 from common.bounded.config import AdapterConfig
 from vision.metrics import MAP_AXES
 
@@ -81,7 +81,7 @@ def test_an_entrywise_bound_is_read_off_the_adapters(tiny):
         if name.endswith((".A", ".Bt")):
             parameter.data.fill_(0.05)
     share = _AtBall().share(model)
-    assert share.bound_share == share_beyond(model, 0.5) == 1.0
+    assert share.bound_share == shares_beyond(model, (0.5,))[0] == 1.0
     assert 0 <= share.turned_share <= share.bound_share
     assert (
         dataclasses.is_dataclass(Cell) and set(Shares._fields) <= Cell.__dataclass_fields__.keys()
@@ -95,5 +95,5 @@ def test_the_share_at_a_threshold_counts_entries(tiny):
     attach(model, tiny.targets["mlp"], AdapterConfig(omega=1), torch.Generator().manual_seed(0))
     factors = [p for n, p in model.named_parameters() if n.endswith((".A", ".Bt"))]
     assert factors
-    shares = [share_beyond(model, threshold) for threshold in (-1.0, 0.0, 10.0)]
+    shares = shares_beyond(model, (-1.0, 0.0, 10.0))
     assert shares == [1.0, pytest.approx(0.0), 0.0], "the product is zero before the first step"

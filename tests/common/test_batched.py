@@ -102,9 +102,11 @@ def test_the_ball_holds_for_every_run(tiny):
 
 def test_bound_active_counts_entries(tiny):
     training, _ = batched(tiny, tiny.Source(), configs("gd_sine", 20), 20)
-    assert training.share_beyond(0.5) == [0.0, 0.0, 0.0]
+    assert training.shares_beyond((0.5,)) == [[0.0], [0.0], [0.0]]
     training.run_to(20)
-    assert training.share_beyond(0.5)[0] < training.share_beyond(0.5)[2] <= 1
+    curved, turned = zip(*training.shares_beyond((0.5, 1.5)), strict=True)
+    assert curved[0] < curved[2] <= 1
+    assert all(more >= less for more, less in zip(curved, turned, strict=True))
 
 
 @pytest.mark.parametrize(

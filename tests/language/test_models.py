@@ -417,3 +417,24 @@ def test_training_a_tied_head_trains_the_embedding():
     attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head is embedding and embedding.requires_grad
+
+
+def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
+    from common.bounded.files import load_adapter, save_adapter
+
+    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
+    family, ids = family_of("gpt_neo"), torch.arange(8)[None]
+    model = build_model(config, 40, 0).eval()
+    generator = torch.Generator().manual_seed(0)
+    attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    save_adapter(model, tmp_path)
+    again = build_model(config, 40, 0).eval()
+    before = again(input_ids=ids).logits
+    load_adapter(again, tmp_path)
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert not torch.allclose(again(input_ids=ids).logits, before)
