@@ -1,8 +1,7 @@
 """MUSE: news or books, to be forgotten as text, as knowledge and as members of the training set.
 
-MUSE itself, a small part of its real text and invented news are configs of this one benchmark, in
-``benchmarks/suites``.  Scalability and sustainability are scenarios: the folds that a request
-forgets, from one Original.
+MUSE itself, a small part of its text and invented news are configs of this one benchmark.
+Scalability and sustainability are scenarios: the folds that a request forgets, from one Original.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from common.base.seeding import hash_order
 from common.data.parts import EARLIER, PARTS, Part, Role
 from common.measure.goal import ConstantGoal, Goal, RetrainGoal
 from common.measure.rules import Criterion, GapRule, RuleSet
+from common.protocol.benchmark import Versions
 from common.protocol.sizes import Workload
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.config import Variant
 from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
+from language.metrics.loss import LOSSES, losses
 from language.metrics.muse import (
     GAP_METRICS,
     METRICS,
@@ -224,10 +225,11 @@ class MuseConfig(CausalConfig):
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *LOSSES)
     gap: ClassVar[GapRule] = GAP
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
+    versions: ClassVar[Versions] = Versions(measure=2)
     Config: ClassVar[type[Strict]] = MuseConfig
     config: MuseConfig
     part_table: ClassVar[Mapping[str, Part]] = {
@@ -250,8 +252,8 @@ class MuseBenchmark(CausalBenchmark):
     @classmethod
     def workload(cls, config: Any) -> Workload | None:
         """Of MUSE-News on models of known sizes; chunks are full."""
-        data, scenario, length = config.data, config.scenario, config.data.max_length
-        if data.corpus != "news" or data.passages is not None:
+        scenario, length = config.scenario, config.data.max_length
+        if config.data.corpus != "news" or config.data.passages is not None:
             return None
         forget = FORGET_CHUNKS * (scenario.fold if scenario.kind == "scal" else 1)
         return cls.causal_workload(
@@ -265,8 +267,7 @@ class MuseBenchmark(CausalBenchmark):
     @property
     def label(self) -> str:
         """Such as ``forget`` and ``scal-2-of-4``."""
-        fold = getattr(self.config.scenario, "fold", None)
-        kind = self.config.scenario.kind
+        kind, fold = self.config.scenario.kind, getattr(self.config.scenario, "fold", None)
         return kind if fold is None else f"{kind}-{fold}-of-{self.config.folds}"
 
     @property
@@ -318,8 +319,7 @@ class MuseBenchmark(CausalBenchmark):
         """How rows become tokens."""
         from language.measure.muse import Conventions
 
-        corpus = self.source.corpus
-        sets = ("knowmem_forget", "knowmem_retain")
+        corpus, sets = self.source.corpus, ("knowmem_forget", "knowmem_retain")
         shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in sets}
         window = int(self._shape.config.max_position_embeddings)
         return Conventions(self.source, self.config.evaluation.style, window, shots)
@@ -347,4 +347,4 @@ class MuseBenchmark(CausalBenchmark):
         """See :func:`language.metrics.muse.muse_metrics`."""
         for part in scores.values():
             part.check_finite()
-        return muse_metrics(scores)
+        return muse_metrics(scores) | losses(scores)

@@ -20,11 +20,13 @@ from common.data.parts import PARTS, Part, Role
 from common.measure.goal import ConstantGoal, MeasuredGoal
 from common.measure.metric import MetricSpec
 from common.measure.rules import Criterion, GoalRule, RuleSet
+from common.protocol.benchmark import Versions
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.measure.extraction import Extraction, Memorisation, PadPolicy
 from language.metrics.limits import limited
+from language.metrics.loss import LOSSES, losses
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,7 +108,7 @@ class TdecBenchmark(CausalBenchmark):
 
     Config: ClassVar[type[Strict]] = TdecConfig
     config: TdecConfig
-    metrics: ClassVar[tuple[MetricSpec, ...]] = limited(_specs())
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (*limited(_specs()), *LOSSES)
     gap: ClassVar[GoalRule] = GoalRule(
         BELOW,
         utility="test_accuracy",
@@ -138,6 +140,7 @@ class TdecBenchmark(CausalBenchmark):
         ),
     )
     monitor: ClassVar[tuple[str, ...]] = ("forget",)
+    versions: ClassVar[Versions] = Versions(measure=2)
     part_table: ClassVar[Mapping[str, Part]] = {
         **PARTS,
         "unseen": Part(Role.SELECT, original=True),
@@ -242,7 +245,7 @@ class TdecBenchmark(CausalBenchmark):
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
     ) -> dict[str, float | None]:
         """Percent; EL is None where it was not asked for."""
-        metrics: dict[str, float | None] = {}
+        metrics = losses(scores)
         for part, rows in scores.items():
             rows.check_finite()
             if part in ("forget", "unseen"):

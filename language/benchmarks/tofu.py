@@ -25,6 +25,7 @@ from language.data.files import FilesData
 from language.data.tofu import TofuData
 from language.measure.evaluation import TofuEvaluation
 from language.metrics.limits import limited
+from language.metrics.loss import LOSSES, losses
 from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 from language.metrics.tofu import (
     HOLDOUT,
@@ -127,10 +128,13 @@ class TofuConfig(CausalConfig):
 class TofuBenchmark(CausalBenchmark):
     """Fictitious authors under forgetting requests."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = limited((*METRICS, *SEQUENTIAL_METRICS))
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (
+        *limited((*METRICS, *SEQUENTIAL_METRICS)),
+        *LOSSES,
+    )
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
-    versions: ClassVar[Versions] = Versions(measure=2)
+    versions: ClassVar[Versions] = Versions(measure=3)
     Config: ClassVar[type[Strict]] = TofuConfig
     config: TofuConfig
     part_table: ClassVar[Mapping[str, Part]] = {
@@ -258,6 +262,7 @@ class TofuBenchmark(CausalBenchmark):
             part.check_finite()
         evaluation = self.config.evaluation
         metrics = tofu_metrics(scores, style=evaluation.style, truth=evaluation.truth)
+        metrics |= losses(scores)
         if self.config.scenario.kind == "requests":
             metrics |= sequential_metrics(scores)
         return metrics

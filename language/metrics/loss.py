@@ -1,0 +1,30 @@
+"""The loss on the forget set, in the unit of a model's ceiling (:mod:`common.probes.ceiling`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from common.measure.metric import MetricSpec
+from language.metrics.limits import limited
+
+if TYPE_CHECKING:
+    from common.measure.scores import Scores
+
+LOSSES: tuple[MetricSpec, ...] = limited(
+    [
+        MetricSpec(
+            "forget_loss",
+            "target",
+            "forget loss",
+            unit="nats per token",
+            digits=2,
+            doc="mean cross-entropy of the forget set's trained tokens, of samples alike",
+        )
+    ]
+)
+
+
+def losses(scores: Mapping[str, Scores]) -> dict[str, float | None]:
+    """The mean loss of the forget set, in nats per token."""
+    return {"forget_loss": float(scores["forget"].loss.mean(dtype="float64"))}
