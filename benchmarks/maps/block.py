@@ -22,6 +22,7 @@ from common.methods.gradient import adapter_targets
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Benchmark
 from common.train.batched import BatchedTraining, samples_are_independent
+from common.train.precision import in_low_precision
 from common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[Cell
     """
     cls = METHODS[spec.method]
     configs = [validate(cls.Config, params, f"map of {spec.method}") for params in spec.params]
-    if spec.together and samples_are_independent(readout.original):
+    original = readout.original
+    if spec.together and samples_are_independent(original) and not in_low_precision(original):
         rows = _together(spec, configs, readout, make_task(cls.info.access))
     else:
         rows = []

@@ -18,6 +18,11 @@ from common.train.config import FitConfig
 LOW = (torch.bfloat16, torch.float16)
 
 
+def in_low_precision(model: nn.Module) -> bool:
+    """Whether any weight has fewer bits than float32: forward passes then need autocast."""
+    return any(parameter.dtype in LOW for parameter in model.parameters())
+
+
 @contextlib.contextmanager
 def full_precision(model: nn.Module, config: FitConfig) -> Iterator[FitConfig]:
     """The trained low-precision parameters of ``model`` are float32 inside.
