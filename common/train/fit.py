@@ -7,6 +7,7 @@ Training Original, Retrain and every gradient-based unlearning method go through
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from common.data.loader import Loader
 from common.objectives.objectives import Objective
 from common.train.config import FitConfig
 from common.train.loop import TrainingRun
-from common.train.precision import full_precision
+from common.train.precision import as_stored, full_precision
 from common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
 from common.train.rehearsal import Ends
 from common.train.telemetry import fork_rng
@@ -78,7 +79,10 @@ def fit(
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
     if lr_scaling == "slope":
         config = _for_adapters(model, config)
-    with full_precision(model, config) as config:
+    with full_precision(model, config) as (config, types):
+        hooks = dataclasses.replace(hooks, stop_when=as_stored(hooks.stop_when, types))
+        evaluate = as_stored(telemetry.evaluate_during, types)
+        telemetry = dataclasses.replace(telemetry, evaluate_during=evaluate)
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():

@@ -8,7 +8,8 @@ passes run under autocast; afterwards each has its own type again, rounded once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from common.train.config import FitConfig
 
 LOW = (torch.bfloat16, torch.float16)
+T = TypeVar("T")
 
 
 def in_low_precision(model: nn.Module) -> bool:
@@ -24,22 +26,52 @@ def in_low_precision(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def full_precision(model: nn.Module, config: FitConfig) -> Iterator[FitConfig]:
+def full_precision(
+    model: nn.Module, config: FitConfig
+) -> Iterator[tuple[FitConfig, Mapping[str, torch.dtype]]]:
     """The trained low-precision parameters of ``model`` are float32 inside.
+
+    So are frozen vectors beside them, such as a LayerNorm's: its input may be float32 then, and
+    PyTorch takes no such input with bfloat16 weights on a CPU.  They come back as they were.
 
     Yields:
         The training's config: mixed types need autocast, in bfloat16 unless it says another.
+        Names of the parameters that are float32 -> their own types.
     """
-    trained = [p for p in model.parameters() if p.requires_grad and p.dtype in LOW]
-    dtypes = [parameter.dtype for parameter in trained]
-    for parameter in trained:
+    low = {name: p for name, p in model.named_parameters() if p.dtype in LOW}
+    trained = any(parameter.requires_grad for parameter in low.values())
+    lifted = {n: p for n, p in low.items() if trained and (p.requires_grad or p.ndim < 2)}
+    types = {name: parameter.dtype for name, parameter in lifted.items()}
+    for parameter in lifted.values():
         _cast(parameter, torch.float32)
     try:
-        mixed = bool(trained) and config.mixed_precision == "no"
-        yield config.model_copy(update={"mixed_precision": "bf16"}) if mixed else config
+        mixed = trained and config.mixed_precision == "no"
+        yield config.model_copy(update={"mixed_precision": "bf16"}) if mixed else config, types
     finally:
-        for parameter, dtype in zip(trained, dtypes, strict=True):
-            _cast(parameter, dtype)
+        for name, parameter in lifted.items():
+            _cast(parameter, types[name])
+
+
+Look = Callable[[nn.Module, int], T]
+"""(model, step) -> what one sees in it."""
+
+
+def as_stored(look: Look[T] | None, types: Mapping[str, torch.dtype]) -> Look[T] | None:
+    """``look`` at the model as it would be kept, each weight rounded to its own type."""
+    if look is None or not types:
+        return look
+
+    def rounded(model: nn.Module, step: int) -> T:
+        exact = {n: (p, p.data) for n, p in model.named_parameters() if n in types}
+        try:
+            for name, (parameter, data) in exact.items():
+                parameter.data = data.to(types[name])
+            return look(model, step)
+        finally:
+            for parameter, data in exact.values():
+                parameter.data = data
+
+    return rounded
 
 
 def _cast(parameter: nn.Parameter, dtype: torch.dtype) -> None:

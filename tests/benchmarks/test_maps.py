@@ -569,6 +569,34 @@ def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_pat
     assert_alone_agrees(planner, store, tmp_path, names)  # losses averaged over tokens
 
 
+def test_weights_in_bfloat16_are_mapped_one_config_at_a_time(tiny_text_suite, cli, tmp_path):
+    tiny_text_suite(tmp_path)
+    grid = {
+        "methods": {"gd_sine": None, "gd_lora": {"params": {"adapter": {"train_head": True}}}},
+        "lrs": [1e-12, 1e-1],
+        "lambdas": [1.0],
+        "steps": [3],
+        "extend": {"low": 0, "high": 0},
+        "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
+        "defaults": {"batch_size": 4},
+    }
+    low = {"model": {"dtype": "bfloat16"}}
+    data = {"name": "m", "suite": "tiny-text.yaml", "seeds": [1], "protocol": low, "map": grid}
+    path, store = tmp_path / "m.yaml", tmp_path / "store"
+    path.write_text(yaml.safe_dump(data))
+    done = cli("map", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    lines = (store / "maps" / "m" / "cells.jsonl").read_text().splitlines()
+    still, moved, *head = (json.loads(text) for text in lines)
+    assert [row["nonfinite"] for row in head] == [False, False]  # the embedding is float32 there
+    planner = MapPlanner(load_map(str(path)), StageStore(store))
+    original = planner.lineage.evaluated(planner.lineage.original(1), 1)
+    before = read_record(planner.store, original).metrics["forget_prob"]
+    assert still["forget_prob"] == pytest.approx(before, rel=1e-2)
+    assert moved["forget_prob"] != pytest.approx(before, rel=1e-2)
+    assert 0 < still["delta_ratio"] < 1e-8 < moved["delta_ratio"]
+
+
 def test_a_benchmark_without_axes_has_no_map(tiny_map, monkeypatch):
     monkeypatch.setattr(VisionBenchmark, "map_axes", None)
     with pytest.raises(ConfigError, match="declares no map_axes"):

@@ -11,6 +11,7 @@ from common.data.loader import Loader
 from common.objectives.objectives import CrossEntropy
 from common.train.config import FitConfig
 from common.train.fit import fit
+from common.train.protocols import Telemetry
 
 RECIPE = {
     "steps": 60,
@@ -54,7 +55,7 @@ def llama():
     return LlamaForCausalLM(config).bfloat16()
 
 
-def trained(model, *, options=None, **fields):
+def trained(model, *, look=None, **fields):
     """(matrices before, the model, loss at the start, loss at the end)."""
     before = {n: p.detach().float().clone() for n, p in model.named_parameters() if p.ndim > 1}
     loader = Loader(Tokens(), torch.arange(64).numpy(), 4, torch.Generator().manual_seed(1))
@@ -62,12 +63,11 @@ def trained(model, *, options=None, **fields):
 
     class Sink:
         def scalars(self, step, values):
-            losses.append(values["loss/retain_loss"])
-
-    from common.train.protocols import Telemetry
+            if "loss/retain_loss" in values:
+                losses.append(values["loss/retain_loss"])
 
     config = FitConfig(**{**RECIPE, "log_every": 1, **fields})
-    telemetry = Telemetry(tracker=Sink())
+    telemetry = Telemetry(tracker=Sink(), evaluate_during=look)
     fit(
         model,
         CrossEntropy("retain"),
@@ -127,6 +127,26 @@ def test_frozen_weights_keep_their_type_while_others_train(llama):
         )
         trained(llama, loss_cap=1e-6)
     watch.remove()
-    kinds = {name: dtype for name, dtype in seen[0].items()}
-    assert all(("layers.1" in n) == (d == torch.float32) for n, d in kinds.items())
+    wide = {name for name, dtype in seen[0].items() if dtype == torch.float32}
+    norms = {name for name in seen[0] if "norm" in name}
+    assert wide == norms | {name for name in seen[0] if "layers.1" in name}
     assert {p.dtype for p in llama.parameters()} == {torch.bfloat16}, "also after a divergence"
+
+
+def test_whoever_looks_sees_the_weights_as_they_will_be_kept(llama):
+    for name, parameter in llama.named_parameters():
+        parameter.requires_grad_(name == "model.embed_tokens.weight")  # a frozen norm follows
+    looks = []
+
+    @torch.no_grad()
+    def look(model, step):
+        types = {p.dtype for p in model.parameters()}
+        logits = model(input_ids=torch.arange(6)[None]).logits
+        looks.append((types, logits.dtype, model.get_input_embeddings().weight.clone()))
+        return {"logit": float(logits[0, 0, 0])}
+
+    trained(llama, look=look, evaluate_every=30)
+    assert [kinds for kinds, *_ in looks] == [{torch.bfloat16}] * 2
+    assert all(dtype == torch.bfloat16 for _, dtype, _ in looks)
+    assert torch.equal(looks[-1][2], llama.get_input_embeddings().weight)
+    assert not torch.equal(looks[0][2], looks[1][2]), "training goes on in float32"
