@@ -55,8 +55,7 @@ def fit(
         telemetry: Who looks: tracker, progress, evaluation in training.
         checkpoint: File for checkpoints.  An existing one of this very run is resumed; any other
             is replaced.  The last one stays: it is the caller's to delete.
-        ends: In a rehearsal: only the first and last steps are taken, each is logged, and nothing
-            stops the run early.
+        ends: In a rehearsal: only first and last steps are taken, and logged; nothing stops it.
         lr_scaling: ``slope``: ``config.lr`` is that of a plain weight, and adapters that are
             trained get it divided by omega * phi'(0) (:meth:`FitConfig.for_adapters`), so that
             every adapter starts with the same step in weight space; ``none`` takes it as it is.
@@ -81,8 +80,8 @@ def fit(
         config = _for_adapters(model, config)
     with full_precision(model, config) as (config, types):
         hooks = dataclasses.replace(hooks, stop_when=as_stored(hooks.stop_when, types))
-        evaluate = as_stored(telemetry.evaluate_during, types)
-        telemetry = dataclasses.replace(telemetry, evaluate_during=evaluate)
+        seen = as_stored(telemetry.evaluate_during, types)
+        telemetry = dataclasses.replace(telemetry, evaluate_during=seen)
         run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():

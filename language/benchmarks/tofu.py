@@ -90,7 +90,12 @@ with Phi's and LLaMA-2's tokenizer; LLaMA-3's are LLaMA-2's and 36 tokens of hea
 SLOTS, DECODED = 186, 64
 """Token slots per question of a whole evaluation (docs/tofu_evaluation.md), answers at once."""
 MAP_AXES = MapAxes(
-    "forget_prob", "retain_prob", "mu_likelihood", tolerances=(5.0, 1.0, 0.02), as_trial=True
+    "forget_prob",
+    "retain_prob",
+    "mu_likelihood",
+    tolerances=(5.0, 1.0, 0.02),
+    as_trial=True,
+    also=("forget_loss",),
 )
 
 
