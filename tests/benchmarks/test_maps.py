@@ -555,7 +555,9 @@ def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_pat
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(0 < row["forget_prob"] < 100 for row in rows)
     board = json.loads((folder / "map.json").read_text())
-    assert set(board["targets"]["1"]) == {"forget_prob", "retain_prob", "mu_likelihood"}
+    axes = {"forget_prob", "retain_prob", "mu_likelihood"}
+    assert set(board["targets"]["1"]) == {*axes, "forget_loss"}
+    assert all(row["forget_loss"] > 0 for row in rows)  # what the ceiling is a ceiling of
     assert board["lines"][0]["accepted"] == [100.0] and "worst_retain_prob" in board["lines"][0]
     assert "retain P >= Retrain - 100" in (folder / "MAP.md").read_text()
 
