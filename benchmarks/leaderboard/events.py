@@ -29,7 +29,10 @@ SUMMARY = "summary"
 
 
 def export_events(board: Leaderboard, root: Path) -> None:
-    """Writes both folders; HParams is the leaderboard, ordered by its distance."""
+    """Writes both folders; HParams is the leaderboard, ordered by its distance.
+
+    Processes that run one suite together end together, so they write one after the other.
+    """
     from common.train.tracking import Run, export_runs, timed_rows
 
     store, folder = StageStore(root), root / EVENTS / board.suite.name
@@ -45,8 +48,10 @@ def export_events(board: Leaderboard, root: Path) -> None:
         run = Run(about, _finals(board, record), timed_rows(log, seconds))
         runs[f"{name}/seed-{record.seed}"] = run
         rows.setdefault(name, []).append(run)
-    export_runs(folder / SEEDS, runs)
-    export_runs(folder / SUMMARY, {name: _mean(name, of_row) for name, of_row in rows.items()})
+    means = {name: _mean(name, of_row) for name, of_row in rows.items()}
+    with store.lease(EVENTS, board.suite.name, wait=True):
+        export_runs(folder / SEEDS, runs)
+        export_runs(folder / SUMMARY, means)
 
 
 def _finals(board: Leaderboard, record: RunRecord) -> dict[str, float | None]:

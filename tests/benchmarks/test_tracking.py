@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import threading
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.events import export_events
 from benchmarks.pipeline.planner import make_plan
 from benchmarks.spec.resolve import load_suite
 from common.store.records import RunRecord
@@ -198,3 +202,19 @@ def test_diverged_runs_show_where(boards):
     assert "config/text_summary" in events.Tags()["tensors"]
     assert session(events)["lr"] == 1e6
     assert not [name for name in events.Tags()["scalars"] if name.startswith("final/")]
+
+
+def test_processes_of_one_suite_write_one_after_the_other(filled, tmp_path):
+    root = tmp_path / "store"
+    shutil.copytree(filled.store, root)
+    suite = load_suite(str(filled.paths["class"]))
+    board = make_leaderboard(suite, StageStore(root))
+    folder = root / "tensorboard" / "tiny-class"
+    before = set(folder.rglob("events.*"))
+    other = threading.Thread(target=export_events, args=(board, root))
+    with StageStore(root).lease("tensorboard", suite.name):
+        other.start()
+        other.join(0.5)
+        assert other.is_alive() and set(folder.rglob("events.*")) == before
+    other.join()
+    assert not before & set(folder.rglob("events.*"))
