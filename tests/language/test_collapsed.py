@@ -97,6 +97,11 @@ def odds(world, sure, value):
     return value < least if sure else value == pytest.approx(least, abs=1e-3)
 
 
+def loss(world, sure, value):
+    unsure = math.log(world.vocabulary)
+    return value > 1.5 * unsure if sure else value == pytest.approx(unsure, abs=1e-3)
+
+
 def probability(world, sure, value):
     return value < 0.1 if sure else value == pytest.approx(100 / world.vocabulary, rel=1e-3)
 
@@ -119,6 +124,7 @@ CLAIMS = {
     "far below 0: -ln(vocabulary) where it is unsure, less where it is sure": odds,
     "0": nothing,
     "the share of its one token, a few per cent": few,
+    "ln(vocabulary) where it is unsure, far more where it is sure of another token": loss,
     "near 50": near(50, 25),
     "near 0 where Retrain's own AUC is near 50: it then looks retrained": leak,
     CHANCE: below(60),
