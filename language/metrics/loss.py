@@ -19,7 +19,7 @@ LOSSES: tuple[MetricSpec, ...] = limited(
             "forget loss",
             unit="nats per token",
             digits=2,
-            doc="mean cross-entropy of the forget set's trained tokens, of samples alike",
+            doc="mean cross-entropy on the forget set: over a sample's tokens, then over samples",
         )
     ]
 )
