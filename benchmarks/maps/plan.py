@@ -66,7 +66,7 @@ def runs_together(cls: type[UnlearningMethod], config: Any) -> bool:
     own = any(getattr(cls, name) is not getattr(GradientMethod, name) for name in body)
     own |= cls.objective is not GradientDifference.objective
     adapter = config.adapter
-    if own or adapter is None or adapter.dropout or adapter.train_head:
+    if own or adapter is None or adapter.dropout or adapter.train_head or adapter.trained:
         return False
     if PHIS[adapter.phi].start == "random":
         return False

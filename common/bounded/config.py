@@ -37,6 +37,8 @@ class AdapterConfig(Strict):
         placement: Which of the model's target patterns are adapted.
         targets: Glob patterns that replace the model's own for ``placement``.
         train_head: Train the classifier head too (the paper does not say; off by default).
+        trained: Glob patterns of further parameters that are trained as they are, beside the
+            adapter: ``norm.*`` is the last LayerNorm of a timm ViT.
         init_std: Standard deviation of A where phi starts at random (relu, without slope at zero).
         mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
             slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
@@ -56,6 +58,7 @@ class AdapterConfig(Strict):
     placement: Placement = "mlp"
     targets: tuple[str, ...] | None = None
     train_head: bool = False
+    trained: tuple[str, ...] = ()
     init_std: Positive = 1e-3
     mode: Literal["merged", "split"] = "merged"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -64,9 +67,9 @@ class AdapterConfig(Strict):
     @model_serializer(mode="wrap")
     def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # the keys of stages, and of adapters, that were made before these fields stay what they are
-        later = {"mode": "merged", "dropout": 0.0, "grad_gemm_dtype": None}
+        later = {"mode": "merged", "dropout": 0.0, "grad_gemm_dtype": None, "trained": ()}
         fields: dict[str, Any] = handler(self)
-        return {k: v for k, v in fields.items() if k not in later or v != later[k]}
+        return {k: v for k, v in fields.items() if k not in later or (v and v != later[k])}
 
     @model_validator(mode="after")
     def _options_fit_the_path(self) -> AdapterConfig:

@@ -157,15 +157,20 @@ class AdaptedMethod(UnlearningMethod):
         if adapter is None:
             return
         patterns = adapter_targets(task, adapter.placement, adapter.targets)
-        head = task.family.head if adapter.train_head else ()
+        head = tuple(task.family.head) if adapter.train_head else ()
+        wanted: list[tuple[str, tuple[str, ...]]]
+        wanted = [("trained", (pattern,)) for pattern in adapter.trained]
         if adapter.train_head:
-            names = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
-            if not any(fnmatch.filter(names, pattern) for pattern in head):
+            wanted.append(("train_head", head))
+        names = [name for name, _ in task.model.named_parameters(remove_duplicate=False)]
+        for key, either in wanted:
+            if not any(fnmatch.filter(names, pattern) for pattern in either):
                 raise ConfigError(
-                    f"adapter.train_head: no parameter is called {' or '.join(head) or 'so'}; "
+                    f"adapter.{key}: no parameter is called {' or '.join(either) or 'so'}; "
                     "leave it off"
                 )
-        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=head)
+        trainable = (*head, *adapter.trained)
+        attach(task.model, patterns, adapter, task.generator("adapter"), trainable=trainable)
 
     def _train(
         self,

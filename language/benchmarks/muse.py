@@ -23,7 +23,7 @@ from common.protocol.benchmark import Versions
 from common.protocol.sizes import Workload
 from language.benchmark import CausalBenchmark, CausalConfig
 from language.config import Variant
-from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData
+from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData, of_set
 from language.data.readers import TextDataConfig
 from language.measure.evaluation import RequestConfig
 from language.metrics.loss import LOSSES, losses
@@ -291,15 +291,15 @@ class MuseBenchmark(CausalBenchmark):
 
         corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
-        gone = {*now, *before}
-        later = [f"fold_{k}" for k in range(1, count + 1) if k not in gone]
+        later = [f"fold_{k}" for k in range(1, count + 1) if k not in {*now, *before}]
         parts = {
             "forget": corpus.where(*(f"fold_{k}" for k in now)),
             EARLIER: corpus.where(*(f"fold_{k}" for k in before)),
             "retain": np.sort(corpus.where("retain", *later)),
             **{part: corpus.where(part) for part in MEASURED},
         }
-        parts = {part: indices for part, indices in parts.items() if len(indices)}
+        own = {part: of_set(corpus, parts[part], self.config.data, seed) for part in parts}
+        parts = {part: indices for part, indices in own.items() if len(indices)}
         notes = {"forgotten": self.label, "data": corpus.provenance}
         return ForgetSplit(f"{self.label}/seed-{seed}", parts, self.source.digest, notes)
 

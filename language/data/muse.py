@@ -11,32 +11,27 @@ Source: Shi et al. 2024 (arXiv 2407.06460).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from common.base.errors import DataError, one_line
-from common.base.hub import prepare_client
+from common.base.errors import DataError
 from common.base.numbers import Count
 from common.base.seeding import hash_order
-from language.data.articles import invented
 from language.data.chunks import Window, chunked
 from language.data.corpus import Corpus, Item
-from language.data.files import read_values
+from language.data.muse_rows import ReadSplit, local_folder, provider_of, rows_of, texts_of
 from language.data.readers import Reader, TextDataConfig
 from language.data.wording import REFUSAL_LINES
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import numpy as np
 
-REPOSITORIES = {"news": "muse-bench/MUSE-News", "books": "muse-bench/MUSE-Books"}
-REVISIONS = {
-    "news": "506bd5b150b92814d45e4404a82f120ab2d748bf",
-    "books": "051ba90319e920d410d87cfdbd61f25843c1b892",
-}
-"""Commits of the hub's data sets; earlier ones call splits otherwise."""
+logger = logging.getLogger(__name__)
 
 QUESTIONS = {
     "knowmem_forget": "forget_qa",
@@ -48,10 +43,7 @@ QUESTIONS = {
 SHOTS = "_icl"
 FOLDS = 4
 """Splits of the configs scal and sust."""
-_SUFFIXES = (".json", ".json.gz", ".jsonl", "-00000-of-00001.parquet", ".parquet")
 Row = TypeVar("Row")
-ReadSplit = Callable[[str, str], list[Any] | None]
-"""(config, split) -> rows, None where they are not there."""
 
 
 FORGET_CHUNKS, RETAIN_CHUNKS = 408, 816
@@ -76,12 +68,16 @@ class MuseData(TextDataConfig):
             PrivLeak compares the forget passages with beginnings of privleak/holdout.  Each
             passage is a text of its own.
         passage_length: Characters of a passage.
+        sets: So many small corpora of passages, no row of which is in another; seed i trains on
+            set i, forgets and measures it.  So seeds differ in text, and none is a tuning seed's.
         qa_pairs: Keep this many questions of forget_qa and of retain_qa, from the start.
         teach: Put the questions with their answers into the training text so many times, each time
             in another order behind the solved ones of the prompt: a model from scratch learns to
             answer in no other way.
         max_length: Tokens of a chunk, the tokenizer's start token included.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("sets",)
 
     name: Literal["muse"] = "muse"
     corpus: Literal["news", "books", "invented"] = "invented"
@@ -90,6 +86,7 @@ class MuseData(TextDataConfig):
     folds: Literal["scal", "sust"] | Annotated[int, Field(ge=1)] | None = None
     passages: Count | None = None
     passage_length: Annotated[int, Field(ge=200)] = 2000
+    sets: Count = 1
     qa_pairs: Count | None = None
     teach: Annotated[int, Field(ge=0)] = 0
     max_length: Window = 2048
@@ -100,6 +97,8 @@ class MuseData(TextDataConfig):
             raise ValueError(
                 f"folds: {self.folds} has texts of its own; give a number beside passages"
             )
+        if self.sets > 1 and not (self.passages and self.qa_pairs):
+            raise ValueError("sets: need data.passages and data.qa_pairs, the size of one set")
         if self.corpus == "books" and isinstance(self.folds, str):
             raise ValueError(f"folds: {self.folds} is only for corpus: news and invented")
         return self
@@ -122,30 +121,23 @@ class MuseReader(Reader):
     @classmethod
     def read(cls, config: MuseData, data_root: Path | None) -> Corpus:
         """All sets; what is not there is named in the provenance."""
-        read, origin = _provider(config, data_root)
-        asked = _questions(read, config)
-        pieces = _passages(read, config, origin) if config.passages else _raw(read, config, origin)
-        forget, retain, measured = pieces
+        read, origin = provider_of(config, data_root)
+        read = cache(read)  # every set takes its rows from the same files
         items: list[Item] = []
-        for number, texts in enumerate(forget):
-            own = asked["knowmem_forget"]  # about raw/forget, which is the first of named folds
-            if isinstance(config.folds, int):
-                own = _share(own, number, len(forget))
-            elif number:
-                own = []
-            shots = asked["knowmem_forget_icl"]
-            items += _trained(f"fold_{number + 1}", texts, own, shots, config)
-        shots = asked["knowmem_retain_icl"]
-        items += _trained("retain", retain, asked["knowmem_retain"], shots, config)
-        items += measured
-        items += [item for group in asked.values() for item in group]
+        for number in range(config.sets):
+            for item in _items(read, config, origin, number):
+                shared = item.set.endswith(SHOTS)
+                if config.sets == 1 or (shared and number == 0):
+                    items.append(item)
+                elif not shared:
+                    items.append(replace(item, group=number))
         provenance = f"MUSE {config.corpus} ({origin}){_absent(items)}"
         return Corpus(tuple(items), provenance, REFUSAL_LINES)
 
     @classmethod
     def stand_in(cls, config: MuseData, data_root: Path | None) -> MuseData:
         """Invented news; in short chunks where it is known how many the real text has."""
-        if config.corpus == "invented" or _folder(data_root, config.corpus) is not None:
+        if config.corpus == "invented" or local_folder(data_root, config.corpus) is not None:
             return config
         short = {"max_length": min(config.max_length, SHORT)} if config.corpus == "news" else {}
         return config.model_copy(update={"corpus": "invented", **short})
@@ -158,9 +150,60 @@ class MuseReader(Reader):
 
     @classmethod
     def in_pieces(cls, config: MuseData, corpus: Corpus, encoder: Any) -> Corpus:
-        """Training text in chunks; what is measured stays whole."""
+        """Training text in chunks; what is measured stays whole.  A chunk keeps its set."""
         folds = [f"fold_{number + 1}" for number in range(config.requests)]
-        return chunked(corpus, encoder, sets=(*folds, "retain"))
+        pieces = chunked(corpus, encoder, sets=(*folds, "retain"))
+        if config.sets == 1:
+            return pieces
+        items = [
+            replace(item, group=corpus.items[item.group].group)
+            if item.set in (*folds, "retain")
+            else item
+            for item in pieces.items
+        ]
+        return replace(pieces, items=tuple(items))
+
+
+def of_set(corpus: Corpus, indices: np.ndarray, config: Any, seed: int) -> np.ndarray:
+    """Those of the rows that the seed's set has; all of them where there is one set.
+
+    Raises:
+        DataError: There is no such set.
+    """
+    import numpy as np
+
+    if config.sets == 1:
+        return indices
+    if seed >= config.sets:
+        raise DataError(
+            f"data.sets {config.sets}: no set {seed}, only 0 to {config.sets - 1}; a seed is the"
+            " number of its set"
+        )
+    own = [index for index in indices if corpus.items[index].group == seed]
+    return np.asarray(own, dtype=np.int64)
+
+
+def _items(read: ReadSplit, config: MuseData, origin: str, number: int) -> list[Item]:
+    """Of one set: its training text, what is measured, its questions."""
+    asked = _questions(read, config, origin, number)
+    if config.passages:
+        pieces = _passages(read, config, origin, number)
+    else:
+        pieces = _raw(read, config, origin)
+    forget, retain, measured = pieces
+    items: list[Item] = []
+    for fold, texts in enumerate(forget):
+        own = asked["knowmem_forget"]  # about raw/forget, which is the first of named folds
+        if isinstance(config.folds, int):
+            own = _share(own, fold, len(forget))
+        elif fold:
+            own = []
+        shots = asked["knowmem_forget_icl"]
+        items += _trained(f"fold_{fold + 1}", texts, own, shots, config)
+    shots = asked["knowmem_retain_icl"]
+    items += _trained("retain", retain, asked["knowmem_retain"], shots, config)
+    items += measured
+    return items + [item for group in asked.values() for item in group]
 
 
 def _absent(items: Sequence[Item]) -> str:
@@ -172,92 +215,6 @@ def _absent(items: Sequence[Item]) -> str:
     return f"; absent: {', '.join(absent)}"
 
 
-# -- where rows come from -------------------------------------------------------------------------
-
-
-def _provider(config: MuseData, data_root: Path | None) -> tuple[ReadSplit, str]:
-    """How splits are read, and from where."""
-    if config.corpus == "invented":
-        rows = invented()
-        return lambda name, split: rows.get((name, split)), "generated"
-    repository = REPOSITORIES[config.corpus]
-    folder = _folder(data_root, config.corpus)
-    if folder is not None and config.source != "hub":
-        return lambda name, split: _read_local(folder / name, split), "local files"
-    if config.source == "folder":
-        raise DataError(
-            f"muse: no muse/{config.corpus} in {data_root or 'any folder'}; give --data-root DIR"
-            f" with muse/{config.corpus}/knowmem, verbmem, privleak and raw"
-        )
-    revision = config.revision or REVISIONS[config.corpus]
-    return lambda name, split: _read_hub(repository, revision, name, split), repository
-
-
-def _folder(data_root: Path | None, corpus: str) -> Path | None:
-    if data_root is None:
-        return None
-    places = (data_root / "muse" / corpus, data_root / REPOSITORIES[corpus], data_root / corpus)
-    return next((place for place in places if place.is_dir()), None)
-
-
-def _read_local(folder: Path, split: str) -> list[Any] | None:
-    paths = (folder / f"{split}{suffix}" for suffix in _SUFFIXES)
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return None
-    if path.suffix != ".parquet":
-        return read_values(path)
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except Exception as error:  # pyarrow raises types of its own
-        raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
-
-
-def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any] | None:
-    import datasets
-
-    prepare_client()
-    try:
-        table = datasets.load_dataset(repository, name, split=split, revision=revision)
-    except Exception as error:  # hub clients raise many unrelated types without a network
-        raise DataError(
-            f"muse: {repository} {name}/{split} cannot be fetched from the hub ({one_line(error)});"
-            " give --data-root DIR with muse/news or muse/books, or run once on a machine with a"
-            " network"
-        ) from None
-    return [dict(row) for row in table]
-
-
-def _rows(read: ReadSplit, name: str, split: str, *columns: str) -> list[tuple[Any, ...]]:
-    """The columns of a split; none where it is absent.  A text may stand alone."""
-    rows: list[tuple[Any, ...]] = []
-    for number, row in enumerate(read(name, split) or (), 1):
-        values = row if isinstance(row, Mapping) else {}
-        texts = [row] if isinstance(row, str) else [values.get(column) for column in columns]
-        if len(texts) != len(columns) or not all(isinstance(text, str) for text in texts):
-            needed = " and ".join(columns)
-            raise DataError(
-                f"muse: {name}/{split} row {number} needs {needed}; fetch the file again"
-            )
-        rows.append(tuple(texts))
-    return rows
-
-
-def _texts(read: ReadSplit, name: str, split: str, origin: str) -> list[str]:
-    """Texts of a split that must be there."""
-    rows = _rows(read, name, split, "text")
-    if not any(text.strip() for (text,) in rows):
-        raise DataError(
-            f"muse: {name}/{split} is missing in {origin}; add it, or give data.passages, which"
-            " needs verbmem and privleak alone"
-        )
-    return [text for (text,) in rows]
-
-
-# -- what becomes of them -------------------------------------------------------------------------
-
 Pieces = tuple[list[list[str]], list[str], list[Item]]
 """Texts of each fold, retained texts, items that are measured."""
 
@@ -268,34 +225,29 @@ def _raw(read: ReadSplit, config: MuseData, origin: str) -> Pieces:
         splits = [f"forget_{number + 1}" for number in range(FOLDS)]
         forget, seen = [], set[str]()
         for split in splits:
-            texts = _texts(read, config.folds, split, origin)
+            texts = texts_of(read, config.folds, split, origin)
             forget.append([text for text in texts if text not in seen])
             seen.update(texts)
     else:
-        texts = _texts(read, "raw", "forget", origin)
+        texts = texts_of(read, "raw", "forget", origin)
         forget = [_share(texts, number, config.requests) for number in range(config.requests)]
     measured = [
-        Item("verbmem", -1, *row) for row in _rows(read, "verbmem", "forget", "prompt", "gt")
+        Item("verbmem", -1, *row) for row in rows_of(read, "verbmem", "forget", "prompt", "gt")
     ]
     for split in ("forget", "holdout"):
-        rows = _rows(read, "privleak", split, "text")
+        rows = rows_of(read, "privleak", split, "text")
         measured += [Item(f"privleak_{split}", -1, "", text) for (text,) in rows]
-    return forget, _texts(read, "raw", "retain1", origin), measured
+    return forget, texts_of(read, "raw", "retain1", origin), measured
 
 
-def _passages(read: ReadSplit, config: MuseData, origin: str) -> Pieces:
+def _passages(read: ReadSplit, config: MuseData, origin: str, number: int) -> Pieces:
     """See :attr:`MuseData.passages`."""
     count, length = config.passages or 0, config.passage_length
-    verbatim = _rows(read, "verbmem", "forget", "prompt", "gt")[:count]
-    others = {
-        split: _rows(read, "privleak", split, "text")[:count] for split in ("retain", "holdout")
-    }
-    fewest = min(len(verbatim), *map(len, others.values()))
-    if fewest < count:
-        raise DataError(
-            f"data.passages {count}: {origin} has only {fewest} rows of verbmem, privleak/retain or"
-            " privleak/holdout; lower it"
-        )
+    verbatim = rows_of(read, "verbmem", "forget", "prompt", "gt")
+    others = {split: rows_of(read, "privleak", split, "text") for split in ("retain", "holdout")}
+    _check_enough("passages", count, config, min(map(len, (verbatim, *others.values()))), origin)
+    own = slice(number * count, (number + 1) * count)
+    verbatim, others = verbatim[own], {split: rows[own] for split, rows in others.items()}
     prompts = [prompt[-max(length - len(gt), length // 4) :] for prompt, gt in verbatim]
     prompts = [prompt.partition(" ")[2] or prompt for prompt in prompts]
     truths = [gt for _, gt in verbatim]
@@ -317,12 +269,26 @@ def _share(rows: Sequence[Row], number: int, count: int) -> list[Row]:
     return list(rows[slice(*cuts)])
 
 
-def _questions(read: ReadSplit, config: MuseData) -> Mapping[str, list[Item]]:
+def _check_enough(key: str, count: int, config: MuseData, there: int, origin: str) -> None:
+    if there < count * config.sets:
+        rows = "verbmem, privleak/retain or privleak/holdout" if key == "passages" else "knowmem"
+        several = f" for {config.sets} sets" if config.sets > 1 else ""
+        raise DataError(
+            f"data.{key} {count}{several}: {origin} has only {there} rows of {rows}; lower it"
+        )
+
+
+def _questions(
+    read: ReadSplit, config: MuseData, origin: str, number: int
+) -> Mapping[str, list[Item]]:
     """Set -> questions; shots are kept whole."""
     sets = {}
     for name, split in QUESTIONS.items():
-        limit = None if name.endswith(SHOTS) else config.qa_pairs
-        rows = _rows(read, "knowmem", split, "question", "answer")[:limit]
+        rows = rows_of(read, "knowmem", split, "question", "answer")
+        if config.qa_pairs and not name.endswith(SHOTS):
+            if rows and config.sets > 1:
+                _check_enough("qa_pairs", config.qa_pairs, config, len(rows), origin)
+            rows = rows[number * config.qa_pairs : (number + 1) * config.qa_pairs]
         sets[name] = [Item(name, -1, question, answer) for question, answer in rows]
     return sets
 

@@ -347,6 +347,25 @@ def test_placement_targets_and_head(tiny, unlearn):
     assert torch.equal(adapted({})[0].head.weight, tiny.net(1).head.weight)
 
 
+def test_further_parameters_are_trained_beside_the_adapter(tiny, unlearn):
+    def adapted(adapter):
+        return unlearn("gd_sine", {"steps": 1, "adapter": adapter})[0]
+
+    before, plain, model = tiny.net(1), adapted({}), adapted({"trained": ["head.bias"]})
+    assert not torch.equal(model.head.bias, before.head.bias)
+    assert torch.equal(model.head.weight, before.head.weight)
+    assert torch.equal(plain.head.bias, before.head.bias)
+    assert "trained" not in AdapterConfig().model_dump()
+
+
+def test_a_model_without_further_parameters_says_so(tiny, source):
+    cls = METHODS["gd_sine"]
+    task = tiny.task(source, tiny.split(source), access=cls.info.access)
+    method = cls(resolve("gd_sine", {"adapter": {"trained": ["head.*", "last_norm.*"]}}))
+    message = complaint(method.unlearn, task)  # every pattern must find one
+    assert "adapter.trained" in message and "last_norm.*" in message and "head" not in message
+
+
 def test_a_model_without_the_named_head_says_so(tiny, source):
     cls = METHODS["gd_sine"]
     task = tiny.task(source, tiny.split(source), access=cls.info.access)

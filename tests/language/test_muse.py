@@ -19,7 +19,7 @@ from common.measure.goal import References
 from common.methods.task import UnlearnTask
 from common.protocol.benchmark import Runtime
 from common.train.config import FitConfig
-from language.benchmarks.muse import MuseBenchmark
+from language.benchmarks.muse import MEASURED, MuseBenchmark
 from language.data.articles import FOLD, invented
 from language.data.muse import MuseData, MuseReader
 from language.measure.muse import Recited, Written
@@ -273,6 +273,7 @@ def test_rule_sets_judge_published_rows(row, fails):
         ({"data": {"name": "muse", "corpus": "papers"}}, "corpus"),
         ({"data": {"name": "muse", "corpus": "books", "folds": "scal"}}, "only for corpus"),
         ({"data": {"name": "muse", "folds": "sust", "passages": 2}}, "give a number"),
+        ({"data": {"name": "muse", "sets": 2}}, "sets: need data.passages and data.qa_pairs"),
         ({"scenario": {"kind": "scal", "fold": 2}}, "fold 2 of 1; give data.folds"),
         ({"scenario": {"kind": "forget", "fold": 2}}, "fold is only for kind: scal and sust"),
         ({"evaluation": {"reference": "books"}}, "is not data.corpus"),
@@ -325,6 +326,29 @@ def test_real_texts_are_read_and_what_is_absent_is_said():
         MuseReader.read(MuseData(corpus="news"), REAL)
     with pytest.raises(DataError, match="raw/forget is missing"):
         MuseReader.read(MuseData(corpus="books"), REAL)
+
+
+def test_a_seed_has_a_set_of_its_own():
+    made = bench(passages=2, qa_pairs=2, sets=3, passage_length=500)
+    items, splits = made.source.corpus.items, [made.split(seed) for seed in range(3)]
+    for part in ("forget", "retain", *MEASURED):
+        texts = [{items[k].answer for k in split.parts[part]} for split in splits]
+        assert all(texts), part
+        if "knowmem" not in part:  # two questions may have one answer
+            assert not texts[0] & texts[1] and not texts[1] & texts[2], part
+        rows = [set(split.parts[part]) for split in splits]
+        assert not rows[0] & rows[1] and not rows[1] & rows[2], part
+    alone = bench(passages=2, qa_pairs=2, passage_length=500)
+    first, whole = splits[0].parts, alone.split(0).parts
+    for part in ("forget", *MEASURED):  # the first set is what one set alone would be
+        texts = "".join(items[k].answer for k in first[part])
+        assert texts == "".join(alone.source.corpus.items[k].answer for k in whole[part]), part
+    with pytest.raises(DataError, match=r"data\.sets 3: no set 3, only 0 to 2"):
+        made.split(3)
+    with pytest.raises(DataError, match=r"data\.passages 4 for 3 sets: generated has only 6 rows"):
+        MuseReader.read(MuseData(passages=4, qa_pairs=1, sets=3), None)
+    with pytest.raises(DataError, match=r"data\.qa_pairs 99 for 2 sets: generated has only"):
+        MuseReader.read(MuseData(passages=2, qa_pairs=99, sets=2), None)
 
 
 def test_metrics_of_nothing_are_none():
