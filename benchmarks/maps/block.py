@@ -28,8 +28,8 @@ from common.train.protocols import Telemetry
 if TYPE_CHECKING:
     from benchmarks.maps.work import MapSpec
 
-CURVED, TURNED = 0.5, math.pi / 2
-"""Arguments of phi from which it is no longer linear, and from which a sine turns back."""
+TURNED = math.pi / 2
+"""Argument of phi from which a sine turns back."""
 CellRow = dict[str, Any]
 MakeTask = Callable[[frozenset[str]], UnlearnTask]
 
@@ -148,7 +148,8 @@ def _bound_shares(training: BatchedTraining, config: Any) -> Sequence[Shares]:
     if config.ball is not None:
         return [Shares(share) for share in training.at_ball]
     if PHIS[config.adapter.phi].bounded:
-        return [Shares(*pair) for pair in training.shares_beyond((CURVED, TURNED))]
+        bound = next(iter(training.layers.values())).bound
+        return [Shares(*pair) for pair in training.shares_beyond((bound.curved_from, TURNED))]
     return [Shares()] * training.copies
 
 
@@ -173,7 +174,7 @@ class _AtBall:
             return Shares(math.fsum(self.shares) / len(self.shares))
         layers = [layer for _, layer in adapted_layers(model)]
         if layers and layers[0].bound.record.bounded:
-            return Shares(*shares_beyond(model, (CURVED, TURNED)))
+            return Shares(*shares_beyond(model, (layers[0].bound.curved_from, TURNED)))
         return Shares()
 
 

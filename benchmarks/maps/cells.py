@@ -49,7 +49,7 @@ class Cell:
         metrics: Metric of the map -> value, None where the run diverged.
         delta_ratio: ||dW||_F / ||W0||_F over the changed matrices.
         bound_share: Share of (step, layer) pairs at the ball, or of entries inside the bound's
-            curved part (|argument| > 0.5); None without a bound.
+            curved part (|argument| > 0.5, of a clip its threshold); None without a bound.
         turned_share: Share of entries with |argument| > pi / 2, where a sine has turned back; None
             without an entrywise bound, or where it was not noted.
     """

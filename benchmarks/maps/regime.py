@@ -42,8 +42,9 @@ def regime_sections(board: MapBoard) -> list[Section]:
         ),
         (
             "Where the bound acts",
-            "Mean share in percent: of entries whose argument of phi is above 0.5, in brackets "
-            "above pi / 2 where that was noted; of a norm ball, of layers at it.",
+            "Mean share in percent: of entries whose argument of phi is above 0.5 (of a clip: "
+            "above its threshold), in brackets above pi / 2 where that was noted; of a norm ball, "
+            "of layers at it.",
             _acting,
         ),
         (

@@ -21,7 +21,7 @@ BOARD_DOCS: Mapping[str, str] = {
     "‖dW‖/‖W0‖": "is the size of the update beside that of the weights",
     "max |arg|": "is the largest |omega A B^T| (the argument of phi)",
     "bound active": "is the share of entries above 0.5, where sine, tanh and identity begin to "
-    "differ",
+    "differ; of a clip, above its threshold",
     "logit spread": "is the standard deviation of the last forward's logits",
     "trial": "holds what the trial varied",
     "tuning gap": "is its distance on the tuning seeds",

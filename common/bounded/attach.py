@@ -193,7 +193,8 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
     Returns:
         ``delta_ratio``: ||dW||_F / ||W0||_F over all adapted layers together; ``delta_ratio_max``:
         of the worst layer; ``max_argument``: max |inner A B^T|; ``bound_active``: share of entries
-        with |argument| > 0.5; ``certificate``: ||dW||_F over the bound's own ceiling (0 if none).
+        whose |argument| is above :attr:`Bound.curved_from`; ``certificate``: ||dW||_F over the
+        bound's own ceiling (0 if none).
         The two ratios to W0 are left out where a quantised layer gives no dense weight.
     """
     delta2 = base2 = active = entries = ceiling2 = 0.0
@@ -209,7 +210,7 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
             delta2, base2 = delta2 + moved, base2 + base
             worst = max(worst, math.sqrt(moved / base) if base else 0.0)
             largest = max(largest, float(arguments.max()))
-            active += float((arguments > 0.5).sum())
+            active += float((arguments > layer.bound.curved_from).sum())
             entries += arguments.numel()
             ceiling2 += layer.entry_bound**2 * arguments.numel()
     ratios = {

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 CLIP = 1.5
 """The paper's threshold of phi = clip."""
 
+CURVED = 0.5
+"""|argument| from which sine and tanh are told from a line: they are 4 and 8 % below it."""
+
 
 @dataclass(frozen=True)
 class Phi:
@@ -203,6 +206,11 @@ class Bound(NamedTuple):
         """sup |phi|; infinite for an unbounded one."""
         bound = self.record.bound
         return getattr(self, bound) if isinstance(bound, str) else bound
+
+    @property
+    def curved_from(self) -> float:
+        """|argument| from which the bound acts: :data:`CURVED`, or the threshold of a clip."""
+        return self.limit if isinstance(self.record.bound, str) else CURVED
 
     def value(self, z: Tensor) -> Tensor:
         """phi(z), of any shape, differentiable."""

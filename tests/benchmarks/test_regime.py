@@ -11,7 +11,7 @@ from benchmarks.maps.block import Shares, _AtBall
 from benchmarks.maps.cells import Cell
 from benchmarks.maps.regime import regime_sections
 from benchmarks.maps.resolve import make_rule
-from common.bounded.attach import attach, shares_beyond
+from common.bounded.attach import adapter_statistics, attach, shares_beyond
 from common.bounded.config import AdapterConfig
 from vision.metrics import MAP_AXES
 
@@ -83,6 +83,22 @@ def test_an_entrywise_bound_is_read_off_the_adapters(tiny):
     share = _AtBall().share(model)
     assert share.bound_share == shares_beyond(model, (0.5,))[0] == 1.0
     assert 0 <= share.turned_share <= share.bound_share
+
+
+@pytest.mark.parametrize(("clip", "acting"), [(0.1, 1.0), (1.5, 0.0)])
+def test_a_clip_acts_from_its_threshold_on(tiny, clip, acting):
+    import torch
+
+    model, draw = tiny.net(1), torch.Generator().manual_seed(0)
+    attach(model, tiny.targets["mlp"], AdapterConfig(phi="clip", clip=clip), draw)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".A", ".Bt")):
+            parameter.data.fill_(0.2)  # every argument is 8 * 0.2^2 = 0.32, below 0.5
+    assert _AtBall().share(model) == Shares(acting, 0.0)
+    assert adapter_statistics(model)["bound_active"] == acting
+
+
+def test_shares_are_columns_of_a_cell():
     assert (
         dataclasses.is_dataclass(Cell) and set(Shares._fields) <= Cell.__dataclass_fields__.keys()
     )
