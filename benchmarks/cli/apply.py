@@ -100,8 +100,9 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     """Make your own model forget your own images (timm) or texts (Hugging Face causal LM).
 
     Which method? In our small tests near to a retrained model: a class of images: gd_lora, gd_ball,
-    gd_ul. Some images: finetune, gd_sine, gd_lora. Texts: gd_lora, gd, ihl_lora. Give several with
-    commas between, and one is chosen on held-out retained samples. docs/use.md has the numbers.
+    gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd_lora, gd, ihl_lora. Answers:
+    gd_ball, npo_gdr, gd_lora. Give several with commas between, and one is chosen on held-out
+    retained samples. docs/use.md has the numbers.
     """
     register_all(plugin)
     from benchmarks.apply import Application

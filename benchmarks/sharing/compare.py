@@ -67,9 +67,10 @@ def compare(first: Results, second: Results) -> Comparison:
         }
     result.unpaired = [*_alone(first, second), *_alone(second, first), *_faults(first, second)]
     if not pairs:
+        several = "" if first.suite == second.suite else ", results of two suites,"
         raise DataError(
-            f"compare: nothing of {first.name} and {second.name} can be paired by row, seed and "
-            f"split: {'; '.join(result.unpaired[:3])}"
+            f"compare: nothing of {first.name} and of {second.name}{several} can be paired by row, "
+            f"seed and split: {'; '.join(result.unpaired[:3])}"
         )
     return result
 

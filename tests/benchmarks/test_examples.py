@@ -103,7 +103,7 @@ def test_the_benchmark_keeps_the_contract_and_its_suite_runs(registries, cli, tm
 def test_the_table_of_methods_is_that_of_the_results(cli):
     text = (EXAMPLES.parent / "docs/use.md").read_text()
     rows = re.findall(r"^\| ([\w ]+) \| (`.*) \| \[([\w-]+)\]\(\.\./(\S+)LEADERBOARD", text, re.M)
-    assert len(rows) == 4
+    assert len(rows) == 5
     shown = set()
     for _, methods, suite, folder in rows:
         board = json.loads((EXAMPLES.parent / folder / "leaderboard.json").read_text())

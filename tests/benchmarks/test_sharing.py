@@ -186,8 +186,10 @@ def test_shipped_results_are_compared(cli, one_line_error, tmp_path):
         writer.writerows(runs)
     assert "by row and seed alone" in cli("compare", "digits-class", silent, *store).out
     assert "unknown suite 'x'" in one_line_error(cli("compare", "x", "y", *store))
-    fault = one_line_error(cli("compare", "digits-class", "tofu-small", *store))
+    fault = one_line_error(cli("compare", silent, "tofu-small", *store))
     assert "is of digits-class, tofu-small (shipped) of tofu-small" in fault
+    fault = one_line_error(cli("compare", "digits-class", "tofu-small", *store))
+    assert "of tofu-small (shipped), results of two suites, can be paired" in fault
 
 
 def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
