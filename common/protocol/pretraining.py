@@ -68,7 +68,7 @@ class Pretrainable:
 
     def pretraining_split(self) -> PretrainingSplit:
         """What a pretraining on this protocol's data trains on, and what it holds out."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs pretraining_split()")
 
     def transfer(self, model: nn.Module, weights: Path) -> None:
         """Puts the weights of a pretraining, a safetensors file, into a fresh model.
@@ -81,4 +81,4 @@ class Pretrainable:
 
     def fingerprints(self, indices: np.ndarray) -> np.ndarray:
         """(M,) int64 hashes of what samples consist of, equal where two share it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs fingerprints(indices)")
