@@ -128,6 +128,7 @@ LIGHT = (
     "benchmarks.cli.map",
     "benchmarks.maps.draw",
     "benchmarks.costs.model",
+    "benchmarks.sharing.versus",
     "benchmarks.spec.suite",
     "common.audits.boundary",
     "common.audits.challenge",

@@ -1,4 +1,4 @@
-"""The commands on results that come and go: ``compare``, ``submit`` and ``site``."""
+"""The commands on results that come and go: ``compare``, ``versus``, ``submit``, ``site``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from benchmarks.cli.command import command
 from benchmarks.cli.options import STORE, Plugins, Selection, Store, console, register_all
+from benchmarks.report.section import Section
 from benchmarks.report.terminal import show
 from common.base.errors import ConfigError
 from common.store.stages import StageStore
@@ -53,6 +54,54 @@ def compare(
         show(console, job.sections(comparison))
     else:
         sys.stdout.write(writers[format_](job.sections(comparison)))
+
+
+@command(
+    "unlearn versus",
+    "unlearn versus gd_sine,gd_lora gd_ball,gd_lora --filter tofu",
+    "unlearn versus gd_ul_tanh_tight,gd_ul --format svg > bound.svg",
+)
+def versus(
+    pairs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Two rows, FIRST,SECOND; else some with a bound and without."),
+    ] = None,
+    words: Annotated[
+        str, typer.Option("--filter", help="Only suites with all these words in their name.")
+    ] = "",
+    store: Store = STORE,
+    format_: Annotated[
+        str, typer.Option("--format", help="table, md, tex, html (with picture), csv, or svg.")
+    ] = "table",
+) -> None:
+    """Hold one row against another in every table that has both: shipped ones, and the store's.
+
+    Distances to Retrain (or to the goals) are paired by seed; p is corrected for the tables.
+    """
+    from benchmarks.report import html, markdown, tex
+    from benchmarks.report.shipped import RESULTS
+    from benchmarks.sharing import versus as job
+    from benchmarks.sharing.versus_picture import picture
+
+    writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
+    if format_ not in ("table", "csv", "svg", *writers):
+        raise ConfigError(f"--format {format_}: choose table, csv, svg, {', '.join(writers)}")
+    asked = [_two(pair) for pair in pairs or ()] or job.CLAIMS
+    met, withdrawn = job.encounters(asked, [RESULTS, store / "suites"], words)
+    if format_ == "table":
+        show(console, job.sections(met, withdrawn))
+    elif format_ in writers:
+        drawn = [Section(content=picture(met))] if format_ == "html" else []
+        sys.stdout.write(writers[format_]([*job.sections(met, withdrawn), *drawn]))
+    else:
+        sys.stdout.write(job.to_csv(met) if format_ == "csv" else picture(met).svg)
+
+
+def _two(pair: str) -> tuple[str, str]:
+    names = [name.strip() for name in pair.split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise ConfigError(f"versus {pair}: write two different rows as FIRST,SECOND")
+    return names[0], names[1]
 
 
 def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:

@@ -18,8 +18,10 @@ from benchmarks.report.cells import MISSING, number
 from benchmarks.report.files import write_files
 from benchmarks.report.section import Column, Details, Picture, Section, Table, table
 from benchmarks.report.shipped import RESULTS, read_board, read_report
+from benchmarks.sharing import versus
 from benchmarks.sharing.verify import sections as verified_sections
 from benchmarks.sharing.verify import verify_bundle
+from benchmarks.sharing.versus_picture import picture
 from benchmarks.spec.resolve import load_suite
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.errors import ConfigError
@@ -66,7 +68,7 @@ def write_site(out: Path, submissions: Path | None) -> list[str]:
     """
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else; name another folder")
-    pages = [*_shipped(), *(_submitted(submissions) if submissions else ())]
+    pages = [*_shipped(), _versus(), *(_submitted(submissions) if submissions else ())]
     files = {
         page.file: html.write(page.sections, home=(INDEX, "All results"), note=ORIGINS[page.origin])
         for page in pages
@@ -96,6 +98,15 @@ def _shipped() -> Iterator[Page]:
         picture = Picture((file.parent / "map.svg").read_text("utf-8"), report[0].title)
         pieces = [*report, Section(content=picture)]
         yield Page(f"map-{file.parent.name}.html", report[0].title, "shipped", pieces, {})
+
+
+def _versus() -> Page:
+    """Rows with a bound against rows without, over all shipped tables."""
+    met, withdrawn = versus.encounters(versus.CLAIMS, [RESULTS])
+    title = "Does a bound help? Rows against each other, in every table that has both"
+    pieces = [Section(title, depth=1), Section(content=picture(met))]
+    pieces += [replace(s, depth=2) for s in versus.sections(met, withdrawn)]
+    return Page("versus.html", title, "shipped", pieces, {})
 
 
 def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]:
@@ -158,8 +169,10 @@ def _index(pages: Sequence[Page]) -> list[Section]:
     ]
     if maps:
         links = {page.title: page.file for page in maps}
-        content = table(["map"], [[page.title] for page in maps])
-        result.append(Section("Stability maps", content=replace(content, links=links)))
+        content = table(["page"], [[page.title] for page in maps])
+        result.append(
+            Section("Comparisons and stability maps", content=replace(content, links=links))
+        )
     return result
 
 

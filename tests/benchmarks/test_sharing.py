@@ -282,7 +282,7 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     pages = {path.name: path.read_text() for path in site.iterdir()}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
-    assert {*pages} == shipped | maps | {"index.html", "submitted-theirs.html"}
+    assert {*pages} == shipped | maps | {"index.html", "submitted-theirs.html", "versus.html"}
     index = pages.pop("index.html")
     assert all(f'href="{name}"' in index for name in pages)
     assert all('href="index.html"' in page for page in pages.values())

@@ -1,0 +1,319 @@
+"""One row against another in every table that has both: what a claim is worth across settings."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.leaderboard.data import csv_text
+from benchmarks.leaderboard.report import NEGLIGIBLE
+from benchmarks.report.cells import MISSING, interval, number, significant
+from benchmarks.report.section import Column, Section, Table, table
+from benchmarks.report.shipped import RESULTS, read_board
+from benchmarks.spec.reading import read_suite
+from common.base.errors import ConfigError, DataError, one_line
+from common.measure.gaps import PairedDifference, paired_difference
+from common.measure.verdict import LEVEL, benjamini_hochberg
+
+BOARD = "leaderboard.json"
+CLAIMS = (
+    ("gd_sine", "gd_lora_omega"),
+    ("gd_sine", "gd_lora"),
+    ("gd_tanh_tight", "gd_lora_omega"),
+    ("gd_ul_tanh_tight", "gd_ul"),
+)
+"""What is asked where nobody asks otherwise: does a bound help, the paper's or a tight one?"""
+READINGS = {
+    "nearer": "the first row is nearer to the goal, corrected for the tables of the pair",
+    "farther": "the second row is nearer",
+    "same": "the same to two decimals",
+    "not apart": "the seeds do not tell the rows apart",
+    "one seed": "one seed tells nothing",
+    "diverged": "a row diverged on some seed, and is not compared",
+}
+"""What a comparison shows -> in words."""
+
+
+@dataclass(frozen=True)
+class Encounter:
+    """Two rows in one table.
+
+    Attributes:
+        suite: Name of the table's suite.
+        also: Other tables with the same runs of both rows.
+        pair: Labels of the rows.
+        unit: Of the distance.
+        means: Mean distance of each row over the seeds of both; None where there is none.
+        floor: Mean distance between two Retrains.
+        difference: First less second; None where a row diverged.
+        diverged: Row -> seeds on which it diverged.
+        complete: Whether every run of the table is there.
+        q: The difference's p, corrected for the tables that have the pair.
+    """
+
+    suite: str
+    also: tuple[str, ...]
+    pair: tuple[str, str]
+    unit: str
+    means: tuple[float, float] | None
+    floor: float | None
+    difference: PairedDifference | None
+    diverged: Mapping[str, int]
+    complete: bool
+    q: float | None = None
+
+    @property
+    def reading(self) -> str:
+        """A key of :data:`READINGS`."""
+        if self.difference is None:
+            return "diverged"
+        if abs(self.difference.summary.mean) < NEGLIGIBLE:
+            return "same"
+        if self.q is None:
+            return "one seed"
+        if self.q > LEVEL:
+            return "not apart"
+        return "nearer" if self.difference.summary.mean < 0 else "farther"
+
+    @property
+    def share(self) -> tuple[float, float, float] | None:
+        """Difference, and the ends of its interval, in percent of the sum of both distances."""
+        if self.difference is None or self.means is None or sum(self.means) == 0:
+            return None
+        own = self.difference.summary
+        ends = (own.mean, *(own.mean if end is None else end for end in (own.low, own.high)))
+        mean, low, high = (100 * value / sum(self.means) for value in ends)
+        return mean, low, high
+
+
+def encounters(
+    pairs: Sequence[tuple[str, str]], stores: Sequence[Path], words: str = ""
+) -> tuple[list[Encounter], list[str]]:
+    """Every table that has both rows of a pair, pair by pair.
+
+    Args:
+        pairs: Labels of rows.
+        stores: Folders of reports; a later one's table replaces an earlier one of the same name.
+        words: Only suites whose name has all these words.
+
+    Returns:
+        (encounters, names of tables that were left out since their suite has changed).
+
+    Raises:
+        ConfigError: No table has both rows of a pair.
+        DataError: A table cannot be read.
+    """
+    boards, withdrawn = _boards(stores, words.split())
+    met: list[Encounter] = []
+    for pair in pairs:
+        found = _distinct(_meet(name, board, pair) for name, board in boards.items())
+        own = sorted(found, key=lambda each: each.suite)
+        if not own:
+            raise ConfigError(_missing(pair, boards))
+        met += _corrected(own)
+    return met, withdrawn
+
+
+def _boards(
+    stores: Sequence[Path], words: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    files = {file.parent.name: file for store in stores for file in store.glob(f"*/{BOARD}")}
+    boards, withdrawn = {}, []
+    for name, file in sorted(files.items()):
+        if not all(word in name for word in words):
+            continue
+        board = read_board(file.parent)
+        if file.parent.parent == RESULTS and board["version"] != read_suite(name)[1].get(
+            "version", 1
+        ):
+            withdrawn.append(name)
+        else:
+            boards[name] = board
+    return boards, withdrawn
+
+
+def _version(name: str) -> int:
+    version: int = read_suite(name)[1].get("version", 1)
+    return version
+
+
+def _meet(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encounter | None:
+    """The pair in a table; None where it has not both.
+
+    Raises:
+        DataError: The table is damaged.
+    """
+    try:
+        return _read(name, board, pair)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: {BOARD} cannot be read ({one_line(error)})") from None
+
+
+def _read(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encounter | None:
+    rows = {row["row"]: row for row in board["rows"]}
+    if not all(label in rows and rows[label]["seeds"] for label in pair):
+        return None
+    first, second = (rows[label]["ag_per_seed"] for label in pair)
+    seeds = [seed for seed in first if seed in second]
+    diverged = {label: len(rows[label]["diverged"]) for label in pair if rows[label]["diverged"]}
+    if not seeds and not diverged:
+        return None
+    values = [[own[seed] for seed in seeds] for own in (first, second)]
+    floor = board.get("pooled_floor") or board["floor"] or {}
+    return Encounter(
+        suite=name,
+        also=(),
+        pair=pair,
+        unit=board["distance"]["unit"],
+        means=(_mean(values[0]), _mean(values[1])) if seeds else None,
+        floor=floor.get("mean"),
+        difference=None if diverged else paired_difference(*values),
+        diverged=diverged,
+        complete=board["complete"],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _distinct(found: Iterable[Encounter | None]) -> Iterator[Encounter]:
+    """Tables with the same two rows of runs count once, under the shortest name."""
+    groups: dict[tuple[object, ...], list[Encounter]] = defaultdict(list)
+    for own in found:
+        if own is not None:
+            groups[own.unit, own.means, own.difference].append(own)
+    for same in groups.values():
+        first, *others = sorted(same, key=lambda own: len(own.suite))
+        yield replace(first, also=tuple(own.suite for own in others))
+
+
+def _corrected(met: Sequence[Encounter]) -> list[Encounter]:
+    """Every comparison with its q, where it has a p."""
+    p = {n: own.difference.p_value for n, own in enumerate(met) if own.difference}
+    tested = {n: value for n, value in p.items() if value is not None}
+    q = dict(zip(tested, benjamini_hochberg([*tested.values()]).tolist(), strict=True))
+    return [replace(own, q=q.get(n)) for n, own in enumerate(met)]
+
+
+def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> str:
+    known = {row["row"] for board in boards.values() for row in board["rows"]}
+    unknown = [label for label in pair if label not in known]
+    told = f"; no table has {' and '.join(unknown)}" if unknown and known else ""
+    return (
+        f"versus {','.join(pair)}: none of {len(boards)} tables has both rows{told}; see a table's "
+        "rows with: unlearn report SUITE"
+    )
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+GAIN = (
+    "is the first row's distance to the goal less the second's, paired by seed, with its 95 % "
+    "t-interval: below 0 the first is nearer"
+)
+SHARE = "is the same over the sum of both distances: at -100 the first would be at the goal"
+CORRECTED = (
+    f"is the paired t-test's p, corrected for the tables of the pair (Benjamini and Hochberg); "
+    f"{LEVEL:g} or less is told"
+)
+FLOOR = "is the distance of a second Retrain"
+
+
+def sections(met: Sequence[Encounter], withdrawn: Sequence[str]) -> list[Section]:
+    """One table per pair, and what it adds up to."""
+    result: list[Section] = []
+    for pair in dict.fromkeys(own.pair for own in met):
+        own = [each for each in met if each.pair == pair]
+        result.append(Section(f"{pair[0]} against {pair[1]}", depth=1 if not result else 2))
+        result.append(Section(text=(tally(own),), content=_table(pair, own)))
+    notes = [f"{', '.join(each.also)}: the same runs as {each.suite}" for each in met if each.also]
+    notes += [
+        f"{each.suite}: " + ", ".join(f"{k} diverged on {v} seeds" for k, v in told.items())
+        for each in met
+        if (told := each.diverged)
+    ]
+    notes += [f"{each.suite}: some runs are missing" for each in met if not each.complete]
+    if withdrawn:
+        notes.append(f"left out, since their suites have changed: {', '.join(withdrawn)}")
+    said = "Tables that share data or models are not independent of each other."
+    result.append(Section(text=(said,), lines=tuple(dict.fromkeys(notes)), tone="muted"))
+    return result
+
+
+def tally(met: Sequence[Encounter]) -> str:
+    """How many tables show what, in words."""
+    first, second = met[0].pair
+    counts = Counter(own.reading for own in met)
+    told = [f"{first} is nearer in {counts['nearer']}, {second} in {counts['farther']}"]
+    told += [
+        f"{word}: {counts[word]}"
+        for word in READINGS
+        if counts[word] and word not in ("nearer", "farther")
+    ]
+    return f"{len(met)} tables: {'; '.join(told)}."
+
+
+def _table(pair: tuple[str, str], met: Sequence[Encounter]) -> Table:
+    heads: list[str | Column] = [
+        "suite",
+        Column("n", doc="counts the seeds of both"),
+        Column(pair[0], doc="and the next column: mean distances to the goal"),
+        Column(pair[1]),
+        Column("2nd Retrain", doc=FLOOR),
+        Column("unit", "label"),
+        Column("difference", doc=GAIN),
+        Column("in %", doc=SHARE),
+        Column("q", doc=CORRECTED),
+        Column("reading", "label"),
+    ]
+    rows = [_cells(own) for own in met]
+    kept = (0, 1, 6, 8, 9)
+    narrow = table([heads[k] for k in kept], [[row[k] for k in kept] for row in rows])
+    notes = {own.reading: READINGS[own.reading] for own in met}
+    return table(heads, rows, narrow=replace(narrow, notes=notes), notes=notes)
+
+
+def _cells(own: Encounter) -> list[str]:
+    means = own.means or (None, None)
+    difference = own.difference
+    return [
+        own.suite,
+        MISSING if difference is None else str(difference.summary.n),
+        *(number(value, 2) for value in means),
+        number(own.floor, 2),
+        own.unit,
+        MISSING if difference is None else interval(difference.summary, "+.2f"),
+        MISSING if own.share is None else f"{round(own.share[0]) + 0:+d}",
+        significant(own.q),
+        own.reading,
+    ]
+
+
+def to_csv(met: Sequence[Encounter]) -> str:
+    """One line per pair and table."""
+    return csv_text([_line(own) for own in met])
+
+
+def _line(own: Encounter) -> dict[str, Any]:
+    share = own.share or (None, None, None)
+    line: dict[str, Any] = {
+        "first": own.pair[0],
+        "second": own.pair[1],
+        "suite": own.suite,
+        "also": " ".join(own.also),
+        "unit": own.unit,
+        "first_mean": own.means and own.means[0],
+        "second_mean": own.means and own.means[1],
+        "floor": own.floor,
+    }
+    if own.difference is not None:
+        kept = ("mean", "low", "high", "n")
+        line |= {key: getattr(own.difference.summary, key) for key in kept}
+        line |= {"p": own.difference.p_value}
+    names = ("percent", "percent_low", "percent_high")
+    return line | dict(zip(names, share, strict=True)) | {"q": own.q, "reading": own.reading}
