@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ CLAIMS = (
 )
 """What is asked where nobody asks otherwise: does a bound help, the paper's or a tight one?"""
 READINGS = {
-    "nearer": "the first row is nearer to the goal, corrected for the tables of the pair",
-    "farther": "the second row is nearer",
-    "same": "the same to two decimals",
-    "not apart": "the seeds do not tell the rows apart",
-    "one seed": "one seed tells nothing",
-    "diverged": "a row diverged on some seed, and is not compared",
+    "nearer": "says that the first row is nearer to the goal",
+    "farther": "says that the second row is nearer",
+    "same": "says that they are equal to two decimals",
+    "not apart": "says that the seeds do not tell them apart",
+    "one seed": "says that one seed tells nothing",
+    "diverged": "says that a row diverged on some seed, so that they are not compared",
 }
 """What a comparison shows -> in words."""
 
@@ -44,10 +44,11 @@ class Encounter:
 
     Attributes:
         suite: Name of the table's suite.
-        also: Other tables with the same runs of both rows.
+        also: Other tables with the same runs of both rows, or some of them.
         pair: Labels of the rows.
         unit: Of the distance.
-        means: Mean distance of each row over the seeds of both; None where there is none.
+        runs: (seed, distance of the first row, of the second), of the seeds of both.
+        means: Mean distance of each row over these seeds; None where there is none.
         floor: Mean distance between two Retrains.
         difference: First less second; None where a row diverged.
         diverged: Row -> seeds on which it diverged.
@@ -59,6 +60,7 @@ class Encounter:
     also: tuple[str, ...]
     pair: tuple[str, str]
     unit: str
+    runs: frozenset[tuple[str, float, float]]
     means: tuple[float, float] | None
     floor: float | None
     difference: PairedDifference | None
@@ -110,8 +112,7 @@ def encounters(
     boards, withdrawn = _boards(stores, words.split())
     met: list[Encounter] = []
     for pair in pairs:
-        found = _distinct(_meet(name, board, pair) for name, board in boards.items())
-        own = sorted(found, key=lambda each: each.suite)
+        own = _distinct(_meet(name, board, pair) for name, board in boards.items())
         if not own:
             raise ConfigError(_missing(pair, boards))
         met += _corrected(own)
@@ -169,6 +170,7 @@ def _read(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encount
         also=(),
         pair=pair,
         unit=board["distance"]["unit"],
+        runs=frozenset(zip(seeds, *values, strict=True)),
         means=(_mean(values[0]), _mean(values[1])) if seeds else None,
         floor=floor.get("mean"),
         difference=None if diverged else paired_difference(*values),
@@ -181,15 +183,21 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _distinct(found: Iterable[Encounter | None]) -> Iterator[Encounter]:
-    """Tables with the same two rows of runs count once, under the shortest name."""
-    groups: dict[tuple[object, ...], list[Encounter]] = defaultdict(list)
-    for own in found:
-        if own is not None:
-            groups[own.unit, own.means, own.difference].append(own)
-    for same in groups.values():
-        first, *others = sorted(same, key=lambda own: len(own.suite))
-        yield replace(first, also=tuple(own.suite for own in others))
+def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:
+    """Tables with the same runs of both rows, or with some of them, count once.
+
+    The one with the most runs stands for them; of equal ones that of the shortest name.
+    """
+    result: list[Encounter] = []
+    known = [own for own in found if own is not None]
+    for own in sorted(known, key=lambda each: (-len(each.runs), len(each.suite))):
+        for place, other in enumerate(result):
+            if own.runs and own.runs <= other.runs and own.diverged == other.diverged:
+                result[place] = replace(other, also=(*other.also, own.suite))
+                break
+        else:
+            result.append(own)
+    return sorted(result, key=lambda each: each.suite)
 
 
 def _corrected(met: Sequence[Encounter]) -> list[Encounter]:
@@ -230,8 +238,13 @@ def sections(met: Sequence[Encounter], withdrawn: Sequence[str]) -> list[Section
     for pair in dict.fromkeys(own.pair for own in met):
         own = [each for each in met if each.pair == pair]
         result.append(Section(f"{pair[0]} against {pair[1]}", depth=1 if not result else 2))
-        result.append(Section(text=(tally(own),), content=_table(pair, own)))
-    notes = [f"{', '.join(each.also)}: the same runs as {each.suite}" for each in met if each.also]
+        content = _table(pair, own, met if len(result) == 1 else ())
+        result.append(Section(text=(tally(own),), content=content))
+    notes = [
+        f"{', '.join(each.also)}: the same runs as {each.suite}, or some of them"
+        for each in met
+        if each.also
+    ]
     notes += [
         f"{each.suite}: " + ", ".join(f"{k} diverged on {v} seeds" for k, v in told.items())
         for each in met
@@ -258,7 +271,10 @@ def tally(met: Sequence[Encounter]) -> str:
     return f"{len(met)} tables: {'; '.join(told)}."
 
 
-def _table(pair: tuple[str, str], met: Sequence[Encounter]) -> Table:
+def _table(
+    pair: tuple[str, str], met: Sequence[Encounter], explained: Sequence[Encounter]
+) -> Table:
+    """The tables of a pair; the first table of all explains the columns, and every reading."""
     heads: list[str | Column] = [
         "suite",
         Column("n", doc="counts the seeds of both"),
@@ -271,10 +287,12 @@ def _table(pair: tuple[str, str], met: Sequence[Encounter]) -> Table:
         Column("q", doc=CORRECTED),
         Column("reading", "label"),
     ]
+    if not explained:
+        heads = [replace(h, doc="") if isinstance(h, Column) else Column(h, "label") for h in heads]
     rows = [_cells(own) for own in met]
     kept = (0, 1, 6, 8, 9)
     narrow = table([heads[k] for k in kept], [[row[k] for k in kept] for row in rows])
-    notes = {own.reading: READINGS[own.reading] for own in met}
+    notes = {word: READINGS[word] for word in {own.reading: None for own in explained}}
     return table(heads, rows, narrow=replace(narrow, notes=notes), notes=notes)
 
 

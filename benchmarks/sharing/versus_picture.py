@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.report import svg
 from benchmarks.report.section import Picture
-from benchmarks.sharing.versus import READINGS, Encounter
+from benchmarks.sharing.versus import Encounter
 
-LEFT, PANEL, GAP, PITCH, HEAD = 170, 190, 30, 20, 92
+LEFT, PANEL, GAP, PITCH, HEAD = 165, 190, 20, 20, 92
 TICKS = (-100, -50, 0, 50, 100)
 COLOURS = {"nearer": "#1f7a3a", "farther": "#b3261e"}
 """Reading -> colour; any other is grey."""
@@ -48,13 +48,14 @@ def _x(value: float, left: float) -> float:
 def _frame(pair: tuple[str, str], left: float, bottom: float) -> Iterator[str]:
     middle = {"text_anchor": "middle"}
     yield svg.text(left + PANEL / 2, 60, f"{pair[0]} − {pair[1]}", font_weight="bold", **middle)
-    small = {"fill": svg.GREY, "font_size": 10}
+    small = {"fill": svg.GREY, "font_size": 11}
     yield svg.text(left, 76, "← first nearer", **small)
     yield svg.text(left + PANEL, 76, "second nearer →", text_anchor="end", **small)
     for tick in TICKS:
         x = _x(tick, left)
         yield svg.line((x, HEAD - 8), (x, bottom), stroke="#eee" if tick else "#999")
-        yield svg.text(x, bottom + 16, f"{tick:g}", **middle, **small)
+        if abs(tick) < 100:
+            yield svg.text(x, bottom + 16, f"{tick:g}", **middle, **small)
 
 
 def _line(own: Encounter, left: float, y: float) -> str:
@@ -67,7 +68,7 @@ def _line(own: Encounter, left: float, y: float) -> str:
         "g",
         svg.element(
             "rect",
-            svg.tip(f"{told}; {READINGS[own.reading]}"),
+            svg.tip(f"{told}; {own.reading}"),
             **hit,
             fill="none",
             pointer_events="all",

@@ -92,10 +92,12 @@ def _distances(store, suite):
 def test_tables_with_the_same_runs_count_once(put):
     rows = {"ours": [1.0, 1.2], "theirs": [2.0, 2.5]}
     put("digits-all", rows)
+    put("di", {label: values[:1] for label, values in rows.items()})
     store = put("digits", rows)
     (own,) = encounters([PAIR], [store])[0]
-    assert own.suite == "digits" and own.also == ("digits-all",)
-    assert "digits-all: the same runs as digits" in sections([own], [])[-1].lines
+    assert own.suite == "digits" and own.also == ("digits-all", "di")
+    said = sections([own], [])[-1].lines
+    assert "digits-all, di: the same runs as digits, or some of them" in said
 
 
 def test_a_later_folder_replaces_an_earlier_one(put, tmp_path):
