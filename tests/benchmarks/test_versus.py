@@ -8,8 +8,9 @@ import json
 
 import pytest
 
+from benchmarks.report import markdown
 from benchmarks.report.shipped import RESULTS
-from benchmarks.sharing.versus import encounters, sections, to_csv
+from benchmarks.sharing.versus import CLAIMS, encounters, sections, to_csv
 from benchmarks.sharing.versus_picture import picture
 from common.base.errors import ConfigError
 from common.measure.gaps import paired_difference
@@ -131,6 +132,14 @@ def test_shipped_tables_meet_and_withdrawn_ones_are_left_out(cli, tmp_path):
     assert "lethevit-cifar10-small" in said and "tofu-small" in said
     met, withdrawn = encounters([("gd_sine", "gd_lora_omega")], [RESULTS])
     assert not {own.suite for own in met} & set(withdrawn)
+
+
+def test_what_is_shipped_is_of_the_shipped_tables():
+    """To mend: unlearn versus --format svg|md > benchmarks/results/versus/..., and the README."""
+    met, withdrawn = encounters(CLAIMS, [RESULTS])
+    assert (RESULTS / "versus/bound.svg").read_text("utf-8") == picture(met).svg
+    report = markdown.write(sections(met, withdrawn))
+    assert (RESULTS / "versus/VERSUS.md").read_text("utf-8") == report
 
 
 @pytest.mark.parametrize(
