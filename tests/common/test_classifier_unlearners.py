@@ -183,7 +183,6 @@ def test_golden_losses_can_tell_methods_apart(golden_twins):
     "variant",
     [
         "neg_grad_plus",
-        "scrub",
         "bad_teacher",
         "amnesiac",
         "sfron",
@@ -197,7 +196,15 @@ def test_golden_losses_can_tell_methods_apart(golden_twins):
     ],
 )
 def test_forgetting_costs_forget_more_than_retain(results, losses, original, variant):
-    before, after = losses(original), losses(results[variant])
+    _costs_forget_more(losses(original), losses(results[variant]))
+
+
+def test_scrub_costs_forget_more_than_retain(run, losses, original):
+    """With the whole forget set in a batch: in fours, its end hangs on how a processor rounds."""
+    _costs_forget_more(losses(original), losses(run("scrub", {"lr": 1e-2})[0]))
+
+
+def _costs_forget_more(before, after):
     rise = {part: after[part] - before[part] for part in before}
     assert rise["forget"] > 0.05 and rise["forget"] > 2 * rise["retain"]
 
