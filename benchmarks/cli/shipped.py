@@ -10,7 +10,7 @@ from benchmarks.report import html
 from benchmarks.report.section import Section
 from benchmarks.report.shipped import read_board, read_report, shipped_folder
 from benchmarks.report.terminal import show
-from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.reading import suite_version
 from common.base.errors import ConfigError
 
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
@@ -34,7 +34,7 @@ def show_shipped(name: str, missing: str, *, under: str = "", maps: bool = False
     if folder is None or not chosen:
         raise ConfigError(missing)
     _say(missing, f"{folder / _file(maps)} comes with the project; from it:")
-    if not maps and read_board(folder)["version"] != load_suite(name).spec.version:
+    if not maps and read_board(folder)["version"] != suite_version(name):
         _say("", WITHDRAWN)
     show(console, chosen)
 

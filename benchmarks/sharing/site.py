@@ -22,7 +22,7 @@ from benchmarks.sharing import versus
 from benchmarks.sharing.verify import sections as verified_sections
 from benchmarks.sharing.verify import verify_bundle
 from benchmarks.sharing.versus_picture import picture
-from benchmarks.spec.resolve import load_suite
+from benchmarks.spec.reading import suite_version
 from benchmarks.spec.suite import FLOOR, REFERENCES
 from common.base.errors import ConfigError
 
@@ -90,7 +90,7 @@ def _shipped() -> Iterator[Page]:
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
         pieces.insert(place, Section(content=drawn))
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
-        current = load_suite(file.parent.name).spec.version == data["version"]
+        current = suite_version(file.parent.name) == data["version"]
         origin = "shipped" if current else "withdrawn"
         yield Page(f"{file.parent.name}.html", title, origin, pieces, data)
     for file in sorted(RESULTS.glob("maps/*/MAP.md")):

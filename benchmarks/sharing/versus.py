@@ -14,7 +14,7 @@ from benchmarks.leaderboard.report import NEGLIGIBLE
 from benchmarks.report.cells import MISSING, interval, number, significant
 from benchmarks.report.section import Column, Section, Table, table
 from benchmarks.report.shipped import RESULTS, read_board
-from benchmarks.spec.reading import read_suite
+from benchmarks.spec.reading import suite_version
 from common.base.errors import ConfigError, DataError, one_line
 from common.measure.gaps import PairedDifference, paired_difference
 from common.measure.verdict import LEVEL, benjamini_hochberg
@@ -128,18 +128,11 @@ def _boards(
         if not all(word in name for word in words):
             continue
         board = read_board(file.parent)
-        if file.parent.parent == RESULTS and board["version"] != read_suite(name)[1].get(
-            "version", 1
-        ):
+        if file.parent.parent == RESULTS and board["version"] != suite_version(name):
             withdrawn.append(name)
         else:
             boards[name] = board
     return boards, withdrawn
-
-
-def _version(name: str) -> int:
-    version: int = read_suite(name)[1].get("version", 1)
-    return version
 
 
 def _meet(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encounter | None:
@@ -229,7 +222,7 @@ CORRECTED = (
     f"is the paired t-test's p, corrected for the tables of the pair (Benjamini and Hochberg); "
     f"{LEVEL:g} or less is told"
 )
-FLOOR = "is the distance of a second Retrain"
+SECOND = "is the distance of a second Retrain"
 
 
 def sections(met: Sequence[Encounter], withdrawn: Sequence[str]) -> list[Section]:
@@ -280,7 +273,7 @@ def _table(
         Column("n", doc="counts the seeds of both"),
         Column(pair[0], doc="and the next column: mean distances to the goal"),
         Column(pair[1]),
-        Column("2nd Retrain", doc=FLOOR),
+        Column("2nd Retrain", doc=SECOND),
         Column("unit", "label"),
         Column("difference", doc=GAIN),
         Column("in %", doc=SHARE),

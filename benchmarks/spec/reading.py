@@ -41,6 +41,16 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str
     return path, data
 
 
+def suite_version(name: str) -> int:
+    """A suite's version, which its file says, without checking the rest of it.
+
+    Raises:
+        ConfigError: As of :func:`read_suite`.
+    """
+    version: int = read_suite(name)[1].get("version", 1)
+    return version
+
+
 class SuiteFile(Extending):
     """A suite file: ``extends`` takes names too, null removes an inherited row, ``rows`` selects.
 

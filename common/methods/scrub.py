@@ -31,7 +31,9 @@ class Scrub(AdaptedMethod):
         for e in 1..epochs:
             if e <= max_epochs:  a pass over D_f: step(-KL_T)
             a pass over D_r: step(gamma CE + alpha KL_T)
-    One optimizer for all passes.
+    One optimizer for all passes.  The student is the teacher at first, unless a dropout sets them
+    apart, and there KL is least: the first step's gradient is rounding, which Adam scales up, so
+    that processors that round otherwise leave in other directions.
 
     Source: Kurmanji et al. 2023, arXiv 2302.09880; its repository (gamma 0.99, alpha 0.001, T 4,
     2 passes on forget; lr 5e-4, 6 to 10 epochs).  Sweep lr, ``max_epochs`` and alpha.

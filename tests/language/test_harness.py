@@ -134,16 +134,16 @@ def model(bench):
 
 
 def theirs(bench, model, tasks, shots, folder):
-    """lm-eval's results of its own model class."""
+    """lm-eval's results of its own model class, in double: it replies in the logits' precision."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     from language.measure.harness import BOOTSTRAP_DRAWS
 
-    tokenizer = copy.deepcopy(bench.source.tokenizer)
+    double, tokenizer = copy.deepcopy(model).double(), copy.deepcopy(bench.source.tokenizer)
     return lm_eval.simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3, device="cpu"),
+        model=HFLM(pretrained=double, tokenizer=tokenizer, batch_size=3, device="cpu"),
         tasks=tasks,
         num_fewshot=shots,
         bootstrap_iters=BOOTSTRAP_DRAWS,
@@ -166,7 +166,7 @@ def test_numbers_are_those_of_lm_eval(bench, model, tmp_path, shots):
     ours = run_tasks(adapter, tasks, include=tmp_path / "tasks", shots=shots)
     for task in tasks:
         for mine, reply in zip(replies(ours, task), replies(wanted, task), strict=True):
-            assert mine == (pytest.approx(reply, rel=1e-6) if task == "toy_text" else same(reply))
+            assert mine == (pytest.approx(reply, abs=1e-4) if task == "toy_text" else same(reply))
         for column, value in wanted["results"][task].items():
             if "acc" in column or "exact" in column or not isinstance(value, float):
                 assert ours["results"][task][column] == value, (task, column)
