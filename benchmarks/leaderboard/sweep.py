@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.leaderboard.board import Leaderboard, Trial
+from benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
 from benchmarks.pipeline.measuring import read_record
 from benchmarks.pipeline.planner import references, trial_gap
 from benchmarks.pipeline.splitting import read_split
@@ -102,6 +102,13 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
             "Chosen at the edge of the grid or within a tenth of the range's end, where a wider "
             f"one may do better: {', '.join(edges)}"
         )
+    open_ = close_calls(board.rows, board.trials)
+    if open_:
+        lines.append(
+            "The next trial is within a standard deviation (of the distance over the seeds above) "
+            f"of the chosen one, so that another tuning seed may choose it: {', '.join(open_)} "
+            f"({len(open_)} of {len({trial.label for trial in board.trials})} rows)"
+        )
     rows = []
     for trial in board.trials:
         gap = f"{trial.gap:.2f}" if math.isfinite(trial.gap) else "diverged"
@@ -111,6 +118,19 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
         Section("Tuning", (budget,), lines=tuple(lines), level="full"),
         Section(content=trials, level="full"),
     ]
+
+
+def close_calls(rows: Sequence[BoardRow], trials: Sequence[Trial]) -> list[str]:
+    """Rows whose second best trial is nearer to the best than their distance spreads over seeds."""
+    close = []
+    for row in rows:
+        gaps = sorted(trial.gap for trial in trials if trial.label == row.label)
+        distance = row.derived.get("ag")
+        if len(gaps) < 2 or distance is None or distance.std is None:
+            continue
+        if math.isfinite(gaps[0]) and gaps[1] - gaps[0] < distance.std:
+            close.append(row.label)
+    return close
 
 
 def _choice(trial: Trial) -> str:

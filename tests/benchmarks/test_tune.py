@@ -11,8 +11,10 @@ import yaml
 
 import benchmarks
 from benchmarks.audits.plan import AuditPlanner
+from benchmarks.leaderboard.board import BoardRow, Trial
 from benchmarks.leaderboard.data import to_json
 from benchmarks.leaderboard.derive import make_leaderboard
+from benchmarks.leaderboard.sweep import close_calls
 from benchmarks.leaderboard.write import FORMATS
 from benchmarks.pipeline import schedule
 from benchmarks.pipeline.planner import make_plan
@@ -21,6 +23,7 @@ from benchmarks.spec.samplers import propose
 from benchmarks.spec.tune import Dimension
 from common.base.config import canonical
 from common.base.errors import ConfigError
+from common.measure.gaps import summarise
 from common.store.records import RunRecord
 from common.store.stages import StageStore
 
@@ -321,6 +324,24 @@ def test_tpe_counts_in_plan_and_show(cli, tiny_suite, tmp_path):
 
 
 # Reports -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gaps", "distances", "close"),
+    [
+        ([5.0, 4.0, 9.0], [3.0, 6.0], True),  # one apart, and a spread of 2.1
+        ([5.0, 2.5, 9.0], [3.0, 6.0], False),
+        ([4.0, math.inf, math.inf], [3.0, 6.0], False),
+        ([4.0, 4.1], [3.0], False),  # one seed has no spread
+        ([4.0], [3.0, 6.0], False),
+        ([math.inf, math.inf], [3.0, 6.0], False),
+    ],
+)
+def test_a_choice_is_close_where_the_next_trial_is_within_a_deviation(gaps, distances, close):
+    row = BoardRow("a", "gd", derived={"ag": summarise(distances)})
+    trials = [Trial("a", {}, gap, gap == min(gaps)) for gap in gaps]
+    others = [Trial("b", {}, gap, False) for gap in (3.9, 4.0, 4.05)]
+    assert close_calls([row], [*trials, *others]) == ["a"] * close
 
 
 def test_the_whole_sweep_is_shown(sweep):
