@@ -160,7 +160,8 @@ def read_trials(plan: Plan, store: StageStore) -> list[Trial]:
         search, draws = plan.suite.row(label).search, plan.draws[label]
         assert search is not None
         varied = _varied([canonical(draw.config) for draw in draws])
-        params = {key: values_[index] for key, values_ in varied.items()}
+        own = tuple(f"{name}." for name in search.space)
+        params = {key: of[index] for key, of in varied.items() if f"{key}.".startswith(own)}
         chosen = plan.chosen.get(label) == index
         edges = search.edges(draws[index]) if chosen else ()
         trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))

@@ -346,32 +346,36 @@ def test_a_choice_is_close_where_the_next_trial_is_within_a_deviation(gaps, dist
 
 def test_the_whole_sweep_is_shown(sweep):
     grid = {"finetune": {"lr": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4]}}
-    rows = {**SMALL, "finetune": None}
+    wrapping = {"method": "with_contrast", "params": {"base": "finetune", "params": {"steps": 4}}}
+    rows = {**SMALL, "finetune": None, "finetune+cl": wrapping}
+    spaces = {**TPE["spaces"], "finetune+cl": {"params.lr": RATE}}
 
     def gap(stage):
-        lr = stage.spec.params["lr"]
-        return 1e4 * lr if stage.spec.method == "finetune" else distance(stage)
+        own = {"finetune": lambda p: 1e4 * p["lr"], "with_contrast": lambda p: p["params"]["lr"]}
+        rule = own.get(stage.spec.method)
+        return rule(stage.spec.params) if rule else distance(stage)
 
-    work = sweep(rows=rows, tune={**TPE, "grids": grid}, gap=gap)
+    work = sweep(rows=rows, tune={**TPE, "grids": grid, "spaces": spaces}, gap=gap)
     plan = work.finish()
     for result in plan.results:
         if result.trial is None:
             work.put_record(work.store, result.stage, {"fa": 1.0})
     board = make_leaderboard(work.suite, work.store)
     assert board.missing == 1, "all but the split, without which there are no verdicts"
-    assert [row.trials for row in board.rows if row.trials] == [7, 7]
+    assert [row.trials for row in board.rows if row.trials] == [7, 7, 7]
     text, html = (FORMATS[name][1](board) for name in ("md", "html"))
     for draw in plan.draws["gd"]:
         assert text.count(f"lr={draw.config.lr:g}, lam={draw.config.lam:g} |") >= 1
     assert "| finetune | lr=0.0001 | 0.25 | chosen (lr at the edge) |" in text
-    assert "chosen |" in text
+    assert "chosen |" in text and "| finetune+cl | params.lr=" in text
+    assert not [t.params for t in board.trials if any("resolved" in name for name in t.params)]
     for shown in (text, html):
         assert "gd: tpe (Optuna; the first round is qmc), lam of 0.1, 0.3, 1.0; lr 0.0001" in shown
         assert "finetune: a grid, lr of 0.0001, 0.0002" in shown
         assert "where a wider one may do better: finetune (lr)" in shown
     told = to_json(board)["tuning"]
-    assert len(told["sweep"]) == 14 and sum(trial["chosen"] for trial in told["sweep"]) == 2
-    assert [source["sampler"] for source in told["sources"]] == ["tpe", "grid"]
+    assert len(told["sweep"]) == 21 and sum(trial["chosen"] for trial in told["sweep"]) == 3
+    assert [source["sampler"] for source in told["sources"]] == ["tpe", "grid", "tpe"]
 
 
 # End to end --------------------------------------------------------------------------------------
