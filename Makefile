@@ -39,18 +39,18 @@ test: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make style"; exit 1; }
-	@$(BIN)/mypy common vision language benchmarks
-	@$(BIN)/mypy --strict common
+	@$(BIN)/mypy -p stable_forgetting -p tools
+	@$(BIN)/mypy --strict -p stable_forgetting.common
 
 style: $(STAMP)
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@$(BIN)/python -m benchmarks.perf $(ARGS)
+	@$(BIN)/python -m tools.perf $(ARGS)
 
 theory: $(STAMP)
-	@$(BIN)/python -m benchmarks.theory --out runs/theory $(ARGS)
+	@$(BIN)/python -m tools.theory --out runs/theory $(ARGS)
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

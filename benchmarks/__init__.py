@@ -3,5 +3,7 @@
 Importing it registers every built-in method and benchmark, and imports nothing heavy.
 """
 
-import language  # noqa: F401 - registers
-import vision  # noqa: F401 - registers
+from stable_forgetting import (
+    language,  # noqa: F401 - registers
+    vision,  # noqa: F401 - registers
+)

@@ -1,6 +1,6 @@
-"""``python -m benchmarks`` is ``unlearn``."""
+"""``python -m stable_forgetting.benchmarks`` is ``unlearn``."""
 
-from benchmarks.cli.main import main
+from stable_forgetting.benchmarks.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -7,12 +7,21 @@ from typing import Literal
 
 import numpy as np
 
-from common import BENCHMARKS, PARTS, ForgetSplit, GapRule, MetricSpec, Part, Role, Versions
-from common.base.seeding import hash_order
-from language.benchmark import CausalBenchmark
-from language.data.corpus import Corpus, Item
-from language.data.readers import READERS, Reader, TextDataConfig
-from language.measure.requests import Choose, TextMetric
+from stable_forgetting.common import (
+    BENCHMARKS,
+    PARTS,
+    ForgetSplit,
+    GapRule,
+    MetricSpec,
+    Part,
+    Role,
+    Versions,
+)
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.benchmark import CausalBenchmark
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import READERS, Reader, TextDataConfig
+from stable_forgetting.language.measure.requests import Choose, TextMetric
 
 ASKED = ("forget", "retain", "unseen", "test")
 

@@ -2,7 +2,14 @@
 
 import math
 
-from common import METHODS, ForgetRetainMethod, Mean, MethodInfo, RetainConfig, cross_entropy
+from stable_forgetting.common import (
+    METHODS,
+    ForgetRetainMethod,
+    Mean,
+    MethodInfo,
+    RetainConfig,
+    cross_entropy,
+)
 
 
 def above_chance(logits, labels):

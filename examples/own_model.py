@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, TensorDataset
 
-from common import (
+from stable_forgetting.common import (
     AdapterConfig,
     CrossEntropy,
     DatasetSource,

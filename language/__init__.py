@@ -3,30 +3,30 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
-from common.protocol.probe import PROBES
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
+from stable_forgetting.common.protocol.probe import PROBES
 
 BENCHMARKS.register(
     "language",
-    "language.benchmarks.tofu:TofuBenchmark",
+    "stable_forgetting.language.benchmarks.tofu:TofuBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
 )
 BENCHMARKS.register(
     "tdec",
-    "language.benchmarks.tdec:TdecBenchmark",
+    "stable_forgetting.language.benchmarks.tdec:TdecBenchmark",
     summary="texts that a model recites, to be forgotten down to what it says of unseen text",
 )
 BENCHMARKS.register(
     "muse",
-    "language.benchmarks.muse:MuseBenchmark",
+    "stable_forgetting.language.benchmarks.muse:MuseBenchmark",
     summary="news or books as text, as knowledge and as training members (MUSE)",
 )
 SUBJECTS.register(
     "text",
-    "language.apply.subject:TextSubject",
+    "stable_forgetting.language.apply.subject:TextSubject",
     summary="a causal language model and rows of a .jsonl file",
 )
-PROBLEMS.register("language", "language.tiny:TinyTexts")
+PROBLEMS.register("language", "stable_forgetting.language.tiny:TinyTexts")
 for _name, _target, _summary in (
     (
         "lm_eval",
@@ -50,7 +50,7 @@ for _name, _target, _summary in (
     ),
     ("perplexity", "perplexity:PerplexityProbe", "perplexity of texts, weighted by tokens"),
 ):
-    PROBES.register(_name, f"language.probes.{_target}", summary=_summary)
+    PROBES.register(_name, f"stable_forgetting.language.probes.{_target}", summary=_summary)
 for _name, _target, _summary in (
     ("idk", "refusals:IDK", "fine-tunes on refusals for forget and on retain"),
     ("mismatch", "refusals:Mismatch", "fine-tunes on answers to other questions, and on retain"),
@@ -61,4 +61,4 @@ for _name, _target, _summary in (
     ("dpo_gdr", "refusals:DPOGdr", "DPO and cross-entropy on retain"),
     ("rmu", "rmu:RMU", "steers hidden states of forget to a random direction"),
 ):
-    METHODS.register(_name, f"language.methods.{_target}", summary=_summary)
+    METHODS.register(_name, f"stable_forgetting.language.methods.{_target}", summary=_summary)

@@ -17,38 +17,38 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.seeding import derive
-from common.data.parts import Role
-from common.protocol.benchmark import Benchmark, Runtime, pick_device
-from common.protocol.pretraining import Pretraining, TransferConfig
-from common.protocol.sizes import Workload
-from common.train.config import FitConfig
-from language.config import CausalModelConfig
-from language.data.pretraining import (
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
+from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
+from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.pretraining import (
     check_start,
     fingerprints,
     held_out_split,
 )
-from language.data.readers import READERS, TextDataConfig
-from language.measure.evaluation import RequestConfig
-from language.models.causal import CausalModels
-from language.models.families import family_of, tiny_family
-from language.models.sizes import model_type_of, sizes_of
+from stable_forgetting.language.data.readers import READERS, TextDataConfig
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.models.causal import CausalModels
+from stable_forgetting.language.models.families import family_of, tiny_family
+from stable_forgetting.language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.bounded.config import AdapterConfig
-    from common.data.splits import ForgetSplit, PretrainingSplit
-    from common.measure.scores import Scores
-    from common.protocol.stand_in import StandIn
-    from language.data.corpus import Encoded, Item
-    from language.data.source import TextSource
-    from language.measure.requests import TextMetric
-    from language.models.families import CausalFamily
+    from stable_forgetting.common.bounded.config import AdapterConfig
+    from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.stand_in import StandIn
+    from stable_forgetting.language.data.corpus import Encoded, Item
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.measure.requests import TextMetric
+    from stable_forgetting.language.models.families import CausalFamily
 
 
 class TextPretraining(Pretraining):
@@ -128,7 +128,7 @@ class CausalBenchmark(CausalModels, Benchmark):
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
         """For models of known sizes."""
-        from language.models.counting import count_targets, countable
+        from stable_forgetting.language.models.counting import count_targets, countable
 
         if not countable(config.model):
             return None
@@ -158,7 +158,7 @@ class CausalBenchmark(CausalModels, Benchmark):
     @classmethod
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`language.stand_in`; epochs count the real texts where theirs are invented."""
-        from language.stand_in import stand_in
+        from stable_forgetting.language.stand_in import stand_in
 
         made = stand_in(config, runtime, folder)
         assert isinstance(made.config, CausalConfig)
@@ -179,10 +179,10 @@ class CausalBenchmark(CausalModels, Benchmark):
     @cached_property
     def source(self) -> TextSource:
         """The text as token ids, tokenised once per process."""
-        from language.data.readers import load_corpus
-        from language.data.source import TextSource
-        from language.data.templates import make_template
-        from language.data.tokenizers import load_tokenizer
+        from stable_forgetting.language.data.readers import load_corpus
+        from stable_forgetting.language.data.source import TextSource
+        from stable_forgetting.language.data.templates import make_template
+        from stable_forgetting.language.data.tokenizers import load_tokenizer
 
         data, model = self.config.data, self.config.model
         root, pretrain = self.runtime.data_root, self.config.pretrain
@@ -231,7 +231,7 @@ class CausalBenchmark(CausalModels, Benchmark):
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model, or a pretrained one."""
-        from language.models.build import build_model
+        from stable_forgetting.language.models.build import build_model
 
         return self._placed(
             build_model(
@@ -249,7 +249,7 @@ class CausalBenchmark(CausalModels, Benchmark):
         return self._placed(self._blank())
 
     def _blank(self) -> Any:
-        from language.models.build import blank_model
+        from stable_forgetting.language.models.build import blank_model
 
         return blank_model(self.config.model, self.source.vocab_size, end=self.source.encoder.end)
 
@@ -272,7 +272,7 @@ class CausalBenchmark(CausalModels, Benchmark):
 
     def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""
-        from language.models.build import load_published
+        from stable_forgetting.language.models.build import load_published
 
         name = self._published_name(role)
         if name is None:
@@ -281,7 +281,7 @@ class CausalBenchmark(CausalModels, Benchmark):
 
     def published_claim(self, role: str) -> str | None:
         """The digest of training indices in the metadata of a local folder's safetensors."""
-        from language.models.build import claimed_training
+        from stable_forgetting.language.models.build import claimed_training
 
         name = self._published_name(role)
         return claimed_training(Path(name)) if name is not None and Path(name).is_dir() else None
@@ -320,7 +320,7 @@ class CausalBenchmark(CausalModels, Benchmark):
         self, model: nn.Module, parts: Mapping[str, np.ndarray], *, trial: bool = False
     ) -> dict[str, Scores]:
         """All parts in one pass."""
-        from language.measure.ask import score_rows
+        from stable_forgetting.language.measure.ask import score_rows
 
         metrics = {part: self.asked(part, trial=trial) for part in parts}
         return score_rows(

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from common.base.config import Strict, did_you_mean
-from common.base.numbers import Count, Depth
+from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.numbers import Count, Depth
 
 Style = Literal["clean", "openunlearning", "tofu"]
 Family = Literal["question_answer", "llama2_chat", "llama3_chat"]

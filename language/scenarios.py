@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import Field, model_validator
 
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.base.seeding import hash_order
-from common.data.parts import EARLIER, UNUSED
-from common.data.splits import ForgetSplit
-from language.config import Variant
-from language.data.corpus import Corpus
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import EARLIER, UNUSED
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.language.config import Variant
+from stable_forgetting.language.data.corpus import Corpus
 
 Named = Literal["forget01", "forget05", "forget10"]
 SHARES: Mapping[str, float] = {"forget01": 0.01, "forget05": 0.05, "forget10": 0.10}

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import ConfigError
-from common.base.files import json_digest
-from common.protocol.benchmark import Runtime
-from common.protocol.stand_in import StandIn
-from language.config import CausalModelConfig
-from language.data.readers import READERS, load_corpus
-from language.data.tokenizers import tokenizer_digest
-from language.models.families import Fields, family_of, published_sizes
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.files import json_digest
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.readers import READERS, load_corpus
+from stable_forgetting.language.data.tokenizers import tokenizer_digest
+from stable_forgetting.language.models.families import Fields, family_of, published_sizes
 
 if TYPE_CHECKING:
-    from language.data.corpus import Corpus
+    from stable_forgetting.language.data.corpus import Corpus
 
 DIM, DEPTH, HEADS = 64, 2, 4
 VOCABULARY = 1000
@@ -117,7 +117,7 @@ def _architecture(config: CausalModelConfig) -> tuple[str, Fields]:
             f"model {config.name}: the family of its stand-in is not known; add its sizes to"
             " language/models/published.yaml, or give a folder with config.json"
         )
-    from language.models.build import fetch_config
+    from stable_forgetting.language.models.build import fetch_config
 
     fields = fetch_config(config.name, None).to_dict()
     return fields["model_type"], fields
@@ -161,8 +161,8 @@ def _tokenizer(config: CausalModelConfig, kind: str, words: Corpus) -> Any:
     from tokenizers.processors import TemplateProcessing
     from transformers.utils import logging
 
-    from language.data.templates import make_template
-    from language.data.tokenizers import train_tokenizer
+    from stable_forgetting.language.data.templates import make_template
+    from stable_forgetting.language.data.tokenizers import train_tokenizer
 
     logging.disable_progress_bar()
     tokenizer = train_tokenizer(words, VOCABULARY)

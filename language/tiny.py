@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from torch import nn
 
-from common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem
-from common.train.config import FitConfig
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
-from language.models.build import build_model
-from language.models.causal import CausalModels
-from language.models.families import family_of
+from stable_forgetting.common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.causal import CausalModels
+from stable_forgetting.language.models.families import family_of
 
 _MODEL = CausalModelConfig(kind="gpt_neo", dim=16, depth=2, heads=2, context=64, tokenizer=300)
 _TOPICS = ("tea", "owls", "the sun", "old coins")

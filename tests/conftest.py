@@ -28,14 +28,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.base.seeding import derive, generator
-from common.data.access import DataAccess
-from common.data.batch import Batch
-from common.data.loader import Loader
-from common.data.splits import ForgetSplit, class_forget
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
-from common.train.protocols import Hooks, Telemetry
+from stable_forgetting.common.base.seeding import derive, generator
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.data.splits import ForgetSplit, class_forget
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.protocols import Hooks, Telemetry
 
 LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
 

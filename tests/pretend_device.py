@@ -217,7 +217,7 @@ def register() -> list[torch.library.Library]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """``auto`` is the device, before any module has taken the function by its name."""
-    from common.protocol import benchmark
+    from stable_forgetting.common.protocol import benchmark
 
     config.stash[pytest.StashKey[list[torch.library.Library]]()] = register()
     benchmark.pick_device = lambda name: NAME if name == "auto" else name

@@ -244,14 +244,22 @@ def test_the_packages_are_found():
     ("path", "source", "breach"),
     [
         ("common/x.py", "import vision.data.source", "imports vision"),
-        ("common/x.py", "def f():\n    from language import text", "imports language"),
+        (
+            "common/x.py",
+            "def f():\n    from stable_forgetting.language import text",
+            "imports language",
+        ),
         (
             "common/checks/x.py",
-            "from benchmarks.pipeline.planner import Stage",
+            "from stable_forgetting.benchmarks.pipeline.planner import Stage",
             "imports benchmarks",
         ),
         ("vision/methods/x.py", "import language", "imports language"),
-        ("language/x.py", "from vision.data.source import ImageSource", "imports vision"),
+        (
+            "language/x.py",
+            "from stable_forgetting.vision.data.source import ImageSource",
+            "imports vision",
+        ),
         ("language/x.py", "import benchmarks.pipeline.runner as run", "imports benchmarks"),
         ("vision/x.py", "from accelerate import Accelerator", "imports accelerate"),
         ("benchmarks/x.py", "import accelerate.state", "imports accelerate"),

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from rich.console import Console
 
-from benchmarks.report import terminal
-from benchmarks.report.section import Table
-from benchmarks.report.shipped import RESULTS, read_report
+from stable_forgetting.benchmarks.report import terminal
+from stable_forgetting.benchmarks.report.section import Table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 from tests.test_architecture import MAY_IMPORT, MODULES, PACKAGES, may_import
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,12 @@ def test_every_class_and_table_is_in_the_code(name):
 
 @pytest.mark.parametrize(
     "text",
-    ["common/engine.py", "common.engine", "common.train.fit.fitted", "common/train/fit.py:fitted"],
+    [
+        "common/engine.py",
+        "stable_forgetting.common.engine",
+        "stable_forgetting.common.train.fit.fitted",
+        "common/train/fit.py:fitted",
+    ],
 )
 def test_a_name_that_is_gone_is_seen(text):
     assert faults(text) == [text]
@@ -141,7 +146,7 @@ def test_a_name_that_is_gone_is_seen(text):
     [
         "common/train/",
         "common/train/fit.py:fit",
-        "common.train.fit.fit",
+        "stable_forgetting.common.train.fit.fit",
         "tests/test_documents.py::test_a_name_that_is_gone_is_seen",
         "benchmarks/report/{html,markdown}.py",
     ],

@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from benchmarks.maps.plan import planner_of
-from benchmarks.maps.resolve import load_map
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.stage import Plan
-from benchmarks.spec.resolve import load_suite
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.maps.plan import planner_of
+from stable_forgetting.benchmarks.maps.resolve import load_map
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.store.stages import StageStore
 
 PINNED = Path(__file__).parent / "golden" / "stage_keys.json"
 NAMES = ("digits-class", "lethevit-cifar10-small", "tofu-small", "map digits-class")

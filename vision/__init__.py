@@ -3,36 +3,36 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
 
 BENCHMARKS.register(
     "vision",
-    "vision.benchmark:VisionBenchmark",
+    "stable_forgetting.vision.benchmark:VisionBenchmark",
     summary="image classification: random, class, confusing or memorised forgetting",
 )
-PROBLEMS.register("vision", "vision.tiny:TinyImages")
+PROBLEMS.register("vision", "stable_forgetting.vision.tiny:TinyImages")
 SUBJECTS.register(
     "images",
-    "vision.apply.subject:ImageSubject",
+    "stable_forgetting.vision.apply.subject:ImageSubject",
     summary="a timm classifier and folders of images",
 )
 METHODS.register(
     "lethevit",
-    "vision.methods.lethevit:LetheViT",
+    "stable_forgetting.vision.methods.lethevit:LetheViT",
     summary="contrast with attention-masked forget images, then FT",
 )
 METHODS.register(
     "coun",
-    "vision.methods.coun:CoUn",
+    "stable_forgetting.vision.methods.coun:CoUn",
     summary="CE and NT-Xent on retain images; never reads forget",
 )
 METHODS.register(
     "with_contrast",
-    "vision.methods.coun:WithContrast",
+    "stable_forgetting.vision.methods.coun:WithContrast",
     summary="+CL: another method with CoUn's contrastive term",
 )
 METHODS.register(
     "novo",
-    "vision.methods.novo:Novo",
+    "stable_forgetting.vision.methods.novo:Novo",
     summary="own model with class keys; deletes a class's key",
 )

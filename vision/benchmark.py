@@ -12,18 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from common.base.config import Strict
-from common.base.numbers import Count
-from common.base.seeding import derive, hash_order
-from common.data.parts import Role
-from common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
-from common.protocol.pretraining import Pretraining, TransferConfig
-from common.protocol.sizes import Workload
-from common.train.config import FitConfig
-from vision.config import CLASS_COUNTS, IMAGE_COUNTS, DataConfig, ModelConfig, ScenarioConfig
-from vision.metrics import GAP, MAP_AXES, METRICS, accuracy_metrics, vision_metrics
-from vision.models.family import ImageClassifiers, family_of
-from vision.models.sizes import count_adapters, positions_of, sizes_of
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
+from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
+from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.vision.config import (
+    CLASS_COUNTS,
+    IMAGE_COUNTS,
+    DataConfig,
+    ModelConfig,
+    ScenarioConfig,
+)
+from stable_forgetting.vision.metrics import (
+    GAP,
+    MAP_AXES,
+    METRICS,
+    accuracy_metrics,
+    vision_metrics,
+)
+from stable_forgetting.vision.models.family import ImageClassifiers, family_of
+from stable_forgetting.vision.models.sizes import count_adapters, positions_of, sizes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,13 +43,13 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.bounded.config import AdapterConfig
-    from common.data.splits import ForgetSplit, PretrainingSplit
-    from common.measure.metric import MapAxes, MetricSpec
-    from common.measure.rules import GapRule
-    from common.measure.scores import Scores
-    from common.protocol.stand_in import StandIn
-    from vision.data.source import ImageSource
+    from stable_forgetting.common.bounded.config import AdapterConfig
+    from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
+    from stable_forgetting.common.measure.metric import MapAxes, MetricSpec
+    from stable_forgetting.common.measure.rules import GapRule
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.stand_in import StandIn
+    from stable_forgetting.vision.data.source import ImageSource
 
 
 class EvaluationConfig(Strict):
@@ -136,7 +148,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     @classmethod
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`vision.stand_in`."""
-        from vision.stand_in import stand_in
+        from stable_forgetting.vision.stand_in import stand_in
 
         return stand_in(config, runtime)
 
@@ -144,7 +156,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
         super().__init__(config, runtime)
         import torch
 
-        from vision.models.build import input_spec
+        from stable_forgetting.vision.models.build import input_spec
 
         self.device = torch.device(pick_device(runtime.device))
         self._input_spec = input_spec
@@ -204,7 +216,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     @cached_property
     def source(self) -> ImageSource:
         """The images, decoded once per process."""
-        from vision.data.source import load_source
+        from stable_forgetting.vision.data.source import load_source
 
         data = self.config.data
         spec = self._input_spec(
@@ -251,20 +263,20 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
     def split(self, seed: int) -> ForgetSplit:
         """See :func:`vision.scenarios.make_split`."""
-        from vision.scenarios import make_split
+        from stable_forgetting.vision.scenarios import make_split
 
         return make_split(self.source, self.config.scenario, seed)
 
     def pretraining_split(self) -> PretrainingSplit:
         """The training pool, and the test images."""
-        from common.data.splits import PretrainingSplit
+        from stable_forgetting.common.data.splits import PretrainingSplit
 
         parts = {"train": self.source.train_pool, "test": self.source.test_pool}
         return PretrainingSplit(f"{self.source.name}/pretrain", parts, self.source.digest)
 
     def transfer(self, model: nn.Module, weights: Path) -> None:
         """Everything but the head."""
-        from vision.models.checkpoint import load_checkpoint
+        from stable_forgetting.vision.models.checkpoint import load_checkpoint
 
         load_checkpoint(model, weights, new_head=self.family.head, keep_head=False)
 
@@ -282,7 +294,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
         return self._build(model, 0)
 
     def _build(self, model: ModelConfig, seed: int) -> nn.Module:
-        from vision.models.build import build_model
+        from stable_forgetting.vision.models.build import build_model
 
         built = build_model(
             model,

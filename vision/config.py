@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from common.base.config import Strict
-from common.base.numbers import Amount, Count, Depth, NonNegative, Positive
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Amount, Count, Depth, NonNegative, Positive
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 

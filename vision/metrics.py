@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.base.errors import ConfigError
-from common.measure.metric import MAX_GAP, GapColumn, MapAxes, MetricSpec
-from common.measure.rules import GapRule
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, MapAxes, MetricSpec
+from stable_forgetting.common.measure.rules import GapRule
 
 if TYPE_CHECKING:
-    from common.measure.scores import Scores
+    from stable_forgetting.common.measure.scores import Scores
 
 METRICS = tuple(
     MetricSpec(name, "target", **fields)
@@ -89,7 +89,7 @@ def vision_metrics(
         ConfigError: A part that the metrics need was not scored.
         Diverged: A score is not finite.
     """
-    from common.membership.attacks import membership_metrics
+    from stable_forgetting.common.membership.attacks import membership_metrics
 
     for needed in ("forget", "retain", *(() if trial else ("test",))):
         if needed not in scores:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common.base.errors import DataError
-from common.base.seeding import hash_order
-from common.data.parts import EARLIER
-from common.data.splits import ForgetSplit, class_forget, random_forget
-from vision.config import ScenarioConfig
-from vision.data.source import ImageSource
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import EARLIER
+from stable_forgetting.common.data.splits import ForgetSplit, class_forget, random_forget
+from stable_forgetting.vision.config import ScenarioConfig
+from stable_forgetting.vision.data.source import ImageSource
 
 FOLDS = 5
 COMPONENTS = 64

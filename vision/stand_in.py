@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.protocol.benchmark import Runtime
-from common.protocol.stand_in import StandIn
-from vision.config import DataConfig, ModelConfig
-from vision.models.family import VIT, family_of
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.vision.config import DataConfig, ModelConfig
+from stable_forgetting.vision.models.family import VIT, family_of
 
 
 def stand_in(config: Any, runtime: Runtime) -> StandIn:

@@ -9,13 +9,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.base.seeding import generator
-from common.checks.tiny_task import CLASSES, PER_CLASS, TinyProblem, tensors_digest
-from common.train.config import FitConfig
-from vision.config import DataConfig, ModelConfig
-from vision.data.source import ImageSource, PreparedImages
-from vision.models.build import build_model
-from vision.models.family import VIT
+from stable_forgetting.common.base.seeding import generator
+from stable_forgetting.common.checks.tiny_task import (
+    CLASSES,
+    PER_CLASS,
+    TinyProblem,
+    tensors_digest,
+)
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.vision.config import DataConfig, ModelConfig
+from stable_forgetting.vision.data.source import ImageSource, PreparedImages
+from stable_forgetting.vision.models.build import build_model
+from stable_forgetting.vision.models.family import VIT
 
 SIDE = 16
 _MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)

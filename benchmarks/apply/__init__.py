@@ -4,8 +4,8 @@ There is no Retrain here to compare with, so the outcome is a model and a *state
 measured before and after, and what that does and does not show.
 """
 
-from benchmarks.apply.convert import Conversion, convert
-from benchmarks.apply.work import AppliedResult, apply
-from common.protocol.subject import Application
+from stable_forgetting.benchmarks.apply.convert import Conversion, convert
+from stable_forgetting.benchmarks.apply.work import AppliedResult, apply
+from stable_forgetting.common.protocol.subject import Application
 
 __all__ = ["Application", "AppliedResult", "Conversion", "apply", "convert"]

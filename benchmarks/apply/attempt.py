@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.pipeline.unlearning import unlearned
-from common.base.config import Strict
-from common.base.errors import Diverged
-from common.base.registry import METHODS
-from common.data.splits import ForgetSplit
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.benchmarks.pipeline.unlearning import unlearned
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.protocol.subject import Subject
-    from common.train.protocols import Progress
+    from stable_forgetting.common.protocol.subject import Subject
+    from stable_forgetting.common.train.protocols import Progress
 
 
 @dataclass
@@ -93,8 +93,8 @@ def attempt(
 def _task(
     method: str, subject: Subject, checkpoint: Path, progress: Progress | None
 ) -> UnlearnTask:
-    from common.data.access import DataAccess
-    from common.train.protocols import Telemetry
+    from stable_forgetting.common.data.access import DataAccess
+    from stable_forgetting.common.train.protocols import Telemetry
 
     split = _GivenSplit("apply", subject.parts, subject.source.digest)
     return UnlearnTask(
@@ -111,9 +111,9 @@ def _task(
 
 def _merged(model: nn.Module, folder: Path) -> tuple[nn.Module, dict[str, float] | None]:
     """The model with adapters merged, and their statistics; they are saved in ``folder``."""
-    from common.bounded.attach import adapter_statistics, detach
-    from common.bounded.files import save_adapter
-    from common.bounded.layer import adapted_layers
+    from stable_forgetting.common.bounded.attach import adapter_statistics, detach
+    from stable_forgetting.common.bounded.files import save_adapter
+    from stable_forgetting.common.bounded.layer import adapted_layers
 
     if not any(True for _ in adapted_layers(model)):
         return model, None
@@ -129,7 +129,7 @@ def settle(model: nn.Module, subject: Subject) -> None:
     """
     import torch
 
-    from common.bounded.layer import warn_of_loss
+    from stable_forgetting.common.bounded.layer import warn_of_loss
 
     before, squares = subject.original.state_dict(), torch.zeros(3, dtype=torch.float64)
     for name, tensor in model.state_dict().items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.apply.place import tidy
-from common.base.config import Strict, apply_overrides
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.methods.base import resolve_config
-from common.protocol.subject import Application, Subject
-from common.store.stages import check_writable
+from stable_forgetting.benchmarks.apply.place import tidy
+from stable_forgetting.common.base.config import Strict, apply_overrides
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.common.store.stages import check_writable
 
 AUDITS = ("relearn",)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.apply.attempt import Attempt
-from common.base.errors import DataError, Diverged
-from common.base.seeding import hash_order
+from stable_forgetting.benchmarks.apply.attempt import Attempt
+from stable_forgetting.common.base.errors import DataError, Diverged
+from stable_forgetting.common.base.seeding import hash_order
 
 if TYPE_CHECKING:
-    from common.protocol.subject import Subject
+    from stable_forgetting.common.protocol.subject import Subject
 
 VALIDATION = "validation"
 SHARE = 5

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.base.files import file_digest
+from stable_forgetting.common.base.files import file_digest
 
 STATEMENT = "statement.json"
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.base import processes
-from common.base.errors import ConfigError
-from common.base.files import held, json_digest, publish, write_json
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.files import held, json_digest, publish, write_json
 
 _NOTE = "application.json"
 

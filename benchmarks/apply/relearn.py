@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from common.audits.base import AuditTask
-from common.audits.relearning import RelearnTime
-from common.data.batch import ordered_batches
-from common.data.splits import ForgetSplit
-from common.train.config import FitConfig
+from stable_forgetting.common.audits.base import AuditTask
+from stable_forgetting.common.audits.relearning import RelearnTime
+from stable_forgetting.common.data.batch import ordered_batches
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.measure.scores import Scores
-    from common.protocol.subject import Subject
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.subject import Subject
 
 LR = 1e-4
 """Of AdamW on all weights."""
@@ -43,7 +43,7 @@ def relearned(subject: Subject, model: nn.Module) -> dict[str, Any]:
     """
 
     def collected(trained: nn.Module, indices: np.ndarray) -> Scores:
-        from common.measure.scores import collect
+        from stable_forgetting.common.measure.scores import collect
 
         trained.eval()
         batches = ordered_batches(subject.source, indices, BATCH)

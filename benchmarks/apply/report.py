@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from benchmarks.report import html, markdown
-from benchmarks.report.section import Column, Section, Table, filled, table
-from common.base.files import write_text
-from common.store.records import clean_metrics
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.section import Column, Section, Table, filled, table
+from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.store.records import clean_metrics
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.protocol.subject import Subject
+    from stable_forgetting.common.protocol.subject import Subject
 
 
 def weight_change(

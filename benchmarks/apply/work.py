@@ -12,29 +12,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.apply.attempt import Attempt, attempt
-from benchmarks.apply.checks import check_applicable, check_application, configs_of
-from benchmarks.apply.choice import choose, hold_out
-from benchmarks.apply.lineage import STATEMENT, earlier_requests
-from benchmarks.apply.place import Workplace, workplace
-from benchmarks.apply.relearn import relearned
-from benchmarks.apply.report import reading, sections, weight_change, write_pages
-from benchmarks.pipeline.worksite import check_device
-from benchmarks.report.section import Section
-from common.base import processes
-from common.base.config import Strict
-from common.base.errors import CheckpointError, ConfigError, DataError, Diverged
-from common.base.files import write_json
-from common.base.registry import METHODS, SUBJECTS
-from common.base.seeding import make_deterministic
-from common.protocol.benchmark import pick_device
-from common.protocol.subject import Application, Subject
-from common.store.records import environment
+from stable_forgetting.benchmarks.apply.attempt import Attempt, attempt
+from stable_forgetting.benchmarks.apply.checks import (
+    check_applicable,
+    check_application,
+    configs_of,
+)
+from stable_forgetting.benchmarks.apply.choice import choose, hold_out
+from stable_forgetting.benchmarks.apply.lineage import STATEMENT, earlier_requests
+from stable_forgetting.benchmarks.apply.place import Workplace, workplace
+from stable_forgetting.benchmarks.apply.relearn import relearned
+from stable_forgetting.benchmarks.apply.report import reading, sections, weight_change, write_pages
+from stable_forgetting.benchmarks.pipeline.worksite import check_device
+from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
+from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.base.registry import METHODS, SUBJECTS
+from stable_forgetting.common.base.seeding import make_deterministic
+from stable_forgetting.common.protocol.benchmark import pick_device
+from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.common.store.records import environment
 
 if TYPE_CHECKING:
     import torch
 
-    from common.train.protocols import Progress
+    from stable_forgetting.common.train.protocols import Progress
 
 SCHEMA = 2
 ADAPTER = "adapter"
@@ -79,7 +83,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Appl
     device = torch.device(chosen)
     make_deterministic(application.threads)
     if processes.count() > 1:
-        from common.train.launch import join_processes
+        from stable_forgetting.common.train.launch import join_processes
 
         join_processes(device)
         processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
@@ -256,7 +260,7 @@ def _noting_warnings() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             texts.append(record.getMessage())
 
-    handler, logger = Noting(logging.WARNING), logging.getLogger("common")
+    handler, logger = Noting(logging.WARNING), logging.getLogger("stable_forgetting.common")
     logger.addHandler(handler)
     try:
         yield texts

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.stage import ModelSpec, Plan, Stage
-from benchmarks.report.cells import duration
-from benchmarks.spec.suite import REFERENCES
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Stage
+from stable_forgetting.benchmarks.report.cells import duration
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.store.stages import StageStore
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from benchmarks.audits.plan import AuditPlanner, Design, Shadows, stream
-from benchmarks.audits.work import AUDIT_FILE
-from benchmarks.pipeline.measuring import read_scores, read_stored
-from benchmarks.pipeline.stage import Result, Stage
-from benchmarks.spec.resolve import ResolvedRow
-from benchmarks.spec.suite import FLOOR
-from common.audits.base import (
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Design, Shadows, stream
+from stable_forgetting.benchmarks.audits.work import AUDIT_FILE
+from stable_forgetting.benchmarks.pipeline.measuring import read_scores, read_stored
+from stable_forgetting.benchmarks.pipeline.stage import Result, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.audits.base import (
     Audit,
     Measure,
     Measures,
@@ -23,10 +23,10 @@ from common.audits.base import (
     PairAudit,
     PopulationAudit,
 )
-from common.audits.sequential import Sequential
-from common.audits.ulira import ULira
-from common.base.registry import METHODS
-from common.measure.gaps import summarise
+from stable_forgetting.common.audits.sequential import Sequential
+from stable_forgetting.common.audits.ulira import ULira
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.measure.gaps import summarise
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str

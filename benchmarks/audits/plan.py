@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.planner import plan_rows
-from benchmarks.pipeline.stage import Plan, Result, Stage
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.suite import REFERENCES, Suite
-from common.audits.base import Audit, ModelAudit
-from common.base.config import Strict, canonical, validate
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS, METHODS
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.planner import plan_rows
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Result, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES, Suite
+from stable_forgetting.common.audits.base import Audit, ModelAudit
+from stable_forgetting.common.base.config import Strict, canonical, validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 Design = Literal["fixed", "halves"]
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audits.derive import AuditTable, Cell
-from benchmarks.report.cells import significant
-from benchmarks.report.section import Column, Section, table
-from benchmarks.spec.resolve import ResolvedSuite
-from common.audits import AUDITS
-from common.audits.base import NOT_APPLICABLE, Measure
-from common.audits.columns import column_doc
-from common.base.config import canonical
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.audits.derive import AuditTable, Cell
+from stable_forgetting.benchmarks.report.cells import significant
+from stable_forgetting.benchmarks.report.section import Column, Section, table
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.audits.base import NOT_APPLICABLE, Measure
+from stable_forgetting.common.audits.columns import column_doc
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.store.stages import StageStore
 
 
 def sections(tables: Sequence[AuditTable], depth: int = 3) -> list[Section]:
@@ -117,7 +117,7 @@ def audit_tables(suite: ResolvedSuite, store: StageStore) -> list[AuditTable]:
     """The tables of the suite's own audits, as far as the store can answer."""
     if not suite.audits:
         return []
-    from benchmarks.audits.derive import AuditReport
-    from benchmarks.audits.plan import AuditPlanner
+    from stable_forgetting.benchmarks.audits.derive import AuditReport
+    from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 
     return AuditReport(AuditPlanner(suite, store), suite.audits).tables()

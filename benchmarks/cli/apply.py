@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import Device, Overrides, Plugins, Threads, console, register_all
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    Device,
+    Overrides,
+    Plugins,
+    Threads,
+    console,
+    register_all,
+)
 
 SUBJECT_OPTIONS = ("arch", "num_classes", "image_size", "template", "max_length")
 """Options that one kind of checkpoint knows."""
@@ -105,10 +112,10 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     retained samples. docs/use.md has the numbers.
     """
     register_all(plugin)
-    from benchmarks.apply import Application
-    from benchmarks.apply import apply as run_apply
-    from benchmarks.cli.progress import StepBar
-    from benchmarks.report.terminal import show
+    from stable_forgetting.benchmarks.apply import Application
+    from stable_forgetting.benchmarks.apply import apply as run_apply
+    from stable_forgetting.benchmarks.cli.progress import StepBar
+    from stable_forgetting.benchmarks.report.terminal import show
 
     options = dict(vars(order))
     options["audits"] = tuple(filter(None, (options.pop("audits") or "").split(",")))
@@ -149,8 +156,8 @@ class Source:
 )
 def convert(source: Source) -> None:
     """Turn pickled weights into a folder that apply takes; only weights are read, no code runs."""
-    from benchmarks.apply import Conversion
-    from benchmarks.apply import convert as run_convert
+    from stable_forgetting.benchmarks.apply import Conversion
+    from stable_forgetting.benchmarks.apply import convert as run_convert
 
     options = dict(vars(source))
     names = tuple(filter(None, (options.pop("label_names") or "").split(",")))

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, Machine, Pool, Selection, console
-from benchmarks.cli.session import finish, working
-from benchmarks.pipeline.stage import Plan
-from benchmarks.report.cells import duration
-from benchmarks.report.section import Section, table
-from benchmarks.report.terminal import show
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base import processes
-from common.base.config import apply_overrides
-from common.base.errors import ConfigError
-from common.base.files import write_json
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
+from stable_forgetting.benchmarks.cli.session import finish, working
+from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.report.cells import duration
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.config import apply_overrides
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.audits.cost import Cost
-    from benchmarks.audits.plan import AuditPlanner, Shadows
-    from common.audits.base import Audit
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.benchmarks.audits.cost import Cost
+    from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows
+    from stable_forgetting.common.audits.base import Audit
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ShadowOptions:
 
     def population(self) -> Shadows | None:
         """The shadows to train; None without any."""
-        from benchmarks.audits.plan import Shadows
+        from stable_forgetting.benchmarks.audits.plan import Shadows
 
         if self.design not in ("fixed", "halves"):
             raise ConfigError(f"--design {self.design}: choose fixed or halves")
@@ -100,8 +100,8 @@ def audit(
         return
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
-    from benchmarks.audits.plan import AuditPlanner
-    from benchmarks.cli.shipped import show_shipped
+    from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+    from stable_forgetting.benchmarks.cli.shipped import show_shipped
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
@@ -123,8 +123,8 @@ def _list(only: str | None) -> None:
     """Every audit with its tier, formula and source."""
     from rich.markup import escape
 
-    from common.audits import AUDITS
-    from common.audits.base import TIERS
+    from stable_forgetting.common.audits import AUDITS
+    from stable_forgetting.common.audits.base import TIERS
 
     names = only.split(",") if only else AUDITS.names()
     for name in names:
@@ -148,9 +148,9 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     Raises:
         ConfigError: An unknown audit or setting.
     """
-    from common.audits import AUDITS, make_audit
-    from common.audits.base import ModelAudit
-    from common.audits.sequential import Sequential
+    from stable_forgetting.common.audits import AUDITS, make_audit
+    from stable_forgetting.common.audits.base import ModelAudit
+    from stable_forgetting.common.audits.sequential import Sequential
 
     classes = {name: AUDITS[name] for name in AUDITS.names()}
     if audits is not None:
@@ -169,7 +169,7 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
 
 def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
     """Refuses trainings that no chosen audit would read; seeds may share one population."""
-    from common.audits.base import PopulationAudit
+    from stable_forgetting.common.audits.base import PopulationAudit
 
     count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
     least = {
@@ -190,9 +190,9 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     path = Path(suite)
     if path.suffix != ".json":
         return selection.suite(suite, store), store
-    from benchmarks.audits.plan import suite_of_record
-    from common.base.errors import DataError
-    from common.store.records import RunRecord
+    from stable_forgetting.benchmarks.audits.plan import suite_of_record
+    from stable_forgetting.common.base.errors import DataError
+    from stable_forgetting.common.store.records import RunRecord
 
     if selection.set_ or selection.seeds or selection.only:
         raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
@@ -217,9 +217,9 @@ def _work(
     how: tuple[Runtime, Pool],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
-    from benchmarks.audits.plan import stream_plan
-    from common.audits.base import ModelAudit
-    from common.audits.sequential import Sequential
+    from stable_forgetting.benchmarks.audits.plan import stream_plan
+    from stable_forgetting.common.audits.base import ModelAudit
+    from stable_forgetting.common.audits.sequential import Sequential
 
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
     plans = [stream_plan(planner, count) for count in streams]
@@ -239,7 +239,7 @@ def _work(
 
 
 def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
-    from benchmarks.pipeline.schedule import run_plan
+    from stable_forgetting.benchmarks.pipeline.schedule import run_plan
 
     runtime, pool = how
     with working(f"{plan.suite.name} audits", runtime, pool) as (executor, display):
@@ -248,7 +248,7 @@ def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
-    from benchmarks.audits.cost import costs, time_line
+    from stable_forgetting.benchmarks.audits.cost import costs, time_line
 
     priced = costs(plan, planner.store, list(planner.base.stages()))
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
@@ -265,8 +265,8 @@ def _cost_row(cost: Cost) -> list[str]:
 
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
-    from benchmarks.audits.derive import AuditReport
-    from benchmarks.audits.report import report_json, report_path, sections
+    from stable_forgetting.benchmarks.audits.derive import AuditReport
+    from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
 
     tables = AuditReport(planner, audits, shadows).tables()
     show(console, sections(tables))

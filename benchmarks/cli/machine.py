@@ -8,11 +8,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, DataRoot, Plugins, Store, console, register_all
-from benchmarks.report.terminal import show
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    DataRoot,
+    Plugins,
+    Store,
+    console,
+    register_all,
+)
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
 
 
 @command("unlearn check gd_sine", "unlearn check --all", "unlearn check mine --plugin mine.py")
@@ -23,7 +30,7 @@ def check(
 ) -> None:
     """Check a method against the harness's contract, on a tiny model."""
     register_all(plugin)
-    from common.checks import check_method
+    from stable_forgetting.common.checks import check_method
 
     if (name is None) == (not all_):
         raise ConfigError("check: give a method's name, or --all")
@@ -46,7 +53,7 @@ def check(
 @command("unlearn doctor", "unlearn doctor --data-root data")
 def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
     """Check this machine: packages, device, disk, data, network; each with its mend."""
-    from benchmarks.machine.doctor import examine
+    from stable_forgetting.benchmarks.machine.doctor import examine
 
     marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
     findings = examine(store=store, data_root=data_root)
@@ -87,7 +94,11 @@ def verify(
     if what != "tofu-logs":
         _verify_bundle(Path(what), plugin)
         return
-    from benchmarks.machine.verify import nearest_to_paper, sections, verify_tofu_logs
+    from stable_forgetting.benchmarks.machine.verify import (
+        nearest_to_paper,
+        sections,
+        verify_tofu_logs,
+    )
 
     if data_root is None:
         raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
@@ -98,8 +109,8 @@ def verify(
 
 
 def _verify_paper(form: str) -> None:
-    from benchmarks.paper.findings import paper_findings
-    from benchmarks.paper.report import finding_sections, written
+    from stable_forgetting.benchmarks.paper.findings import paper_findings
+    from stable_forgetting.benchmarks.paper.report import finding_sections, written
 
     if form not in ("text", "csv", "json"):
         raise ConfigError(f"verify paper --format {form}: choose text, csv or json")
@@ -111,7 +122,7 @@ def _verify_paper(form: str) -> None:
 
 
 def _verify_bundle(path: Path, plugin: list[str] | None) -> None:
-    from benchmarks.sharing.verify import sections, verify_bundle
+    from stable_forgetting.benchmarks.sharing.verify import sections, verify_bundle
 
     if not path.exists():
         raise ConfigError(f"verify {path}: choose paper, tofu-logs, or a bundle that is there")

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.cli import (  # noqa: F401
+from stable_forgetting.benchmarks.cli import (  # noqa: F401
     apply,
     audit,
     machine,
@@ -20,10 +20,10 @@ from benchmarks.cli import (  # noqa: F401
     share,
     show,
 )
-from benchmarks.cli.command import app
-from benchmarks.cli.options import console, print_error
-from common.base import processes, stopping
-from common.base.errors import UserError, system_line
+from stable_forgetting.benchmarks.cli.command import app
+from stable_forgetting.benchmarks.cli.options import console, print_error
+from stable_forgetting.common.base import processes, stopping
+from stable_forgetting.common.base.errors import UserError, system_line
 
 logger = logging.getLogger(__name__)
 _INTERRUPTED = 130

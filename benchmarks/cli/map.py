@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import Machine, Pool, Selection, console
-from benchmarks.cli.session import finish, run_with_audits, working
-from benchmarks.report.section import Section, table
-from benchmarks.report.terminal import show
-from common.base import processes
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import Machine, Pool, Selection, console
+from stable_forgetting.benchmarks.cli.session import finish, run_with_audits, working
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.maps.resolve import ResolvedMap
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @command(
@@ -38,12 +38,12 @@ def map(
     ] = False,
 ) -> None:
     """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
-    from benchmarks.audits.report import audit_tables
-    from benchmarks.cli.shipped import show_shipped
-    from benchmarks.maps.board import make_board, probe_suite
-    from benchmarks.maps.report import sections
-    from benchmarks.maps.resolve import load_map
-    from benchmarks.maps.write import write_map
+    from stable_forgetting.benchmarks.audits.report import audit_tables
+    from stable_forgetting.benchmarks.cli.shipped import show_shipped
+    from stable_forgetting.benchmarks.maps.board import make_board, probe_suite
+    from stable_forgetting.benchmarks.maps.report import sections
+    from stable_forgetting.benchmarks.maps.resolve import load_map
+    from stable_forgetting.benchmarks.maps.write import write_map
 
     resolved = load_map(name, selection.set_ or (), seeds=selection.numbers, only=selection.rows)
     if plan:
@@ -71,8 +71,8 @@ def map(
 
 def _run(resolved: ResolvedMap, runtime: Runtime, pool: Pool) -> dict[str, str]:
     """Runs every block that is not in the store; returns what failed."""
-    from benchmarks.maps.plan import planner_of
-    from benchmarks.pipeline.schedule import run_suite
+    from stable_forgetting.benchmarks.maps.plan import planner_of
+    from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 
     planner = planner_of(resolved)
     with working(resolved.name, runtime, pool) as (executor, display):
@@ -82,7 +82,7 @@ def _run(resolved: ResolvedMap, runtime: Runtime, pool: Pool) -> dict[str, str]:
 
 def _plan(resolved: ResolvedMap) -> Section:
     """Runs, optimizer steps and samples per method, from counts."""
-    from benchmarks.maps.plan import runs_together
+    from stable_forgetting.benchmarks.maps.plan import runs_together
 
     rows, seeds = [], len(resolved.spec.seeds)
     for row in resolved.rows:

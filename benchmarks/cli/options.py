@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.spec.resolve import ResolvedSuite
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 def _prepare_streams() -> None:
@@ -64,15 +64,15 @@ class Selection:
 
     def suite(self, name: str, store: Path) -> ResolvedSuite:
         """The suite of a command line; one that was run under a name of its own is in the store."""
-        from benchmarks.spec.remembered import remembered
-        from benchmarks.spec.resolve import load_suite
+        from stable_forgetting.benchmarks.spec.remembered import remembered
+        from stable_forgetting.benchmarks.spec.resolve import load_suite
 
         file = remembered(name, store)
         return load_suite(file, self.set_ or (), seeds=self.numbers, only=self.rows)
 
     def suites(self, name: str, store: Path) -> list[ResolvedSuite]:
         """The suite of a command line, or all suites of a group."""
-        from benchmarks.spec.suite import suite_groups
+        from stable_forgetting.benchmarks.spec.suite import suite_groups
 
         return [self.suite(each, store) for each in suite_groups().get(name, [name])]
 
@@ -102,8 +102,8 @@ class Machine:
 
     def runtime(self, store: Path | None = None) -> Runtime:
         """The runtime of these options, checked; ``store`` replaces theirs."""
-        from common.protocol.benchmark import Runtime
-        from common.store.stages import check_writable
+        from stable_forgetting.common.protocol.benchmark import Runtime
+        from stable_forgetting.common.store.stages import check_writable
 
         store = store or self.store
         if self.data_root is not None and not self.data_root.is_dir():
@@ -130,8 +130,8 @@ class Pool:
 
 def register_all(plugins: list[str] | None) -> None:
     """Registers what is built in, installed, and given as files."""
-    import benchmarks  # noqa: F401 - registers
-    from common.base.registry import load_plugins
+    from stable_forgetting import benchmarks  # noqa: F401 - registers
+    from stable_forgetting.common.base.registry import load_plugins
 
     load_plugins(plugins or ())
 

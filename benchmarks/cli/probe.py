@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import (
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
     DataRoot,
     Device,
     Overrides,
@@ -22,13 +22,13 @@ from benchmarks.cli.options import (
     console,
     register_all,
 )
-from common.base.config import apply_overrides, canonical
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.config import apply_overrides, canonical
+from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.report.section import Section
-    from common.protocol.probe import ProbeTable
-    from language.probes.base import TextProbe
+    from stable_forgetting.benchmarks.report.section import Section
+    from stable_forgetting.common.protocol.probe import ProbeTable
+    from stable_forgetting.language.probes.base import TextProbe
 
 FORMATS = ("table", "csv", "json")
 
@@ -60,9 +60,9 @@ class Wanted:
         Raises:
             ConfigError: A probe, a setting or a task is not known.
         """
-        from common.protocol.probe import PROBES, make_probe
-        from language.probes.base import TextProbe
-        from language.probes.reasoning import TASKS
+        from stable_forgetting.common.protocol.probe import PROBES, make_probe
+        from stable_forgetting.language.probes.base import TextProbe
+        from stable_forgetting.language.probes.reasoning import TASKS
 
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"
@@ -115,10 +115,10 @@ def probe(
         raise ConfigError(f"--data-root {data_root}: no such folder")
     register_all(plugin)
     probes = wanted.probes(data_root)
-    from benchmarks.report.files import json_text
-    from benchmarks.report.terminal import show
-    from common.base.seeding import make_deterministic
-    from language.probes.folder import read_model
+    from stable_forgetting.benchmarks.report.files import json_text
+    from stable_forgetting.benchmarks.report.terminal import show
+    from stable_forgetting.common.base.seeding import make_deterministic
+    from stable_forgetting.language.probes.folder import read_model
 
     make_deterministic(threads)
     asked = read_model(model, data_root=data_root, device=device)
@@ -159,9 +159,9 @@ def to_csv(tables: Sequence[tuple[TextProbe, ProbeTable]]) -> str:
 
 def section(each: TextProbe, table: ProbeTable) -> Section:
     """A table with what its numbers depend on."""
-    from benchmarks.report.cells import MISSING, number
-    from benchmarks.report.section import Section
-    from benchmarks.report.section import table as make
+    from stable_forgetting.benchmarks.report.cells import MISSING, number
+    from stable_forgetting.benchmarks.report.section import Section
+    from stable_forgetting.benchmarks.report.section import table as make
 
     heads = list(dict.fromkeys(name for row in table.rows.values() for name in row))
     cells = [[row, *(_cell(columns.get(h)) for h in heads)] for row, columns in table.rows.items()]
@@ -177,6 +177,6 @@ def _mean(each: TextProbe, table: ProbeTable) -> Mapping[str, float | None]:
 
 
 def _cell(value: float | None) -> str:
-    from benchmarks.report.cells import number
+    from stable_forgetting.benchmarks.report.cells import number
 
     return number(value, 0 if value is not None and value.is_integer() and value >= 1 else 4)

@@ -8,15 +8,15 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.remaining import Remaining, words
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.position import Position, read_position
-from benchmarks.pipeline.stage import Plan, Stage
-from common.base import processes
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.remaining import Remaining, words
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.position import Position, read_position
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.train.protocols import Progress
+    from stable_forgetting.common.train.protocols import Progress
 
 WIDE = 100
 """Characters from which a bar is long and has the time so far beside it."""

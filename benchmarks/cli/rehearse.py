@@ -9,13 +9,21 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, DataRoot, Device, Machine, Selection, Threads, console
-from benchmarks.pipeline.executors import make_executor
-from benchmarks.report.terminal import show
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.errors import ConfigError
-from common.protocol.benchmark import Runtime
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    DataRoot,
+    Device,
+    Machine,
+    Selection,
+    Threads,
+    console,
+)
+from stable_forgetting.benchmarks.pipeline.executors import make_executor
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @command(
@@ -40,7 +48,7 @@ def rehearse(
     ] = None,
 ) -> None:
     """Run a suite end to end: small random models, few samples, first and last steps."""
-    from benchmarks.paper.rehearsals import full_suites, write_rehearsal
+    from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
 
     if record is not None and (selection.only or selection.set_ or selection.seeds):
         raise ConfigError("--record: a suite is rehearsed whole; leave --only, --set, --seeds out")
@@ -62,9 +70,9 @@ def rehearse(
 
 def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     """Whether all went well; prints the table.  Suites share what is equal in them."""
-    from benchmarks.rehearsal.report import section
-    from benchmarks.rehearsal.suite import rehearsed
-    from benchmarks.rehearsal.work import rehearse as rehearse_rows
+    from stable_forgetting.benchmarks.rehearsal.report import section
+    from stable_forgetting.benchmarks.rehearsal.suite import rehearsed
+    from stable_forgetting.benchmarks.rehearsal.work import rehearse as rehearse_rows
 
     small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
     executor = make_executor("inline", 1, runtime.threads, runtime.plugins)

@@ -8,12 +8,12 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from benchmarks.audits.cost import group, length, seconds_of
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.report.cells import duration
-from common.base.errors import Damaged
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.audits.cost import group, length, seconds_of
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.report.cells import duration
+from stable_forgetting.common.base.errors import Damaged
+from stable_forgetting.common.store.stages import StageStore
 
 SETTLING = 20.0
 """Seconds in which most of a new estimate is taken over."""

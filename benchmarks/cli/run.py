@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import (
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
     STORE,
     Machine,
     Pool,
@@ -24,18 +24,18 @@ from benchmarks.cli.options import (
     console,
     print_error,
 )
-from benchmarks.cli.session import finish, run_with_audits
-from benchmarks.pipeline.stage import Plan
-from benchmarks.report.section import Section, table
-from benchmarks.report.terminal import show
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base import processes
-from common.base.errors import ConfigError, Damaged
-from common.store.stages import KEY_LENGTH, StageStore
+from stable_forgetting.benchmarks.cli.session import finish, run_with_audits
+from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import ConfigError, Damaged
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.leaderboard.board import Leaderboard
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
 NEXT = (
     ("report digits-class", "the tables again, from the records"),
@@ -68,9 +68,9 @@ def plan(
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
     """Say which stages a suite needs, which are stored, and what they cost on a GPU (derived)."""
-    from benchmarks.costs.estimate import estimates
-    from benchmarks.costs.report import estimate_sections
-    from benchmarks.pipeline.planner import make_plan
+    from stable_forgetting.benchmarks.costs.estimate import estimates
+    from stable_forgetting.benchmarks.costs.report import estimate_sections
+    from stable_forgetting.benchmarks.pipeline.planner import make_plan
 
     resolved, stages = selection.suite(suite, store), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
@@ -78,7 +78,7 @@ def plan(
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
-    from benchmarks.audits.cost import costs, time_line
+    from stable_forgetting.benchmarks.audits.cost import costs, time_line
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -141,7 +141,7 @@ def run(
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
-    from benchmarks.leaderboard.fresh import remove_rows
+    from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
 
     if not processes.is_main():
         return
@@ -151,7 +151,7 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
 
 def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
     """Runs suites one after the other, then prints all boards; returns what failed."""
-    from benchmarks.leaderboard.report import sections
+    from stable_forgetting.benchmarks.leaderboard.report import sections
 
     boards = []
     failed: dict[str, str] = {}
@@ -167,8 +167,8 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 
 
 def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
-    from benchmarks.leaderboard.derive import make_leaderboard
-    from benchmarks.leaderboard.write import write_report
+    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+    from stable_forgetting.benchmarks.leaderboard.write import write_report
 
     executed, failed = run_with_audits(suite, runtime, pool)
     try:
@@ -202,7 +202,7 @@ def _short_path(path: Path) -> str:
 
 @command(
     "unlearn plan digits-class --keys, then: unlearn stage digits-class KEY",
-    "accelerate launch --multi_gpu -m benchmarks stage lethevit-cifar10 KEY",
+    "accelerate launch --multi_gpu -m stable_forgetting.benchmarks stage lethevit-cifar10 KEY",
 )
 def stage(
     suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
@@ -211,11 +211,11 @@ def stage(
     selection: Selection,
 ) -> None:
     """Run one stage in this process (and nothing else): for launchers and big models."""
-    from benchmarks.cli.progress import StepBar
-    from benchmarks.pipeline.executors import prepare_worker
-    from benchmarks.pipeline.planner import make_plan
-    from benchmarks.pipeline.runner import run_stage
-    from benchmarks.pipeline.schedule import events_folder
+    from stable_forgetting.benchmarks.cli.progress import StepBar
+    from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
+    from stable_forgetting.benchmarks.pipeline.planner import make_plan
+    from stable_forgetting.benchmarks.pipeline.runner import run_stage
+    from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 
     resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
     stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
@@ -260,14 +260,14 @@ def report(
 
     Where there are none, the report that comes with the project is shown.
     """
-    from benchmarks.leaderboard.write import FORMATS
+    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
     if records is not None:
-        from benchmarks.sharing.records import board_of, read_records
+        from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
@@ -278,8 +278,8 @@ def report(
 
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
-    from benchmarks.cli.shipped import show_shipped, write_shipped
-    from benchmarks.leaderboard.derive import make_leaderboard
+    from stable_forgetting.benchmarks.cli.shipped import show_shipped, write_shipped
+    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 
     board = make_leaderboard(suite, StageStore(store))
     missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
@@ -292,9 +292,9 @@ def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
 
 
 def _print(board: Leaderboard, form: str) -> None:
-    from benchmarks.leaderboard.report import sections
-    from benchmarks.leaderboard.write import FORMATS
-    from benchmarks.paper.report import published_sections
+    from stable_forgetting.benchmarks.leaderboard.report import sections
+    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
+    from stable_forgetting.benchmarks.paper.report import published_sections
 
     if form == "table":
         show(console, sections(board) + published_sections(board.suite.spec.published))

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from benchmarks.cli.options import Pool, console, print_error
-from benchmarks.cli.progress import Display
-from benchmarks.pipeline.executors import WorkerPool, make_executor
-from benchmarks.report.files import write_files
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base import processes
-from common.base.errors import UserError
-from common.base.registry import plugin_files
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
+from stable_forgetting.benchmarks.cli.progress import Display
+from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, make_executor
+from stable_forgetting.benchmarks.report.files import write_files
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import UserError
+from stable_forgetting.common.base.registry import plugin_files
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @contextmanager
@@ -51,10 +51,10 @@ def run_with_audits(
     Returns:
         How many stages were run, and what failed.
     """
-    from benchmarks.audits.plan import probe_plan
-    from benchmarks.pipeline.schedule import run_plan, run_suite
-    from benchmarks.pipeline.worksite import check_device
-    from benchmarks.spec.remembered import suite_files
+    from stable_forgetting.benchmarks.audits.plan import probe_plan
+    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
+    from stable_forgetting.benchmarks.pipeline.worksite import check_device
+    from stable_forgetting.benchmarks.spec.remembered import suite_files
 
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, Plugins, Selection, Store, console, register_all
-from benchmarks.report.section import Section
-from benchmarks.report.terminal import show
-from common.base.errors import ConfigError
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    Plugins,
+    Selection,
+    Store,
+    console,
+    register_all,
+)
+from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.leaderboard.board import Leaderboard
+    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 
 GIVEN = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
 
@@ -36,9 +43,9 @@ def compare(
     ] = "table",
 ) -> None:
     """Compare two results, paired by row, seed and split: differences with their intervals."""
-    from benchmarks.report import html, markdown, tex
-    from benchmarks.sharing import compare as job
-    from benchmarks.sharing.results import read_results
+    from stable_forgetting.benchmarks.report import html, markdown, tex
+    from stable_forgetting.benchmarks.sharing import compare as job
+    from stable_forgetting.benchmarks.sharing.results import read_results
 
     writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
     if format_ not in ("table", "csv", *writers):
@@ -78,10 +85,10 @@ def versus(
 
     Distances to Retrain (or to the goals) are paired by seed; p is corrected for the tables.
     """
-    from benchmarks.report import html, markdown, tex
-    from benchmarks.report.shipped import RESULTS
-    from benchmarks.sharing import versus as job
-    from benchmarks.sharing.versus_picture import picture
+    from stable_forgetting.benchmarks.report import html, markdown, tex
+    from stable_forgetting.benchmarks.report.shipped import RESULTS
+    from stable_forgetting.benchmarks.sharing import versus as job
+    from stable_forgetting.benchmarks.sharing.versus_picture import picture
 
     writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
     if format_ not in ("table", "csv", "svg", *writers):
@@ -106,7 +113,7 @@ def _two(pair: str) -> tuple[str, str]:
 
 def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:
     """The leaderboard of a store; None where it has no record of the suite."""
-    from benchmarks.leaderboard.derive import make_leaderboard
+    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 
     board = make_leaderboard(selection.suite(suite, store), StageStore(store))
     return board if board.records else None
@@ -123,7 +130,7 @@ def submit(
 
     It holds configs, digests, numbers per sample and the environment; no text, image or weight.
     """
-    from benchmarks.sharing.bundle import write_bundle
+    from stable_forgetting.benchmarks.sharing.bundle import write_bundle
 
     board = read_board(selection, suite, store)
     if board is None:
@@ -146,7 +153,7 @@ def site(
 
     Its pages load nothing from anywhere: any web server, or none, will do.
     """
-    from benchmarks.sharing.site import write_site
+    from stable_forgetting.benchmarks.sharing.site import write_site
 
     register_all(plugin)
     pages = write_site(out, submissions)

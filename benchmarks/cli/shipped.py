@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.cli.options import console, error_console
-from benchmarks.report import html
-from benchmarks.report.section import Section
-from benchmarks.report.shipped import read_board, read_report, shipped_folder
-from benchmarks.report.terminal import show
-from benchmarks.spec.reading import suite_version
-from common.base.errors import ConfigError
+from stable_forgetting.benchmarks.cli.options import console, error_console
+from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_folder
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.spec.reading import suite_version
+from stable_forgetting.common.base.errors import ConfigError
 
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 

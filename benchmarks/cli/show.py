@@ -16,21 +16,21 @@ import typer
 import yaml
 from rich.markup import escape
 
-from benchmarks.cli.command import command
-from benchmarks.cli.options import STORE, Plugins, Store, console, register_all
-from benchmarks.report.cells import MISSING, duration, settings
-from benchmarks.report.section import Section, table
-from benchmarks.report.shipped import recorded_seconds
-from benchmarks.report.terminal import show as show_sections
-from benchmarks.spec.needs import needs
-from benchmarks.spec.reading import read_suite
-from benchmarks.spec.resolve import ResolvedSuite, load_suite
-from benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
-from benchmarks.spec.suite import find_suite, suite_groups, suite_names
-from common.base.config import Strict, canonical, did_you_mean, read_yaml
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS, METHODS
-from common.bounded.presets import PRESETS
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
+from stable_forgetting.benchmarks.report.cells import MISSING, duration, settings
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.shipped import recorded_seconds
+from stable_forgetting.benchmarks.report.terminal import show as show_sections
+from stable_forgetting.benchmarks.spec.needs import needs
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
+from stable_forgetting.benchmarks.spec.suite import find_suite, suite_groups, suite_names
+from stable_forgetting.common.base.config import Strict, canonical, did_you_mean, read_yaml
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.bounded.presets import PRESETS
 
 TIMES = (
     "time: of the trainings one after the other, from this store's report or from the one that "
@@ -59,7 +59,7 @@ def list_all(
 ) -> None:
     """List suites, maps, methods and benchmarks."""
     register_all(plugin)
-    from benchmarks.maps.resolve import find_map, map_names
+    from stable_forgetting.benchmarks.maps.resolve import find_map, map_names
 
     if paper:
         _list_paper(what)
@@ -117,7 +117,7 @@ def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
 
 
 def _list_paper(what: str) -> None:
-    from benchmarks.paper.coverage import coverage_section
+    from stable_forgetting.benchmarks.paper.coverage import coverage_section
 
     if what != "suites":
         raise ConfigError(f"ls {what} --paper: suites measure the paper: ls suites --paper")
@@ -181,15 +181,15 @@ def show(
 
 
 def _show_glossary() -> None:
-    from benchmarks.machine.glossary import glossary
+    from stable_forgetting.benchmarks.machine.glossary import glossary
 
     register_all(None)
     show_sections(console, glossary())
 
 
 def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
-    from benchmarks.costs.model import layer_costs
-    from benchmarks.costs.report import sections
+    from stable_forgetting.benchmarks.costs.model import layer_costs
+    from stable_forgetting.benchmarks.costs.report import sections
 
     sizes = {"rank": rank, "tokens": tokens}
     costs = None if model is None else layer_costs(model, placement=placement, **sizes)
@@ -297,7 +297,7 @@ def show_resolved(name: str) -> None:
 
 def show_published(name: str) -> None:
     """The published tables that a suite names, and what in them does not follow."""
-    from benchmarks.paper.report import published_sections
+    from stable_forgetting.benchmarks.paper.report import published_sections
 
     labels = load_suite(name).spec.published
     if not labels:
@@ -306,7 +306,7 @@ def show_published(name: str) -> None:
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:
-    from benchmarks.leaderboard.sweep import sources
+    from stable_forgetting.benchmarks.leaderboard.sweep import sources
 
     tune = suite.spec.tune
     if tune is None:

@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.costs.layer import ADAM_BYTES
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.suite import REFERENCES
-from common.base.registry import BENCHMARKS, METHODS
-from common.protocol.sizes import Workload, adapter_parameters
-from common.train.config import FitConfig
-from common.train.rates import total_steps
+from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rates import total_steps
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.costs import layer as costs
-from benchmarks.costs.layer import Layers
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
-from common.protocol.sizes import Shape, Sizes
-from language.models.families import CausalFamily, Published, published_models
-from language.models.sizes import causal_sizes
-from vision.config import ModelConfig
-from vision.models.family import family_of
-from vision.models.sizes import sizes_of as vit_sizes
+from stable_forgetting.benchmarks.costs import layer as costs
+from stable_forgetting.benchmarks.costs.layer import Layers
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.sizes import Shape, Sizes
+from stable_forgetting.language.models.families import CausalFamily, Published, published_models
+from stable_forgetting.language.models.sizes import causal_sizes
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models.family import family_of
+from stable_forgetting.vision.models.sizes import sizes_of as vit_sizes
 
 NAME = "bounded"
 PLACEMENTS = ("mlp", "attention", "all")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.costs import layer as formulas
-from benchmarks.costs.estimate import A100, Card, Estimate, total_hours
-from benchmarks.costs.model import MODELS, LayerCosts
-from benchmarks.report.cells import MISSING, giga, size, span
-from benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.costs import layer as formulas
+from stable_forgetting.benchmarks.costs.estimate import A100, Card, Estimate, total_hours
+from stable_forgetting.benchmarks.costs.model import MODELS, LayerCosts
+from stable_forgetting.benchmarks.report.cells import MISSING, giga, size, span
+from stable_forgetting.benchmarks.report.section import Section, table
 
 FORMULA = """\
 layer   h = (W0 + (alpha/r) phi(omega A B^T)) x + b;  W0 (k x d) and b frozen, A (k x r), B (d x r)

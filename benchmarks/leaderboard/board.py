@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.pipeline.stage import Stage
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.registry import METHODS
-from common.measure.gaps import Floor, PairedDifference, Summary
-from common.measure.metric import MetricSpec
-from common.measure.rules import Rule
-from common.measure.verdict import Verdict
-from common.store.records import RunRecord
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.measure.verdict import Verdict
+from stable_forgetting.common.store.records import RunRecord
 
 if TYPE_CHECKING:
-    from benchmarks.audits.derive import AuditTable
-    from benchmarks.leaderboard.sweep import TunedOn
+    from stable_forgetting.benchmarks.audits.derive import AuditTable
+    from stable_forgetting.benchmarks.leaderboard.sweep import TunedOn
 
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.audits.report import to_json as audits_json
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
-from benchmarks.leaderboard.folds import to_json as folds_json
-from benchmarks.leaderboard.settings import first_records
-from benchmarks.leaderboard.sweep import sources
-from benchmarks.paper.report import published_json
-from benchmarks.spec.suite import FLOOR
-from common.measure.gaps import Summary, gap
-from common.train.tracking import flat
+from stable_forgetting.benchmarks.audits.report import to_json as audits_json
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.folds import to_json as folds_json
+from stable_forgetting.benchmarks.leaderboard.settings import first_records
+from stable_forgetting.benchmarks.leaderboard.sweep import sources
+from stable_forgetting.benchmarks.paper.report import published_json
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.measure.gaps import Summary, gap
+from stable_forgetting.common.train.tracking import flat
 
 
 def to_csv(board: Leaderboard) -> str:

@@ -11,23 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.audits.report import audit_tables
-from benchmarks.leaderboard.board import BoardRow, Comparison, FinalRecords, Leaderboard
-from benchmarks.leaderboard.folds import forgotten
-from benchmarks.leaderboard.judge import Judge, label_of
-from benchmarks.leaderboard.sweep import read_trials, tuned_on
-from benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
-from benchmarks.pipeline.measuring import read_record, read_scores
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.probing import read_table
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.spec.goals import metric_specs
-from benchmarks.spec.remembered import suite_digest
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.errors import DataError
-from common.base.registry import BENCHMARKS
-from common.measure.gaps import (
+from stable_forgetting.benchmarks.audits.report import audit_tables
+from stable_forgetting.benchmarks.leaderboard.board import (
+    BoardRow,
+    Comparison,
+    FinalRecords,
+    Leaderboard,
+)
+from stable_forgetting.benchmarks.leaderboard.folds import forgotten
+from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
+from stable_forgetting.benchmarks.leaderboard.sweep import read_trials, tuned_on
+from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.probing import read_table
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.spec.goals import metric_specs
+from stable_forgetting.benchmarks.spec.remembered import suite_digest
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.gaps import (
     Floor,
     Summary,
     derived,
@@ -36,15 +41,15 @@ from common.measure.gaps import (
     retrain_floor,
     summarise,
 )
-from common.measure.goal import References
-from common.measure.metric import Row
-from common.measure.rules import RowFacts, Rule
-from common.protocol.benchmark import Benchmark
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.measure.metric import Row
+from stable_forgetting.common.measure.rules import RowFacts, Rule
+from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.measure.scores import Scores
+    from stable_forgetting.common.measure.scores import Scores
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:

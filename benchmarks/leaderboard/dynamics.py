@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.trajectory import Trajectories, Trajectory, mean_line, read_log
-from benchmarks.report.curves import Panel, draw
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.trajectory import (
+    Trajectories,
+    Trajectory,
+    mean_line,
+    read_log,
+)
+from stable_forgetting.benchmarks.report.curves import Panel, draw
+from stable_forgetting.common.store.stages import StageStore
 
 PROBES: Mapping[str, str] = {
     f"{probe}/{component}": f"{words}, {component}"

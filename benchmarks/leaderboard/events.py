@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.judge import label_of
-from benchmarks.pipeline.planner import references
-from benchmarks.pipeline.schedule import EVENTS, SEEDS
-from benchmarks.pipeline.worksite import SCALARS
-from common.measure.gaps import gap
-from common.measure.goal import References, Role
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.judge import label_of
+from stable_forgetting.benchmarks.pipeline.planner import references
+from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
+from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
+from stable_forgetting.common.measure.gaps import gap
+from stable_forgetting.common.measure.goal import References, Role
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.train.tracking import Run
+    from stable_forgetting.common.train.tracking import Run
 
 SUMMARY = "summary"
 """The folder of the runs with means."""
@@ -33,7 +33,7 @@ def export_events(board: Leaderboard, root: Path) -> None:
 
     Processes that run one suite together end together, so they write one after the other.
     """
-    from common.train.tracking import Run, export_runs, timed_rows
+    from stable_forgetting.common.train.tracking import Run, export_runs, timed_rows
 
     store, folder = StageStore(root), root / EVENTS / board.suite.name
     runs: dict[str, Run] = {}
@@ -79,7 +79,7 @@ def _references(board: Leaderboard, seed: int) -> References:
 
 def _mean(name: str, runs: Sequence[Run]) -> Run:
     """The mean over seeds: of final values, and of curves at the steps that all seeds logged."""
-    from common.train.tracking import Run
+    from stable_forgetting.common.train.tracking import Run
 
     about = {key: value for key, value in runs[0].config.items() if key != "seed"}
     finished = [run.metrics for run in runs if run.metrics]

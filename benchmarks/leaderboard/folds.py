@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
-from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.splitting import read_split
-from benchmarks.report.cells import MISSING, spread
-from benchmarks.report.curves import Panel, draw
-from benchmarks.report.section import Picture, Section, Table, table
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.errors import DataError
-from common.measure.gaps import Summary
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.report.cells import MISSING, spread
+from stable_forgetting.benchmarks.report.curves import Panel, draw
+from stable_forgetting.benchmarks.report.section import Picture, Section, Table, table
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.gaps import Summary
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterator
 
-from benchmarks.audits.plan import probe_plan
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.audits.plan import probe_plan
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.stages import StageStore
 
 
 def remove_rows(suite: ResolvedSuite, labels: Collection[str], store: StageStore) -> int:

@@ -6,14 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from benchmarks.leaderboard.board import BoardRow, FinalRecords
-from benchmarks.pipeline.planner import references
-from benchmarks.spec.goals import rule_sets
-from benchmarks.spec.resolve import ResolvedSuite
-from common.measure.gaps import summarise
-from common.measure.goal import References, Role
-from common.measure.metric import Row
-from common.measure.rules import Rule
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords
+from stable_forgetting.benchmarks.pipeline.planner import references
+from stable_forgetting.benchmarks.spec.goals import rule_sets
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.measure.goal import References, Role
+from stable_forgetting.common.measure.metric import Row
+from stable_forgetting.common.measure.rules import Rule
 
 ROLES: tuple[Role, ...] = ("original", "retrain")
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.audits.report import sections as audit_sections
-from benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
-from benchmarks.leaderboard.folds import fold_sections
-from benchmarks.leaderboard.picture import picture
-from benchmarks.leaderboard.settings import details_section, settings_sections
-from benchmarks.leaderboard.sweep import tuning_sections
-from benchmarks.leaderboard.tables import (
+from stable_forgetting.benchmarks.audits.report import sections as audit_sections
+from stable_forgetting.benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
+from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
+from stable_forgetting.benchmarks.leaderboard.picture import picture
+from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
+from stable_forgetting.benchmarks.leaderboard.sweep import tuning_sections
+from stable_forgetting.benchmarks.leaderboard.tables import (
     cost_table,
     dynamics_table,
     further_table,
     gap_table,
     main_table,
 )
-from benchmarks.leaderboard.verdict_section import verdict_sections
-from benchmarks.paper.report import published_sections
-from benchmarks.pipeline.stage import ASSUMED, PRETRAINED
-from benchmarks.report.cells import spread
-from benchmarks.report.section import Section, Table, filled
-from benchmarks.spec.goals import rule_sets
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.measure.ranking import shares
+from stable_forgetting.benchmarks.leaderboard.verdict_section import verdict_sections
+from stable_forgetting.benchmarks.paper.report import published_sections
+from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
+from stable_forgetting.benchmarks.report.cells import spread
+from stable_forgetting.benchmarks.report.section import Section, Table, filled
+from stable_forgetting.benchmarks.spec.goals import rule_sets
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.common.measure.ranking import shares
 
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""

@@ -9,12 +9,19 @@ from typing import Any
 
 import yaml
 
-from benchmarks.leaderboard.board import Leaderboard, info_of
-from benchmarks.report.cells import MISSING, setting, settings
-from benchmarks.report.columns import DOCS
-from benchmarks.report.section import Column, Detail, Details, Section, filled, table
-from common.store.records import RunRecord
-from common.train.tracking import flat
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
+from stable_forgetting.benchmarks.report.cells import MISSING, setting, settings
+from stable_forgetting.benchmarks.report.columns import DOCS
+from stable_forgetting.benchmarks.report.section import (
+    Column,
+    Detail,
+    Details,
+    Section,
+    filled,
+    table,
+)
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.train.tracking import flat
 
 SHORT = {
     "epochs": "counts passes over the part that the row's length is told by",

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
-from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.planner import references, trial_gap
-from benchmarks.pipeline.splitting import read_split
-from benchmarks.pipeline.stage import Plan
-from benchmarks.report.cells import settings
-from benchmarks.report.section import Section, table
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.config import canonical
-from common.base.registry import BENCHMARKS
-from common.measure.goal import Role
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.planner import references, trial_gap
+from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.report.cells import settings
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.goal import Role
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.store.records import RunRecord
+    from stable_forgetting.common.store.records import RunRecord
 
 SAMPLERS = {
     "grid": "a grid",

@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
-from benchmarks.leaderboard.settings import place_of
-from benchmarks.report.cells import MISSING, interval, number, percent, settings, spread
-from benchmarks.report.section import Column, Mark, Table, table
-from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.measure.rules import Axis
-from common.measure.verdict import MARGIN, Word
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
+from stable_forgetting.benchmarks.leaderboard.settings import place_of
+from stable_forgetting.benchmarks.report.cells import (
+    MISSING,
+    interval,
+    number,
+    percent,
+    settings,
+    spread,
+)
+from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
+from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.common.measure.rules import Axis
+from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
 DISTANCE = "is the distance that orders the rows"

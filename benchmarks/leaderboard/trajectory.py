@@ -10,16 +10,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.pipeline.measuring import read_scores
-from benchmarks.pipeline.stage import Stage
-from benchmarks.pipeline.unlearning import TRAJECTORY
-from benchmarks.pipeline.worksite import SCALARS
-from benchmarks.report.curves import Panel, draw
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Benchmark
-from common.store.stages import StageStore
-from common.train.tracking import read_scalars
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.pipeline.measuring import read_scores
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
+from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
+from stable_forgetting.benchmarks.report.curves import Panel, draw
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.tracking import read_scalars
 
 PREFIX = "evaluation/"
 Trajectory = Mapping[int, Mapping[str, float]]
@@ -81,7 +81,7 @@ def _compared(
     benchmark = BENCHMARKS[board.suite.spec.benchmark]
     if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
         return {}
-    from common.measure.scores import load_scores
+    from stable_forgetting.common.measure.scores import load_scores
 
     theirs = read_scores(store, target)
     compared: dict[int, dict[str, float]] = {}

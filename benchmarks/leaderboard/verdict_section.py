@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.leaderboard.board import BoardRow, Leaderboard
-from benchmarks.leaderboard.tables import FACTOR, MARKS, reference_marks
-from benchmarks.report.cells import significant
-from benchmarks.report.columns import DOCS
-from benchmarks.report.section import Column, Section, table
-from benchmarks.spec.suite import REFERENCES
-from common.measure.verdict import LEVEL, Median, Verdict
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.tables import FACTOR, MARKS, reference_marks
+from stable_forgetting.benchmarks.report.cells import significant
+from stable_forgetting.benchmarks.report.columns import DOCS
+from stable_forgetting.benchmarks.report.section import Column, Section, table
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.measure.verdict import LEVEL, Median, Verdict
 
 ERROR = f"{100 * LEVEL:g} %"
 ODD = "counts the seeds on which the row is furthest from the others, ties shared"

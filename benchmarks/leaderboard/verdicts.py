@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.leaderboard.board import BoardRow, FinalRecords, Rank
-from benchmarks.leaderboard.judge import label_of
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import REFERENCES
-from common.measure.goal import References
-from common.measure.metric import Row
-from common.measure.ranking import rank_intervals, ranks, shown
-from common.measure.rules import Rule
-from common.measure.verdict import judge, oddness
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Rank
+from stable_forgetting.benchmarks.leaderboard.judge import label_of
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.measure.metric import Row
+from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shown
+from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.measure.verdict import judge, oddness
 
 
 def add_verdicts(

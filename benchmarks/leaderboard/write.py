@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.leaderboard import dynamics, trajectory
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
-from benchmarks.leaderboard.events import export_events
-from benchmarks.leaderboard.picture import picture
-from benchmarks.leaderboard.report import sections
-from benchmarks.report import html, markdown, tex
-from benchmarks.report.files import json_text, write_files
-from benchmarks.report.section import Picture
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard import dynamics, trajectory
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.events import export_events
+from stable_forgetting.benchmarks.leaderboard.picture import picture
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.report import html, markdown, tex
+from stable_forgetting.benchmarks.report.files import json_text, write_files
+from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.common.store.stages import StageStore
 
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "md": ("LEADERBOARD.md", lambda board: markdown.write(sections(board))),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.spec.needs import LAYOUTS, data_sets
+from stable_forgetting.benchmarks.spec.needs import LAYOUTS, data_sets
 
 Verdict = Literal["ok", "note", "bad"]
 Answer = tuple[Verdict, str, str]
@@ -116,7 +116,7 @@ def _disk(store: Path) -> Answer:
 
 def _stages(store: Path) -> list[Finding]:
     """Compares every file of a store with its digest."""
-    from common.store.stages import StageStore
+    from stable_forgetting.common.store.stages import StageStore
 
     damages = [damage for _, damage in StageStore(store).verify()]
     unchecked = damages.count("unchecked")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
-from benchmarks.report.section import Section, Table, table
-from common.audits import AUDITS
-from common.audits.columns import COLUMNS
-from common.base.registry import BENCHMARKS
-from common.measure.metric import MetricSpec
-from common.measure.rules import GapRule
-from common.protocol.probe import PROBES, make_probe
+from stable_forgetting.benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
+from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.audits.columns import COLUMNS
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import GapRule
+from stable_forgetting.common.protocol.probe import PROBES, make_probe
 
 GOALS = {"target": "Retrain's value", "higher": "higher", "lower": "lower"}
 READING = (

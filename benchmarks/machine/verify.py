@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report.section import Section, table
-from common.base.errors import DataError
-from common.measure.gaps import ks_two_sample
-from language.measure.logs import EvaluationLog, read_logs, read_reference_values
-from language.metrics.rouge import rouge
-from language.metrics.tofu import PARTS, tofu_compare, tofu_metrics
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.gaps import ks_two_sample
+from stable_forgetting.language.measure.logs import EvaluationLog, read_logs, read_reference_values
+from stable_forgetting.language.metrics.rouge import rouge
+from stable_forgetting.language.metrics.tofu import PARTS, tofu_compare, tofu_metrics
 
 TOLERANCE = 1e-6
 FQ_TOLERANCE = 1e-4

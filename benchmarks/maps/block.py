@@ -10,23 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.pipeline.unlearning import unlearned
-from common.base.config import validate
-from common.base.errors import Diverged
-from common.base.registry import METHODS
-from common.bounded.attach import adapter_statistics, attach, detach, shares_beyond
-from common.bounded.layer import adapted_layers
-from common.bounded.phi import PHIS
-from common.data.splits import ForgetSplit
-from common.methods.gradient import adapter_targets
-from common.methods.task import UnlearnTask
-from common.protocol.benchmark import Benchmark
-from common.train.batched import BatchedTraining, samples_are_independent
-from common.train.precision import in_low_precision
-from common.train.protocols import Telemetry
+from stable_forgetting.benchmarks.pipeline.unlearning import unlearned
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import (
+    adapter_statistics,
+    attach,
+    detach,
+    shares_beyond,
+)
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.gradient import adapter_targets
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.train.batched import BatchedTraining, samples_are_independent
+from stable_forgetting.common.train.precision import in_low_precision
+from stable_forgetting.common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
-    from benchmarks.maps.work import MapSpec
+    from stable_forgetting.benchmarks.maps.work import MapSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""

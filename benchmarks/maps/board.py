@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.audits.report import audit_tables
-from benchmarks.maps.cells import Cell, Target
-from benchmarks.maps.derive import (
+from stable_forgetting.benchmarks.audits.report import audit_tables
+from stable_forgetting.benchmarks.maps.cells import Cell, Target
+from stable_forgetting.benchmarks.maps.derive import (
     Ceiling,
     MapComparison,
     MapLine,
@@ -16,14 +16,14 @@ from benchmarks.maps.derive import (
     derive_ceiling,
     derive_line,
 )
-from benchmarks.maps.plan import MapPlanner
-from benchmarks.maps.resolve import ResolvedMap
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.suite import Row
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.maps.plan import MapPlanner
+from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import Row
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.audits.derive import AuditTable
+    from stable_forgetting.benchmarks.audits.derive import AuditTable
 
 
 class Titles(NamedTuple):

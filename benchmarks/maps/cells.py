@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from common.measure.metric import MapAxes
+from stable_forgetting.common.measure.metric import MapAxes
 
 UNDER, DAMAGE = "U", "D"
 TOLERANCE = 1e-9

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from benchmarks.spec.suite import SUITES, Name
-from common.base.config import Strict
-from common.base.numbers import NonNegative, Positive
+from stable_forgetting.benchmarks.spec.suite import SUITES, Name
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import NonNegative, Positive
 
 MAPS = SUITES / "maps"
 LRS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)

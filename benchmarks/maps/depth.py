@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.maps.resolve import GridRow, ResolvedMap
-from benchmarks.report.cells import MISSING, number
-from benchmarks.report.section import Column, Table, table
-from common.base.config import canonical, digest
-from common.bounded.phi import PHIS
+from stable_forgetting.benchmarks.maps.resolve import GridRow, ResolvedMap
+from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.section import Column, Table, table
+from stable_forgetting.common.base.config import canonical, digest
+from stable_forgetting.common.bounded.phi import PHIS
 
 if TYPE_CHECKING:
-    from benchmarks.audits.derive import AuditTable
-    from benchmarks.maps.board import MapBoard
+    from stable_forgetting.benchmarks.audits.derive import AuditTable
+    from stable_forgetting.benchmarks.maps.board import MapBoard
 
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "one-minus-p"}

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from benchmarks.maps.cells import DAMAGE, UNDER, Cell, Edge, Judged, Rule, Target, judge
-from common.measure.gaps import Summary, summarise
+from stable_forgetting.benchmarks.maps.cells import (
+    DAMAGE,
+    UNDER,
+    Cell,
+    Edge,
+    Judged,
+    Rule,
+    Target,
+    judge,
+)
+from stable_forgetting.common.measure.gaps import Summary, summarise
 
 K = TypeVar("K", float, tuple[float, int], tuple[float, float], tuple[float, float, int])
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.derive import MapLine, Square
-from benchmarks.report import svg
-from benchmarks.report.section import Picture
-from common.measure.gaps import summarise
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.derive import MapLine, Square
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.common.measure.gaps import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (30, 28), 44, 22, 70, 44
 PAGE, LETTER = 830, 6.8

@@ -6,10 +6,19 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.depth import ABSOLUTE, FREE, Panel, Place, lines_of, order, panels, place_text
-from benchmarks.report import svg
-from benchmarks.report.section import Picture
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.depth import (
+    ABSOLUTE,
+    FREE,
+    Panel,
+    Place,
+    lines_of,
+    order,
+    panels,
+    place_text,
+)
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.section import Picture
 
 PANEL, LEFT, GAP, HEAD = (222, 190), 46, 26, 74
 """Three panels fill the some 830 pixels of a page of documents."""

@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.maps.cells import Cell, Edge, Target, judge
-from benchmarks.maps.resolve import GridRow, ResolvedMap
-from benchmarks.maps.work import CELLS, MapBlock
-from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.measuring import read_record, read_stored
-from benchmarks.pipeline.planner import plan_rows
-from benchmarks.pipeline.probing import read_table
-from benchmarks.pipeline.stage import Plan, Result, Stage
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base.config import canonical
-from common.base.errors import DataError
-from common.bounded.phi import PHIS
-from common.methods.base import UnlearningMethod
-from common.methods.difference import GradientDifference
-from common.methods.gradient import GradientMethod
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.maps.cells import Cell, Edge, Target, judge
+from stable_forgetting.benchmarks.maps.resolve import GridRow, ResolvedMap
+from stable_forgetting.benchmarks.maps.work import CELLS, MapBlock
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_stored
+from stable_forgetting.benchmarks.pipeline.planner import plan_rows
+from stable_forgetting.benchmarks.pipeline.probing import read_table
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Result, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.methods.base import UnlearningMethod
+from stable_forgetting.common.methods.difference import GradientDifference
+from stable_forgetting.common.methods.gradient import GradientMethod
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 Point = tuple[float, float]
 SIDES = ("low", "high")

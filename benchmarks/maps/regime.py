@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.cells import UNDER, Cell, judge
-from benchmarks.report.cells import MISSING, number, significant
-from benchmarks.report.section import Section, Table, table
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.cells import UNDER, Cell, judge
+from stable_forgetting.benchmarks.report.cells import MISSING, number, significant
+from stable_forgetting.benchmarks.report.section import Section, Table, table
 
 Tell = Callable[[Sequence[Cell]], str]
 """Cells of one method at one rate -> what the table says of them."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.audits.report import sections as audit_sections
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.cells import Edge
-from benchmarks.maps.depth import depth_table
-from benchmarks.maps.derive import Ceiling, MapComparison, MapLine
-from benchmarks.maps.draw import picture
-from benchmarks.maps.draw_depth import depth_picture
-from benchmarks.maps.plan import SIDES
-from benchmarks.maps.regime import regime_sections
-from benchmarks.report.cells import MISSING, number, spread
-from benchmarks.report.section import Column, Section, Table, filled, table
-from common.measure.gaps import summarise
-from common.measure.metric import MetricSpec
+from stable_forgetting.benchmarks.audits.report import sections as audit_sections
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.cells import Edge
+from stable_forgetting.benchmarks.maps.depth import depth_table
+from stable_forgetting.benchmarks.maps.derive import Ceiling, MapComparison, MapLine
+from stable_forgetting.benchmarks.maps.draw import picture
+from stable_forgetting.benchmarks.maps.draw_depth import depth_picture
+from stable_forgetting.benchmarks.maps.plan import SIDES
+from stable_forgetting.benchmarks.maps.regime import regime_sections
+from stable_forgetting.benchmarks.report.cells import MISSING, number, spread
+from stable_forgetting.benchmarks.report.section import Column, Section, Table, filled, table
+from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.measure.metric import MetricSpec
 
 CEILING = "retrain*"
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from benchmarks.maps.cells import Rule
-from benchmarks.maps.config import MAPS, MapFile, MapRow
-from benchmarks.spec.goals import metric_specs
-from benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
-from benchmarks.spec.suite import REFERENCES
-from common.base.config import (
+from stable_forgetting.benchmarks.maps.cells import Rule
+from stable_forgetting.benchmarks.maps.config import MAPS, MapFile, MapRow
+from stable_forgetting.benchmarks.spec.goals import metric_specs
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.base.config import (
     Strict,
     apply_overrides,
     did_you_mean,
@@ -24,15 +24,15 @@ from common.base.config import (
     read_yaml,
     validate,
 )
-from common.base.errors import ConfigError
-from common.base.numbers import NonNegative
-from common.base.registry import BENCHMARKS, METHODS
-from common.measure.metric import MapAxes, MetricSpec
-from common.methods.base import UnlearningMethod, resolve_config
-from common.methods.forget_retain import lambda_field
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import NonNegative
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.measure.metric import MapAxes, MetricSpec
+from stable_forgetting.common.methods.base import UnlearningMethod, resolve_config
+from stable_forgetting.common.methods.forget_retain import lambda_field
 
 if TYPE_CHECKING:
-    from common.audits.base import Audit
+    from stable_forgetting.common.audits.base import Audit
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 CELLS = "cells.jsonl"
 
@@ -42,7 +42,7 @@ class MapBlock(StageKind[MapSpec]):
 
     def work(self, site: Worksite, spec: MapSpec) -> None:
         """Writes one JSON line per cell."""
-        from benchmarks.maps.block import Readout, run_block
+        from stable_forgetting.benchmarks.maps.block import Readout, run_block
 
         site.check_applicable(spec.method)
         split = site.split()

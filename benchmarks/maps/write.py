@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audits.report import to_json as audits_json
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.report import sections
-from benchmarks.report import html, markdown
-from benchmarks.report.files import json_text, write_files
-from benchmarks.report.section import Picture
-from common.measure.gaps import summarise
-from common.measure.metric import MapAxes
+from stable_forgetting.benchmarks.audits.report import to_json as audits_json
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.report import sections
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.files import json_text, write_files
+from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.measure.metric import MapAxes
 
 
 def write_map(board: MapBoard, root: Path) -> Path:

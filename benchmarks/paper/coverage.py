@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.costs.estimate import A100, estimates, total_hours
-from benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
-from benchmarks.report.section import Section, table
-from benchmarks.report.shipped import RESULTS, read_board
-from benchmarks.spec.published import read_figures, read_tables
-from benchmarks.spec.reading import read_suite
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
+from stable_forgetting.benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
+from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import suite_names
 
 NOTE = (
     "measured here: its report is in benchmarks/results. withdrawn: its suite has changed since."

@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.costs.model import layer_costs
-from benchmarks.paper.grid import nearest_on_grid
-from benchmarks.spec.published import TOLERANCE, Printed, read_printed, read_tables, recomputed_gap
+from stable_forgetting.benchmarks.costs.model import layer_costs
+from stable_forgetting.benchmarks.paper.grid import nearest_on_grid
+from stable_forgetting.benchmarks.spec.published import (
+    TOLERANCE,
+    Printed,
+    read_printed,
+    read_tables,
+    recomputed_gap,
+)
 
 GRIDS = {"forget01": ((40, 300), (40, 40)), "forget05": ((200, 300), (200, 200))}
 """Truth ratios that forget quality compares: LoKU's code takes 300 rows of the model retrained

@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.costs.estimate import estimates
-from benchmarks.spec.resolve import ResolvedSuite, load_suite
-from benchmarks.spec.suite import SUITES, suite_names
-from common.base.config import canonical
-from common.base.files import json_digest, write_json
-from common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.benchmarks.costs.estimate import estimates
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.spec.suite import SUITES, suite_names
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.files import json_digest, write_json
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
 RECORD = SUITES.parent / "results" / "rehearsals.json"
 OWN = ("tiny", "scratch")

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.paper.findings import Finding, paper_findings
-from benchmarks.report.cells import MISSING, number
-from benchmarks.report.section import Level, Section, table
-from benchmarks.spec.published import TOLERANCE, PublishedRow, read_tables, recomputed_gap
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
+from stable_forgetting.benchmarks.paper.findings import Finding, paper_findings
+from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.section import Level, Section, table
+from stable_forgetting.benchmarks.spec.published import (
+    TOLERANCE,
+    PublishedRow,
+    read_tables,
+    recomputed_gap,
+)
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
 
 MEANT = {
     "forget_quality": "forget_quality as printed lies on the grid of LoKU's scripts (fq_reference:"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
-from benchmarks.spec.suite import Resources
-from common.base import processes, stopping
-from common.base.errors import ConfigError, system_line
-from common.base.registry import load_plugins
+from stable_forgetting.benchmarks.spec.suite import Resources
+from stable_forgetting.common.base import processes, stopping
+from stable_forgetting.common.base.errors import ConfigError, system_line
+from stable_forgetting.common.base.registry import load_plugins
 
 logger = logging.getLogger(__name__)
 GB = 10**9
@@ -191,8 +191,8 @@ def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = 
     if parent is not None:
         stopping.obey_parent()
         _die_with(parent)
-    import benchmarks  # noqa: F401 - registers
-    from common.base.seeding import make_deterministic
+    from stable_forgetting import benchmarks  # noqa: F401 - registers
+    from stable_forgetting.common.base.seeding import make_deterministic
 
     threading.excepthook = _end_of_thread
     load_plugins(plugins)

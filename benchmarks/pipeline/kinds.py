@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from benchmarks.pipeline.stage import StageSpec
-from common.base.registry import Registry
+from stable_forgetting.benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.common.base.registry import Registry
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 
 S = TypeVar("S", bound=StageSpec)
 
@@ -41,18 +41,19 @@ class StageKind(ABC, Generic[S]):
         """Does the stage: reads through ``site`` and writes in ``site.writing()``."""
 
 
-KINDS: Registry[Any] = Registry("stage kind", "benchmarks.pipeline.kinds:StageKind")
+_HERE = "stable_forgetting.benchmarks"
+KINDS: Registry[Any] = Registry("stage kind", f"{_HERE}.pipeline.kinds:StageKind")
 
 for _name, _target, _summary in (
-    ("split", "benchmarks.pipeline.splitting:Split", "Freezes the index sets of a seed."),
-    ("pretrain", "benchmarks.pipeline.training:Pretrain", "Trains the start of all models."),
-    ("original", "benchmarks.pipeline.training:Original", "Trains on everything."),
-    ("retrain", "benchmarks.pipeline.training:Retrain", "Trains on the retain set alone."),
-    ("unlearn", "benchmarks.pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
-    ("score", "benchmarks.pipeline.scoring:Score", "Scores a model in one pass."),
-    ("measure", "benchmarks.pipeline.measuring:Measure", "Metrics of stored scores."),
-    ("probe", "benchmarks.pipeline.probing:ProbeModel", "Runs one probe on a stored model."),
-    ("audit", "benchmarks.audits.work:AuditProbe", "Runs one audit on a stored model."),
-    ("map", "benchmarks.maps.work:MapBlock", "Runs some configs of a stability map."),
+    ("split", "pipeline.splitting:Split", "Freezes the index sets of a seed."),
+    ("pretrain", "pipeline.training:Pretrain", "Trains the start of all models."),
+    ("original", "pipeline.training:Original", "Trains on everything."),
+    ("retrain", "pipeline.training:Retrain", "Trains on the retain set alone."),
+    ("unlearn", "pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
+    ("score", "pipeline.scoring:Score", "Scores a model in one pass."),
+    ("measure", "pipeline.measuring:Measure", "Metrics of stored scores."),
+    ("probe", "pipeline.probing:ProbeModel", "Runs one probe on a stored model."),
+    ("audit", "audits.work:AuditProbe", "Runs one audit on a stored model."),
+    ("map", "maps.work:MapBlock", "Runs some configs of a stability map."),
 ):
-    KINDS.register(_name, _target, summary=_summary)
+    KINDS.register(_name, f"{_HERE}.{_target}", summary=_summary)

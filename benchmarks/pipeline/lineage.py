@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from common.base.config import Strict, canonical, did_you_mean
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS, METHODS
-from common.measure.goal import Goal
-from common.measure.rules import Rule, stopping_goals
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.common.base.config import Strict, canonical, did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.measure.goal import Goal
+from stable_forgetting.common.measure.rules import Rule, stopping_goals
+from stable_forgetting.common.store.stages import StageStore
 
 
 class Lineage:

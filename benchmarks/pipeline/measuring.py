@@ -6,17 +6,17 @@ import datetime
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.scoring import SCORES
-from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage
-from common.base.errors import DataError, Diverged
-from common.base.registry import METHODS
-from common.store.records import RECORD, RunRecord, clean_metrics, environment
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.scoring import SCORES
+from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage
+from stable_forgetting.common.base.errors import DataError, Diverged
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
-    from common.measure.scores import Scores
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.measure.scores import Scores
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Measure(StageKind[MeasureSpec]):
 
     def work(self, site: Worksite, spec: MeasureSpec) -> None:
         """Writes the record."""
-        from common.measure.scores import load_scores
+        from stable_forgetting.common.measure.scores import load_scores
 
         facts = site.facts("scores")
         status, detail = facts["status"], facts.get("status_detail", "")
@@ -115,7 +115,7 @@ def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:
     Raises:
         DataError: They are not there, or damaged.
     """
-    from common.measure.scores import load_scores
+    from stable_forgetting.common.measure.scores import load_scores
 
     scores = stage.parents["scores"]
     return load_scores(store.checked(scores.kind, scores.key, SCORES) / SCORES)

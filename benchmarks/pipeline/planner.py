@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.stage import Plan, Probed, Result, Stage
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.suite import REFERENCES
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.measure.goal import References, Role
-from common.measure.rules import Rule
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Probed, Result, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.measure.goal import References, Role
+from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 
 def make_plan(suite: ResolvedSuite, store: StageStore) -> Plan:

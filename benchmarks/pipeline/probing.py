@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.measuring import read_stored
-from benchmarks.pipeline.stage import Stage, StageSpec
-from common.base.errors import Diverged
-from common.base.files import write_json
-from common.protocol.probe import ProbeTable, make_probe
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.measuring import read_stored
+from stable_forgetting.benchmarks.pipeline.stage import Stage, StageSpec
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 
 TABLE = "probe.json"
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.position import PositionFile
-from benchmarks.pipeline.stage import Stage
-from benchmarks.pipeline.worksite import Worksite, check_device
-from common.base import processes
-from common.base.errors import DataError
-from common.protocol.benchmark import Runtime, pick_device
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.position import PositionFile
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite, check_device
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from common.train.protocols import Progress
+    from stable_forgetting.common.train.protocols import Progress
 
 BUSY = "busy"
 """Status of a stage on which another run works."""
@@ -93,7 +93,7 @@ def _agreed(stage: Stage, complete: bool, runtime: Runtime) -> bool:
     """
     import torch
 
-    from common.train.launch import join_processes
+    from stable_forgetting.common.train.launch import join_processes
 
     check_device(runtime.device)
     join_processes(torch.device(pick_device(runtime.device)))

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.pipeline.executors import WorkerPool, placed
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.runner import BUSY, run_stage
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.spec.resolve import ResolvedSuite
-from common.base import processes
-from common.base.errors import Damaged, UserError
-from common.base.registry import METHODS
-from common.protocol.benchmark import Runtime
-from common.store.stages import KEY_LENGTH, StageStore
+from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, placed
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.runner import BUSY, run_stage
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import Damaged, UserError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
 logger = logging.getLogger(__name__)
 POLL = 0.5

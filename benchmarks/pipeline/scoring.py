@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import StageSpec
-from common.base.errors import Diverged
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.common.base.errors import Diverged
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 
 SCORES = "scores.safetensors"
 
@@ -33,7 +33,7 @@ class Score(StageKind[ScoreSpec]):
 
     def work(self, site: Worksite, spec: ScoreSpec) -> None:
         """Writes the scores; a trial's without test parts and softmax, since there are many."""
-        from common.measure.scores import save_scores, without_probs
+        from stable_forgetting.common.measure.scores import save_scores, without_probs
 
         split, benchmark = site.split(), site.benchmark
         model = site.facts("model")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import Stage, StageSpec
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.stage import Stage, StageSpec
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.worksite import Worksite
-    from common.data.splits import ForgetSplit
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.data.splits import ForgetSplit
 
 SPLIT_FILE = "split.safetensors"
 
@@ -47,8 +47,8 @@ class Split(StageKind[SplitSpec]):
             }
 
     def _split(self, site: Worksite, spec: SplitSpec) -> ForgetSplit:
-        from common.data.labels import class_labels
-        from common.data.variants import half_split, request_split
+        from stable_forgetting.common.data.labels import class_labels
+        from stable_forgetting.common.data.variants import half_split, request_split
 
         split = site.benchmark.split(spec.seed)
         if spec.half is not None:
@@ -61,7 +61,7 @@ class Split(StageKind[SplitSpec]):
 
 def read_split(store: StageStore, stage: Stage) -> ForgetSplit | None:
     """The index sets of a split stage; None while it is not done."""
-    from common.data.splits import ForgetSplit
+    from stable_forgetting.common.data.splits import ForgetSplit
 
     if store.done(stage.kind, stage.key) is None:
         return None

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.tune import Draw
-from common.base.config import Strict, canonical, digest
-from common.base.registry import plugin_code
-from common.store.stages import ENGINE_VERSION
-from common.train.rehearsal import Rehearsal
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.tune import Draw
+from stable_forgetting.common.base.config import Strict, canonical, digest
+from stable_forgetting.common.base.registry import plugin_code
+from stable_forgetting.common.store.stages import ENGINE_VERSION
+from stable_forgetting.common.train.rehearsal import Rehearsal
 
 ASSUMED = "assumed"
 """Training data of a published model that says nothing of them."""

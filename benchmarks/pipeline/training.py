@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, StageSpec
-from benchmarks.pipeline.unlearning import trained
-from common.base import processes
-from common.base.errors import DataError, Diverged, GateError
-from common.base.registry import METHODS
-from common.store.weights import save_weights
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, StageSpec
+from stable_forgetting.benchmarks.pipeline.unlearning import trained
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import DataError, Diverged, GateError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.store.weights import save_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from benchmarks.pipeline.worksite import Worksite
-    from common.data.splits import ForgetSplit
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 FINGERPRINTS = "fingerprints.safetensors"
 
@@ -99,7 +99,7 @@ class Retrain(StageKind[ModelSpec]):
 
 def _on(split: ForgetSplit) -> Callable[[UnlearnTask], nn.Module]:
     """Trains a fresh model on all training parts of a split."""
-    from common.methods.base import train_reference
+    from stable_forgetting.common.methods.base import train_reference
 
     return lambda task: train_reference(task, split.train_parts)
 
@@ -144,7 +144,7 @@ def _train(
     Raises:
         DataError: The published model claims other training data.
     """
-    from benchmarks.pipeline.worksite import ids_digest
+    from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 
     published = site.benchmark.published(site.stage.kind, split)
     ids = split.parts["retain"] if site.stage.kind == "retrain" else split.train

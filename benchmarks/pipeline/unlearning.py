@@ -7,26 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.pipeline.kinds import StageKind
-from benchmarks.pipeline.stage import ModelSpec
-from common.base import processes
-from common.base.config import validate
-from common.base.errors import DataError, Diverged
-from common.base.registry import METHODS
-from common.data.splits import TRAIN_PARTS
-from common.measure.goal import References
-from common.measure.rules import stopping_goals
-from common.store.records import RECORD, RunRecord, clean_metrics
+from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.stage import ModelSpec
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import DataError, Diverged
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.splits import TRAIN_PARTS
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.measure.rules import stopping_goals
+from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from benchmarks.pipeline.worksite import Worksite
-    from common.data.splits import ForgetSplit
-    from common.methods.base import UnlearningMethod
-    from common.methods.task import UnlearnTask
-    from common.train.protocols import EvaluateDuring
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.methods.base import UnlearningMethod
+    from stable_forgetting.common.methods.task import UnlearnTask
+    from stable_forgetting.common.train.protocols import EvaluateDuring
 
 TRAJECTORY = "trajectory"
 
@@ -94,7 +94,7 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
 
 def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
     """Runs a method once; the model may carry adapters, whose parameters are counted."""
-    from common.bounded.attach import trainable_share
+    from stable_forgetting.common.bounded.attach import trainable_share
 
     outcome = trained(method.unlearn, task)
     if outcome.model is not None:
@@ -132,9 +132,9 @@ class Unlearn(StageKind[ModelSpec]):
 
     def work(self, site: Worksite, spec: ModelSpec) -> None:
         """Stores the model, as an adapter where the method attached one."""
-        from common.bounded.files import save_adapter
-        from common.bounded.layer import adapted_layers
-        from common.store.weights import save_weights
+        from stable_forgetting.common.bounded.files import save_adapter
+        from stable_forgetting.common.bounded.layer import adapted_layers
+        from stable_forgetting.common.store.weights import save_weights
 
         cls = METHODS[spec.method]
         site.check_applicable(spec.method)
@@ -169,7 +169,7 @@ class Unlearn(StageKind[ModelSpec]):
 
 def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
-    from common.measure.scores import save_scores
+    from stable_forgetting.common.measure.scores import save_scores
 
     benchmark, seed = site.benchmark, site.stage.spec.seed
     limits = getattr(config, "stop_below", None) or {}

@@ -17,27 +17,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage, foreign_code
-from benchmarks.pipeline.unlearning import TRAJECTORY
-from common.base import processes
-from common.base.config import validate
-from common.base.errors import ConfigError, DataError, GateError
-from common.base.registry import BENCHMARKS, METHODS
-from common.data.splits import ForgetSplit
-from common.methods.task import UnlearnTask
-from common.protocol.benchmark import Benchmark, Runtime
-from common.store.records import environment
-from common.store.stages import DONE, StageStore
-from common.store.weights import WEIGHTS, load_weights
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
+from stable_forgetting.benchmarks.pipeline.stage import (
+    ASSUMED,
+    PRETRAINED,
+    ModelSpec,
+    Stage,
+    foreign_code,
+)
+from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError, DataError, GateError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime
+from stable_forgetting.common.store.records import environment
+from stable_forgetting.common.store.stages import DONE, StageStore
+from stable_forgetting.common.store.weights import WEIGHTS, load_weights
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.train.protocols import EvaluateDuring, Progress
-    from common.train.rehearsal import Ends
+    from stable_forgetting.common.train.protocols import EvaluateDuring, Progress
+    from stable_forgetting.common.train.rehearsal import Ends
 
 SCALARS = "scalars.jsonl"
 
@@ -139,8 +145,8 @@ class Worksite:
         return self._model(self.stage.parents[role], exact=exact)
 
     def _model(self, stage: Stage, *, exact: bool = False) -> nn.Module:
-        from common.bounded.attach import detach, merges_exactly
-        from common.bounded.files import ADAPTER_CONFIG, load_adapter
+        from stable_forgetting.common.bounded.attach import detach, merges_exactly
+        from stable_forgetting.common.bounded.files import ADAPTER_CONFIG, load_adapter
 
         folder = self._store.checked(stage.kind, stage.key)
         if stage.start is not None and (folder / ADAPTER_CONFIG).is_file():
@@ -239,7 +245,7 @@ class Worksite:
             model: What it starts from; a fresh model when absent.
             method: Its name, for errors; the stage's kind when absent.
         """
-        from common.data.access import DataAccess
+        from stable_forgetting.common.data.access import DataAccess
 
         spec, benchmark, request = self.stage.spec, self.benchmark, self.stage.request
         replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
@@ -270,8 +276,8 @@ class Worksite:
             folder: Of the stage; the log and the trajectory end there.
             evaluate: Measures the model in training.
         """
-        from common.train.protocols import Telemetry
-        from common.train.tracking import Tracker, copy_scalars
+        from stable_forgetting.common.train.protocols import Telemetry
+        from stable_forgetting.common.train.tracking import Tracker, copy_scalars
 
         log = self.scratch / SCALARS
         task.checkpoint = self.scratch / "checkpoint.safetensors"
@@ -345,6 +351,6 @@ def ids_digest(ids: np.ndarray) -> str:
 
 
 def _derived(*parts: Any) -> int:
-    from common.base.seeding import derive
+    from stable_forgetting.common.base.seeding import derive
 
     return derive(*parts)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.rehearsal.suite import WARNING
-from benchmarks.rehearsal.work import Rehearsed
-from benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.rehearsal.suite import WARNING
+from stable_forgetting.benchmarks.rehearsal.work import Rehearsed
+from stable_forgetting.benchmarks.report.section import Section, table
 
 HEADS = ["row", "steps", "taken", "first rate", "last rate", "adapters", "precision", "s", ""]
 

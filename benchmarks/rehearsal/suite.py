@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.spec.goals import SuiteProbe
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from common.base.config import canonical
-from common.base.errors import DataError
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Runtime
-from common.protocol.probe import make_probe
-from common.protocol.stand_in import StandIn
-from common.train.rehearsal import Rehearsal
+from stable_forgetting.benchmarks.spec.goals import SuiteProbe
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.probe import make_probe
+from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.train.rehearsal import Rehearsal
 
 PROBED = 2
 """Rows of a probe's data."""

@@ -9,19 +9,19 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.audits.plan import probe_plan
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.write import write_report
-from benchmarks.pipeline.schedule import Execution, run_plan, run_suite
-from benchmarks.pipeline.stage import Plan, Stage
-from benchmarks.pipeline.worksite import SCALARS
-from benchmarks.rehearsal.suite import with_rows
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.resolved import described
-from benchmarks.spec.suite import REFERENCES
-from common.base.errors import UserError, one_line
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.audits.plan import probe_plan
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.write import write_report
+from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_plan, run_suite
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
+from stable_forgetting.benchmarks.rehearsal.suite import with_rows
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.resolved import described
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.base.errors import UserError, one_line
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
 
 
 @dataclass(frozen=True)

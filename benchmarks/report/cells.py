@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from common.measure.gaps import Summary
+from stable_forgetting.common.measure.gaps import Summary
 
 MISSING = "–"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.report import svg
+from stable_forgetting.benchmarks.report import svg
 
 COLOURS = ("#1f4e9c", "#c0392b", "#1e8449", "#b7950b", "#7d3c98", "#117a65", "#a04000", "#515a5a")
 PANEL, GAP, LEFT, TOP = (300, 170), 60, 50, 50

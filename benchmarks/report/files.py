@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.base.files import sweep, write_text
+from stable_forgetting.common.base.files import sweep, write_text
 
 
 def json_text(value: Any) -> str:

@@ -7,7 +7,14 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from benchmarks.report.section import Column, Detail, Details, Picture, Section, Table
+from stable_forgetting.benchmarks.report.section import (
+    Column,
+    Detail,
+    Details,
+    Picture,
+    Section,
+    Table,
+)
 
 
 @cache

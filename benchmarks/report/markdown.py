@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from benchmarks.report.section import Picture, Section, Table
+from stable_forgetting.benchmarks.report.section import Picture, Section, Table
 
 _TAG = re.compile("<(?=[A-Za-z/!?])")
 """What a reader of Markdown takes for the start of HTML."""

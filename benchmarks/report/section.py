@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchmarks.report.columns import DOCS
+from stable_forgetting.benchmarks.report.columns import DOCS
 
 Kind = Literal["label", "number", "words", "mark"]
 Mark = Literal["goal", "reference"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.section import Column, Kind, Section, Table
-from common.base.errors import DataError, one_line
+from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
+from stable_forgetting.common.base.errors import DataError, one_line
 
 RESULTS = Path(__file__).parents[1] / "results"
 _CELLS = re.compile(r"(?<!\\)\|")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.measure import Measurement
 
-from benchmarks.report.section import Column, Section, Table
+from stable_forgetting.benchmarks.report.section import Column, Section, Table
 
 if TYPE_CHECKING:
     from rich.console import Console

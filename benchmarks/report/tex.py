@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.report.section import Column, Section, Table
+from stable_forgetting.benchmarks.report.section import Column, Section, Table
 
 HEAD = "% Needs: \\usepackage{booktabs,threeparttable,adjustbox,amsmath,amssymb}"
 LONGEST = 45

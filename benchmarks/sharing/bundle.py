@@ -20,22 +20,22 @@ from typing import Any
 
 import yaml
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.data import to_json
-from benchmarks.leaderboard.report import sections
-from benchmarks.leaderboard.write import RECORDS, records_text
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.probing import read_table
-from benchmarks.pipeline.scoring import SCORES
-from benchmarks.report import markdown
-from benchmarks.report.files import json_text
-from benchmarks.spec.remembered import FILE, suite_files
-from common.base.config import canonical
-from common.base.errors import ConfigError, DataError, one_line
-from common.base.files import beside, file_digest, json_digest, publish
-from common.base.registry import plugin_code
-from common.store.records import RunRecord
-from common.store.stages import KEY_LENGTH, StageStore, digests
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.write import RECORDS, records_text
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.probing import read_table
+from stable_forgetting.benchmarks.pipeline.scoring import SCORES
+from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.files import json_text
+from stable_forgetting.benchmarks.spec.remembered import FILE, suite_files
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
+from stable_forgetting.common.base.registry import plugin_code
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore, digests
 
 SCHEMA = "bundle-1"
 MANIFEST, TABLE, PROBED, PAGE = "bundle.json", "table.json", "probes.json", "LEADERBOARD.md"

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.leaderboard.data import csv_text
-from benchmarks.report.cells import MISSING, interval, significant
-from benchmarks.report.section import Column, Section, table
-from benchmarks.sharing.results import Results, Run
-from common.base.errors import DataError
-from common.measure.gaps import PairedDifference, paired_difference
+from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.report.cells import MISSING, interval, significant
+from stable_forgetting.benchmarks.report.section import Column, Section, table
+from stable_forgetting.benchmarks.sharing.results import Results, Run
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 
 DIFFERENCE = "is the mean paired difference, with its 95 % t-interval"
 NARROW = 3

@@ -10,18 +10,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.derive import derive
-from benchmarks.leaderboard.write import RECORDS
-from benchmarks.spec.goals import make_probes, with_columns
-from benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from benchmarks.spec.suite import Suite
-from common.base.config import Strict, validate
-from common.base.errors import DataError, one_line
-from common.base.files import file_digest
-from common.base.registry import BENCHMARKS
-from common.protocol.probe import PROBES
-from common.store.records import RunRecord
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.derive import derive
+from stable_forgetting.benchmarks.leaderboard.write import RECORDS
+from stable_forgetting.benchmarks.spec.goals import make_probes, with_columns
+from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import Suite
+from stable_forgetting.common.base.config import Strict, validate
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.probe import PROBES
+from stable_forgetting.common.store.records import RunRecord
 
 DIGITS = 8
 

@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.leaderboard.board import Leaderboard
-from benchmarks.leaderboard.write import RECORDS
-from benchmarks.report.shipped import RESULTS, read_board
-from benchmarks.sharing.bundle import opened
-from benchmarks.sharing.records import board_of, read_records
-from benchmarks.spec.suite import FLOOR
-from common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.write import RECORDS
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
+from stable_forgetting.benchmarks.sharing.bundle import opened
+from stable_forgetting.benchmarks.sharing.records import board_of, read_records
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 
 Place = tuple[str, int, int]
 """Row label, replicate, seed."""

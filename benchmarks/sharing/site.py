@@ -8,23 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.leaderboard.data import to_json
-from benchmarks.leaderboard.picture import Dots, draw
-from benchmarks.leaderboard.report import sections
-from benchmarks.leaderboard.settings import place_of, row_detail
-from benchmarks.leaderboard.tables import MARKS, NOTES
-from benchmarks.report import html
-from benchmarks.report.cells import MISSING, number
-from benchmarks.report.files import write_files
-from benchmarks.report.section import Column, Details, Picture, Section, Table, table
-from benchmarks.report.shipped import RESULTS, read_board, read_report
-from benchmarks.sharing import versus
-from benchmarks.sharing.verify import sections as verified_sections
-from benchmarks.sharing.verify import verify_bundle
-from benchmarks.sharing.versus_picture import picture
-from benchmarks.spec.reading import suite_version
-from benchmarks.spec.suite import FLOOR, REFERENCES
-from common.base.errors import ConfigError
+from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
+from stable_forgetting.benchmarks.leaderboard.tables import MARKS, NOTES
+from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report.cells import MISSING, number
+from stable_forgetting.benchmarks.report.files import write_files
+from stable_forgetting.benchmarks.report.section import (
+    Column,
+    Details,
+    Picture,
+    Section,
+    Table,
+    table,
+)
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
+from stable_forgetting.benchmarks.sharing import versus
+from stable_forgetting.benchmarks.sharing.verify import sections as verified_sections
+from stable_forgetting.benchmarks.sharing.verify import verify_bundle
+from stable_forgetting.benchmarks.sharing.versus_picture import picture
+from stable_forgetting.benchmarks.spec.reading import suite_version
+from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.common.base.errors import ConfigError
 
 INDEX = "index.html"
 INTRODUCTION = (

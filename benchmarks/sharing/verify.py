@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.leaderboard.board import FinalRecords, Leaderboard
-from benchmarks.leaderboard.data import to_json
-from benchmarks.leaderboard.derive import compared
-from benchmarks.leaderboard.write import RECORDS
-from benchmarks.report.cells import MISSING
-from benchmarks.report.section import Column, Section, filled, table
-from benchmarks.sharing.bundle import MANIFEST, PROBED, TABLE, opened, scores_file
-from benchmarks.sharing.records import Entry, board_of, read_records
-from benchmarks.spec.remembered import FILE
-from benchmarks.spec.suite import Suite
-from common.base.config import read_yaml, validate
-from common.base.errors import DataError, Diverged, one_line
-from common.base.registry import BENCHMARKS
-from common.measure.scores import Scores, load_scores
-from common.protocol.benchmark import Benchmark, Runtime
-from common.protocol.probe import ProbeTable
-from common.store.records import RunRecord, clean_metrics
-from common.train.tracking import flat
+from stable_forgetting.benchmarks.leaderboard.board import FinalRecords, Leaderboard
+from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.derive import compared
+from stable_forgetting.benchmarks.leaderboard.write import RECORDS
+from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.section import Column, Section, filled, table
+from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, PROBED, TABLE, opened, scores_file
+from stable_forgetting.benchmarks.sharing.records import Entry, board_of, read_records
+from stable_forgetting.benchmarks.spec.remembered import FILE
+from stable_forgetting.benchmarks.spec.suite import Suite
+from stable_forgetting.common.base.config import read_yaml, validate
+from stable_forgetting.common.base.errors import DataError, Diverged, one_line
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.scores import Scores, load_scores
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime
+from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.common.store.records import RunRecord, clean_metrics
+from stable_forgetting.common.train.tracking import flat
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-6
 """By how much a number may differ: processors round otherwise."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.leaderboard.data import csv_text
-from benchmarks.leaderboard.report import NEGLIGIBLE
-from benchmarks.report.cells import MISSING, interval, number, significant
-from benchmarks.report.section import Column, Section, Table, table
-from benchmarks.report.shipped import RESULTS, read_board
-from benchmarks.spec.reading import suite_version
-from common.base.errors import ConfigError, DataError, one_line
-from common.measure.gaps import PairedDifference, paired_difference
-from common.measure.verdict import LEVEL, benjamini_hochberg
+from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.leaderboard.report import NEGLIGIBLE
+from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
+from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
+from stable_forgetting.benchmarks.spec.reading import suite_version
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
+from stable_forgetting.common.measure.verdict import LEVEL, benjamini_hochberg
 
 BOARD = "leaderboard.json"
 CLAIMS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.report import svg
-from benchmarks.report.section import Picture
-from benchmarks.sharing.versus import Encounter
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.benchmarks.sharing.versus import Encounter
 
 LEFT, PANEL, GAP, PITCH, HEAD = 165, 190, 20, 20, 92
 TICKS = (-100, -50, 0, 50, 100)

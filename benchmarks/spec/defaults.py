@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Literal
 
-from benchmarks.spec.suite import BUDGETED, REFERENCES, Kind, Row, Suite
-from common.base.config import Strict, did_you_mean, merge
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.methods.base import UnlearningMethod, over, resolve_config
+from stable_forgetting.benchmarks.spec.suite import BUDGETED, REFERENCES, Kind, Row, Suite
+from stable_forgetting.common.base.config import Strict, did_you_mean, merge
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.base import UnlearningMethod, over, resolve_config
 
 LENGTHS = ("steps", "epochs")
 BudgetWord = Literal["", "suite", "own", "counted"]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.spec.published import read_figures, read_tables
-from benchmarks.spec.suite import REFERENCES, Suite
-from common.base.config import Strict, did_you_mean
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS
-from common.measure.metric import MetricSpec
-from common.measure.rules import Rule, RuleSet
-from common.protocol.probe import Probe, make_probe
+from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
+from stable_forgetting.benchmarks.spec.suite import REFERENCES, Suite
+from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import Rule, RuleSet
+from stable_forgetting.common.protocol.probe import Probe, make_probe
 
 
 @dataclass(frozen=True)

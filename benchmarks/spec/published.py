@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from common.base.config import read_yaml
+from stable_forgetting.common.base.config import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "published"
 FIGURES = FOLDER / "figures.yaml"

@@ -6,11 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec.suite import REFERENCES, SUITES, find_suite, suite_groups, suite_names
-from benchmarks.spec.variables import with_values
-from common.base.config import Extending, apply_overrides, did_you_mean, merge, read_yaml
-from common.base.errors import ConfigError
-from common.base.registry import METHODS, load_plugins
+from stable_forgetting.benchmarks.spec.suite import (
+    REFERENCES,
+    SUITES,
+    find_suite,
+    suite_groups,
+    suite_names,
+)
+from stable_forgetting.benchmarks.spec.variables import with_values
+from stable_forgetting.common.base.config import (
+    Extending,
+    apply_overrides,
+    did_you_mean,
+    merge,
+    read_yaml,
+)
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS, load_plugins
 
 YAML = (".yaml", ".yml")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import suite_names
-from common.base.config import canonical, digest
-from common.base.registry import plugin_code
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.common.base.config import canonical, digest
+from stable_forgetting.common.base.registry import plugin_code
 
 FILE = "suite.yaml"
 DIGITS = 8

@@ -7,25 +7,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.spec.defaults import BudgetWord, budget_of, check_defaults, row_params
-from benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
-from benchmarks.spec.reading import read_suite
-from benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
-from benchmarks.spec.tune import Draw, Search, search_of
-from common.base.config import (
+from stable_forgetting.benchmarks.spec.defaults import (
+    BudgetWord,
+    budget_of,
+    check_defaults,
+    row_params,
+)
+from stable_forgetting.benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
+from stable_forgetting.benchmarks.spec.tune import Draw, Search, search_of
+from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
     digest,
     merge,
     validate,
 )
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS, METHODS
-from common.methods.base import MethodInfo, resolve_config
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.methods.base import MethodInfo, resolve_config
 
 if TYPE_CHECKING:
-    from common.audits.base import Audit
-    from common.train.rehearsal import Rehearsal
+    from stable_forgetting.common.audits.base import Audit
+    from stable_forgetting.common.train.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -
     """
     if not settings:
         return {}
-    from common.audits import make_audit
+    from stable_forgetting.common.audits import make_audit
 
     audits = {
         name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()

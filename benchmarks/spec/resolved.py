@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.spec.resolve import ResolvedSuite
-from benchmarks.spec.suite import REFERENCES
-from common.base.registry import BENCHMARKS
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.common.base.registry import BENCHMARKS
 
 HEADS = (
     "row",

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-    from benchmarks.spec.tune import Dimension
+    from stable_forgetting.benchmarks.spec.tune import Dimension
 
 Point = dict[str, float]
 """Parameter -> number with three digits, or the index of a listed value."""

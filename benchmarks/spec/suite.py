@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from benchmarks.spec.tune import Tune
-from benchmarks.spec.variables import variants
-from common.base.config import (
+from stable_forgetting.benchmarks.spec.tune import Tune
+from stable_forgetting.benchmarks.spec.variables import variants
+from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
     read_yaml,
 )
-from common.base.errors import ConfigError
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import Length
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
 REFERENCES = ("original", "retrain")

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.base.config import Strict, canonical, digest, is_whole, merge
-from common.base.errors import ConfigError
-from common.base.numbers import Count
-from common.base.registry import METHODS
-from common.base.seeding import derive
-from common.methods.base import over, resolve_config
+from stable_forgetting.common.base.config import Strict, canonical, digest, is_whole, merge
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.methods.base import over, resolve_config
 
 SHARE_OF_EDGE = 0.1
 """A value this near to an end of its range (as a share of it) lies at the edge."""
@@ -244,7 +244,7 @@ class Search:
     def _proposals(
         self, draws: Sequence[Draw], gaps: Sequence[float], count: int
     ) -> Iterable[dict[str, float]]:
-        from benchmarks.spec.samplers import propose
+        from stable_forgetting.benchmarks.spec.samplers import propose
 
         first, *others = self.tune.seeds
         seed = derive(first, *others, digest(self.space), len(draws))

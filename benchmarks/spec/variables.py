@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
 
 KEY = "variables"
 NAME = re.compile(r"\$([A-Za-z]\w*)")

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from common.base.config import validate
-from common.base.registry import Registry
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.registry import Registry
 
 if TYPE_CHECKING:
-    from common.audits.base import Audit
+    from stable_forgetting.common.audits.base import Audit
 
-AUDITS: Registry[Any] = Registry("audit", "common.audits.base:Audit")
+AUDITS: Registry[Any] = Registry("audit", "stable_forgetting.common.audits.base:Audit")
 
 for _name, _target, _summary in (
     ("js", "pairs:JensenShannon", "Jensen-Shannon divergence of the softmax from Retrain's"),
@@ -37,7 +37,7 @@ for _name, _target, _summary in (
     ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
     ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
 ):
-    AUDITS.register(_name, f"common.audits.{_target}", summary=_summary)
+    AUDITS.register(_name, f"stable_forgetting.common.audits.{_target}", summary=_summary)
 
 
 def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Audit:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, r
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import DataError, UserError
-from common.data.parts import PARTS, Part, utility_parts
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError, UserError
+from stable_forgetting.common.data.parts import PARTS, Part, utility_parts
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from common.data.batch import Batch, Source
-    from common.data.splits import ForgetSplit
-    from common.measure.scores import Scores
-    from common.protocol.family import ModelFamily
-    from common.train.config import FitConfig
+    from stable_forgetting.common.data.batch import Batch, Source
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.family import ModelFamily
+    from stable_forgetting.common.train.config import FitConfig
 
 CONFIDENCE = 0.95
 PERCENT = (0.0, 100.0)
@@ -140,7 +140,7 @@ class AuditTask:
         """Up to ``count`` indices of a part by hash order, sorted; all if None."""
         import numpy as np
 
-        from common.base.seeding import hash_order
+        from stable_forgetting.common.base.seeding import hash_order
 
         indices = self.split.parts[part]
         if count is None or count >= len(indices):
@@ -153,7 +153,7 @@ class AuditTask:
         Raises:
             NotApplicable: The labels are not one class per sample.
         """
-        from common.data.labels import class_labels
+        from stable_forgetting.common.data.labels import class_labels
 
         try:
             return class_labels(self.source, indices, self.batch_size)

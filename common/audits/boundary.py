@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.audits.base import AuditInfo, AuditTask, Measures, ModelAudit, NotApplicable
-from common.audits.intervals import bootstrap_mean
-from common.audits.pairs import kl_rows, over_retained
-from common.base.config import Strict
-from common.base.numbers import Count, NonNegative
-from common.base.seeding import derive
+from stable_forgetting.common.audits.base import (
+    AuditInfo,
+    AuditTask,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+)
+from stable_forgetting.common.audits.intervals import bootstrap_mean
+from stable_forgetting.common.audits.pairs import kl_rows, over_retained
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, NonNegative
+from stable_forgetting.common.base.seeding import derive
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.data.batch import Batch
+    from stable_forgetting.common.data.batch import Batch
 
 
 class OverUnlearning(ModelAudit):
@@ -46,7 +52,7 @@ class OverUnlearning(ModelAudit):
 
     def measure(self, task: AuditTask) -> Measures:
         """One mean per radius, with a bootstrap over inputs."""
-        from common.data.batch import ordered_batches
+        from stable_forgetting.common.data.batch import ordered_batches
 
         gone = task.forgotten_classes()
         indices = task.draw("forget", self.config.samples, "boundary")
@@ -74,7 +80,7 @@ def input_signs(task: AuditTask, model: nn.Module, batch: Batch) -> dict[str, Te
     import torch
     import torch.nn.functional as F
 
-    from common.data.batch import Batch as Samples
+    from stable_forgetting.common.data.batch import Batch as Samples
 
     floating = {
         k: v.clone().requires_grad_() for k, v in batch.inputs.items() if v.is_floating_point()
@@ -91,7 +97,7 @@ def input_signs(task: AuditTask, model: nn.Module, batch: Batch) -> dict[str, Te
 
 def moved(batch: Batch, signs: dict[str, Tensor], eps: float) -> Batch:
     """The batch with every signed input moved by ``eps``."""
-    from common.data.batch import Batch as Samples
+    from stable_forgetting.common.data.batch import Batch as Samples
 
     inputs = {k: v + eps * signs[k] if k in signs else v for k, v in batch.inputs.items()}
     return Samples(inputs, batch.labels, batch.indices)

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import (
+from stable_forgetting.common.audits.base import (
     NOT_NEGATIVE,
     PERCENT,
     AuditInfo,
@@ -19,11 +19,11 @@ from common.audits.base import (
     Parts,
     PopulationAudit,
 )
-from common.audits.intervals import bootstrap_mean, clopper_pearson
-from common.audits.populations import PopulationConfig, check, few_models, margins
-from common.base.numbers import Positive
-from common.base.seeding import derive
-from common.data.parts import utility_parts
+from stable_forgetting.common.audits.intervals import bootstrap_mean, clopper_pearson
+from stable_forgetting.common.audits.populations import PopulationConfig, check, few_models, margins
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.data.parts import utility_parts
 
 UNIT = (0.0, 1.0)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from common.audits.base import CONFIDENCE, NOT_NEGATIVE, PERCENT, Measure
-from common.base.seeding import derive
+from stable_forgetting.common.audits.base import CONFIDENCE, NOT_NEGATIVE, PERCENT, Measure
+from stable_forgetting.common.base.seeding import derive
 
 RESAMPLES = 1000
 FEW = 30

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from common.audits.base import (
+from stable_forgetting.common.audits.base import (
     PERCENT,
     AuditInfo,
     Measure,
@@ -17,12 +17,18 @@ from common.audits.base import (
     Parts,
     whole_classes,
 )
-from common.audits.intervals import FEW, bootstrap, bootstrap_mean, dkw, proportion
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Positive
-from common.base.seeding import derive, hash_order
-from common.measure.scores import Scores, auc
+from stable_forgetting.common.audits.intervals import (
+    FEW,
+    bootstrap,
+    bootstrap_mean,
+    dkw,
+    proportion,
+)
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.common.measure.scores import Scores, auc
 
 PARTS = ("forget", "retain", "test", "test_forget")
 _TINY = 1e-38
@@ -139,7 +145,7 @@ class KolmogorovSmirnov(PairAudit):
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """Statistic and log10 p per part."""
-        from common.measure.gaps import ks_two_sample
+        from stable_forgetting.common.measure.gaps import ks_two_sample
 
         measures: Measures = {}
         for part, one, two in aligned(first, second, self.shared(first, second)):

@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import (
+from stable_forgetting.common.audits.base import (
     NOT_NEGATIVE,
     AuditInfo,
     Measure,
@@ -30,11 +30,11 @@ from common.audits.base import (
     TooFew,
     wanted_parts,
 )
-from common.audits.intervals import bootstrap_mean
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Count, Positive
-from common.base.seeding import derive, hash_order
+from stable_forgetting.common.audits.intervals import bootstrap_mean
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.base.seeding import derive, hash_order
 
 PARTS = ("forget", "retain", "test")
 ENOUGH = 16

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.audits.base import AuditInfo, AuditTask, Measure, Measures, ModelAudit, NotApplicable
-from common.audits.intervals import accuracy
-from common.base.config import Strict
-from common.data.parts import Part, utility_parts
+from stable_forgetting.common.audits.base import (
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+)
+from stable_forgetting.common.audits.intervals import accuracy
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.data.parts import Part, utility_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from common.audits.base import NOT_NEGATIVE, AuditInfo, AuditTask, Measure, Measures, ModelAudit
-from common.audits.intervals import spread
-from common.base.config import Strict
-from common.base.numbers import Count, Positive
+from stable_forgetting.common.audits.base import (
+    NOT_NEGATIVE,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+)
+from stable_forgetting.common.audits.intervals import spread
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, Positive
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,11 +76,11 @@ class RelearnTime(ModelAudit):
         self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
     ) -> int | None:
         """Steps until the accuracy is there; None if it never is."""
-        from common.base.seeding import derive, generator
-        from common.data.loader import Loader
-        from common.objectives.objectives import CrossEntropy
-        from common.train.fit import fit
-        from common.train.protocols import Hooks
+        from stable_forgetting.common.base.seeding import derive, generator
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.train.fit import fit
+        from stable_forgetting.common.train.protocols import Hooks
 
         model = task.load()
         if task.collect(model, measured).accuracy >= wanted:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.audits.base import (
+from stable_forgetting.common.audits.base import (
     PERCENT,
     AuditInfo,
     AuditTask,
@@ -21,10 +21,10 @@ from common.audits.base import (
     NotApplicable,
     TooFew,
 )
-from common.audits.intervals import proportion, spread
-from common.base.config import Strict
-from common.base.numbers import Count, Positive
-from common.data.splits import balanced_draw
+from stable_forgetting.common.audits.intervals import proportion, spread
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.data.splits import balanced_draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def collect_features(task: AuditTask, model: nn.Module, indices: np.ndarray) -> 
     """
     import torch
 
-    from common.data.batch import ordered_batches
+    from stable_forgetting.common.data.batch import ordered_batches
 
     model.eval()
     caught: list[Tensor] = []

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.audits.base import Audit, AuditInfo, Measures, Parts
-from common.base.config import Strict
-from common.data.parts import utility_parts
+from stable_forgetting.common.audits.base import Audit, AuditInfo, Measures, Parts
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.data.parts import utility_parts
 
 
 class Sequential(Audit):
@@ -43,7 +43,7 @@ class Sequential(Audit):
 
     def after(self, index: int, scores: Parts) -> Measures:
         """Accuracies after request ``index`` (from 0)."""
-        from common.audits.intervals import accuracy
+        from stable_forgetting.common.audits.intervals import accuracy
 
         held_out = utility_parts(scores, self.parts)
         tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in held_out}

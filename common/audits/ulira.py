@@ -8,11 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.audits.base import PERCENT, AuditInfo, Measure, Measures, Parts, PopulationAudit, TooFew
-from common.audits.intervals import bootstrap
-from common.audits.populations import ENOUGH, PopulationConfig, check, margins
-from common.base.seeding import derive
-from common.measure.scores import auc
+from stable_forgetting.common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    Measure,
+    Measures,
+    Parts,
+    PopulationAudit,
+    TooFew,
+)
+from stable_forgetting.common.audits.intervals import bootstrap
+from stable_forgetting.common.audits.populations import ENOUGH, PopulationConfig, check, margins
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.measure.scores import auc
 
 HALVES = ("forget", "forget_out")
 

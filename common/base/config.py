@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 
 PATIENCE = datetime.timedelta(days=30)
 """How long the others wait: one process may measure or write a large model for hours."""

@@ -19,14 +19,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from common.base.config import canonical, did_you_mean
-from common.base.errors import ConfigError, named_line
-from common.base.public import stale_imports
+from stable_forgetting.common.base.config import canonical, did_you_mean
+from stable_forgetting.common.base.errors import ConfigError, named_line
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "stable_forgetting.plugins"
-OURS = ("common", "vision", "language", "benchmarks")
-"""Packages whose versions say when the same config would give other numbers."""
+OURS = "stable_forgetting"
+"""The package whose versions say when the same config would give other numbers."""
+_OLD_NAMES = ("common", "vision", "language", "benchmarks")
+"""What the package's parts were imported as before they had a package of their own."""
 _FILE_PLUGIN = "stable_forgetting_plugin_"
 """How the modules of plugin files begin."""
 _DIGEST = "__source_digest__"
@@ -167,7 +168,7 @@ def _import(path: str, who: str) -> Any:
 
 def is_foreign(path: str) -> bool:
     """Whether a module, or ``module:attr``, belongs to a plugin."""
-    return path.partition(":")[0].partition(".")[0] not in OURS
+    return path.partition(":")[0].partition(".")[0] != OURS
 
 
 def source_digest(module: str) -> str:
@@ -219,11 +220,9 @@ def load_plugins(files: Iterable[str] = (), *, installed: bool = True) -> None:
             except ConfigError:
                 raise
             except Exception as error:
-                moved = isinstance(error, ImportError) and str(error.name).startswith("common")
-                mend = "import from common alone (from common import METHODS, ...)"
                 raise ConfigError(
-                    f"installed plugin '{point.name}' ({point.value}): {named_line(error)}; "
-                    f"{mend if moved else 'mend it'} or uninstall it"
+                    f"installed plugin '{point.name}' ({point.value}): {_why(error)}; "
+                    "mend it or uninstall it"
                 ) from error
 
 
@@ -241,9 +240,6 @@ def _load_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         source = path.read_bytes()
-        stale = stale_imports(importlib.util.decode_source(source))
-        if stale is not None:
-            raise ConfigError(f"--plugin {path}: {stale}")
         setattr(module, _DIGEST, hashlib.sha256(source).hexdigest())
         # run from these bytes: Python's own cache misses an edit within one second
         exec(compile(source, spec.origin, "exec"), module.__dict__)
@@ -252,12 +248,21 @@ def _load_file(path: Path) -> None:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"--plugin {path}: {named_line(error)}") from error
+        raise ConfigError(f"--plugin {path}: {_why(error)}") from error
 
 
+def _why(error: BaseException) -> str:
+    """Why a plugin does not load; of an old import, the new one."""
+    old = str(error.name) if isinstance(error, ImportError) else ""
+    if old.partition(".")[0] in _OLD_NAMES or old.startswith(OURS):
+        return f"{named_line(error)}; write: from stable_forgetting.common import METHODS, ..."
+    return named_line(error)
+
+
+_HERE = "stable_forgetting.common"
 METHODS: Registry[Any] = Registry(
-    "method", "common.methods.base:UnlearningMethod", "common.methods.variants:crossed_entry"
+    "method", f"{_HERE}.methods.base:UnlearningMethod", f"{_HERE}.methods.variants:crossed_entry"
 )
-BENCHMARKS: Registry[Any] = Registry("benchmark", "common.protocol.benchmark:Benchmark")
-PROBLEMS: Registry[Any] = Registry("tiny problem", "common.checks.tiny_task:TinyProblem")
-SUBJECTS: Registry[Any] = Registry("subject", "common.protocol.subject:Subject")
+BENCHMARKS: Registry[Any] = Registry("benchmark", f"{_HERE}.protocol.benchmark:Benchmark")
+PROBLEMS: Registry[Any] = Registry("tiny problem", f"{_HERE}.checks.tiny_task:TinyProblem")
+SUBJECTS: Registry[Any] = Registry("subject", f"{_HERE}.protocol.subject:Subject")

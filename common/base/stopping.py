@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from common.base import processes
+from stable_forgetting.common.base import processes
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 

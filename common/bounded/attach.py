@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
-from common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
-from common.bounded.quantised import (
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.quantised import (
     QuantisedBoundedLinear,
     base_weight,
     is_quantised,

@@ -8,8 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from common.bounded.eager import Update
-from common.bounded.phi import PHIS
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.phi import PHIS
 
 ROW_BLOCK = 2048
 """Rows that the compiled path contracts at a time."""

@@ -12,9 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from common.base.config import Strict
-from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.phi import CLIP, PHIS
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.bounded.phi import CLIP, PHIS
 
 PhiName = Annotated[str, AfterValidator(lambda name: PHIS[name].name)]
 """Name of a registered activation."""

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.bounded.layer import adapted_layers
-from common.bounded.phi import Bound
-from common.bounded.product import gram_norm
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.product import gram_norm
 
 
 class Factors(Protocol):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.bounded.phi import Bound
+from stable_forgetting.common.bounded.phi import Bound
 
 Start = tuple[Tensor, Tensor]
 

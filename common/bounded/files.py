@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Size, Tensor, nn
 
-from common.base.errors import CheckpointError
-from common.bounded.attach import _adaptable, attach
-from common.bounded.config import AdapterConfig
-from common.bounded.layer import BoundedLinear, adapted_layers
-from common.bounded.phi import PHIS
-from common.bounded.quantised import (
+from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.bounded.attach import _adaptable, attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.bounded.quantised import (
     QuantisedBoundedLinear,
     base_weight,
     layer_shape,

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from common.bounded import eager
-from common.bounded.eager import Update
-from common.bounded.phi import Bound
+from stable_forgetting.common.bounded import eager
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.phi import Bound
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,7 +29,7 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @cache
 def _triton() -> ModuleType | None:
     try:
-        return import_module("common.bounded.triton")
+        return import_module("stable_forgetting.common.bounded.triton")
     except ImportError:
         return None
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
-from common.bounded.eager import Update
-from common.bounded.function import build_weight, gemm_dtype
-from common.bounded.phi import Bound
-from common.bounded.product import bounded_delta, bounded_linear
-from common.bounded.shared import shared_weight
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.function import build_weight, gemm_dtype
+from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
+from stable_forgetting.common.bounded.shared import shared_weight
 
 logger = logging.getLogger(__name__)
 

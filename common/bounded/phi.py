@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
-from common.base.registry import OURS, TABLES, is_foreign, source_digest
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import OURS, TABLES, is_foreign, source_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class PhiTable(dict[str, Phi]):
 
     def code(self, name: str) -> set[str]:
         """Digest of the plugin's source that a record comes from."""
-        module = self[name].value.__module__ if name in self else OURS[0]
+        module = self[name].value.__module__ if name in self else OURS
         return {source_digest(module)} if is_foreign(module) else set()
 
     def register(self, phi: Phi) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.bounded.config import AdapterConfig, FilaConfig
+from stable_forgetting.common.bounded.config import AdapterConfig, FilaConfig
 
 LORA = AdapterConfig()
 SINE = AdapterConfig(phi="sine", omega=100.0)

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.bounded.eager import Start, factor_dtype
-from common.bounded.function import BoundedLinearFunction, gemm_dtype
-from common.bounded.phi import Bound
+from stable_forgetting.common.bounded.eager import Start, factor_dtype
+from stable_forgetting.common.bounded.function import BoundedLinearFunction, gemm_dtype
+from stable_forgetting.common.bounded.phi import Bound
 
 
 def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
-from common.bounded.layer import BoundedLinear
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.layer import BoundedLinear
 
 
 class QuantisedBoundedLinear(BoundedLinear):

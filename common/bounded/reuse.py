@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from common.bounded.layer import adapted_layers
-from common.bounded.shared import LOCK, OPEN, Shared
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.shared import LOCK, OPEN, Shared
 
 
 @contextlib.contextmanager

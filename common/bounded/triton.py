@@ -32,10 +32,15 @@ import torch
 import triton
 from torch import Tensor
 
-from common.bounded.compiled import compiled_build, compiled_contract
-from common.bounded.eager import Update
-from common.bounded.kernels import BRANCHES, INTERPRETED, build_kernel, contract_kernel
-from common.bounded.phi import Bound
+from stable_forgetting.common.bounded.compiled import compiled_build, compiled_contract
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.kernels import (
+    BRANCHES,
+    INTERPRETED,
+    build_kernel,
+    contract_kernel,
+)
+from stable_forgetting.common.bounded.phi import Bound
 
 MAX_RANK = 32
 """The paper's largest.  Above it a program's factors and tiles outgrow its registers."""

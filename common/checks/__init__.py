@@ -6,8 +6,8 @@ the checks need no modality, no download and about a second.  Passing them shows
 the harness's promises; it says nothing about how well the method forgets.
 """
 
-from common.checks.benchmarks import check_benchmark
-from common.checks.methods import check_method
-from common.checks.results import CheckResult
+from stable_forgetting.common.checks.benchmarks import check_benchmark
+from stable_forgetting.common.checks.methods import check_method
+from stable_forgetting.common.checks.results import CheckResult
 
 __all__ = ["CheckResult", "check_benchmark", "check_method"]

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.base.config import Strict, canonical, digest, validate
-from common.base.errors import named_line
-from common.base.registry import BENCHMARKS
-from common.bounded.attach import attach
-from common.bounded.config import AdapterConfig
-from common.checks.results import CheckResult, seeded_streams
-from common.checks.tiny_task import tensors_digest
-from common.data.batch import Batch, ordered_batches
-from common.data.parts import Role
-from common.data.splits import TRAIN_PARTS, ForgetSplit
-from common.measure.metric import MetricSpec
-from common.measure.scores import without_probs
-from common.protocol.benchmark import Benchmark, Runtime, Versions
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict, canonical, digest, validate
+from stable_forgetting.common.base.errors import named_line
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.bounded.attach import attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.checks.results import CheckResult, seeded_streams
+from stable_forgetting.common.checks.tiny_task import tensors_digest
+from stable_forgetting.common.data.batch import Batch, ordered_batches
+from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.scores import without_probs
+from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions
+from stable_forgetting.common.train.config import FitConfig
 
 HEAVY = ("torch", "timm", "transformers", "sklearn", "accelerate")
 """Packages that take seconds to import; planning and listing must do without."""
@@ -46,7 +46,7 @@ except ImportError:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
-from common.base.config import digest
+from stable_forgetting.common.base.config import digest
 cls = getattr(module, class_name)
 parsed = cls.Config.model_validate(config)
 digests = [digest(cls.identity(parsed, kind)) for kind in KINDS]

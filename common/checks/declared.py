@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from common.base.config import Strict, validate
-from common.base.errors import ConfigError
-from common.base.registry import PROBLEMS
-from common.checks.results import CheckResult
-from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from stable_forgetting.common.base.config import Strict, validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import PROBLEMS
+from stable_forgetting.common.checks.results import CheckResult
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
 _MIN_DOC_WORDS = 5
 DECLARABLE = frozenset({"forget", "retain", "initial", "validation", "validation_forget"})

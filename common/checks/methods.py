@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.base.config import Strict
-from common.base.errors import ConfigError, named_line
-from common.base.registry import METHODS
-from common.bounded.attach import detach
-from common.bounded.layer import adapted_layers
-from common.checks.declared import (
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError, named_line
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import detach
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.checks.declared import (
     DECLARABLE,
     _check_config,
     _check_docstring,
@@ -25,9 +25,9 @@ from common.checks.declared import (
     _check_presets,
     _names,
 )
-from common.checks.results import CheckResult, seeded_streams
-from common.checks.tiny_task import WatchedTask, problem_of
-from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from stable_forgetting.common.checks.results import CheckResult, seeded_streams
+from stable_forgetting.common.checks.tiny_task import WatchedTask, problem_of
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, resolve_config
 
 _SHORT_STEPS, _SHORT_EPOCHS = 4, 1
 

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.base.registry import PROBLEMS
-from common.base.seeding import generator
-from common.bounded.layer import adapted_layers
-from common.data.access import DataAccess
-from common.data.batch import Batch, Source
-from common.data.splits import ForgetSplit, class_forget, random_forget
-from common.methods.base import train_reference
-from common.methods.task import UnlearnTask
-from common.protocol.family import ModelFamily
-from common.train.config import FitConfig
+from stable_forgetting.common.base.registry import PROBLEMS
+from stable_forgetting.common.base.seeding import generator
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import Batch, Source
+from stable_forgetting.common.data.splits import ForgetSplit, class_forget, random_forget
+from stable_forgetting.common.methods.base import train_reference
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.family import ModelFamily
+from stable_forgetting.common.train.config import FitConfig
 
 CLASSES, WIDTH, TOKENS, PER_CLASS = 4, 16, 3, 36
 TARGETS: Mapping[str, tuple[str, ...]] = {

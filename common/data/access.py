@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.base import processes
-from common.base.errors import AccessError
-from common.data.batch import (
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import AccessError
+from stable_forgetting.common.data.batch import (
     AnsweringSource,
     Batch,
     BoundedSource,
@@ -20,8 +20,8 @@ from common.data.batch import (
     Source,
     every_position,
 )
-from common.data.padding import PadTo
-from common.data.splits import ForgetSplit
+from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.data.splits import ForgetSplit
 
 
 class Reads:
@@ -210,7 +210,7 @@ class GuardedSource:
             AccessError: One belongs to a part that the method does not declare.
             DataError: The samples have no class.
         """
-        from common.data.labels import class_labels
+        from stable_forgetting.common.data.labels import class_labels
 
         self._access.check(torch.as_tensor(indices))
         if isinstance(self._source, LabelledSource):

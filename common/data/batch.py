@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data.padding import PadTo
+from stable_forgetting.common.data.padding import PadTo
 
 IGNORE = -100
 """The label of a position that counts for nothing."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch
 
 
 class DatasetSource:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.base.errors import DataError
-from common.data.batch import LabelledSource, Source, ordered_batches
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.batch import LabelledSource, Source, ordered_batches
 
 
 def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.base.errors import ConfigError
-from common.base.seeding import derive
-from common.data.batch import Batch, Source
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.data.batch import Batch, Source
 
 
 class Loader:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from common.base.config import did_you_mean
-from common.base.errors import DataError
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import DataError
 
 EARLIER = "earlier"
 """Samples of Original's training set that earlier requests of a sequence asked to forget."""

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.base.errors import DataError
-from common.base.seeding import hash_order
-from common.data.parts import EARLIER, UNUSED
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import EARLIER, UNUSED
 
 TRAIN_PARTS = ("forget", "retain")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.base.errors import DataError
-from common.base.seeding import hash_order
-from common.data.parts import EARLIER
-from common.data.splits import ForgetSplit
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import EARLIER
+from stable_forgetting.common.data.splits import ForgetSplit
 
 
 def half_split(split: ForgetSplit, seed: int, index: int) -> ForgetSplit:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.measure.metric import GapColumn, Row
+from stable_forgetting.common.measure.metric import GapColumn, Row
 
 
 class KSResult(NamedTuple):

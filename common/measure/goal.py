@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from common.measure.metric import Row
+from stable_forgetting.common.measure.metric import Row
 
 Reach = Literal["below", "above"]
 Role = Literal["original", "retrain"]

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.measure.gaps import average_gap, gap
-from common.measure.goal import Goal, References, Role
-from common.measure.metric import MAX_GAP, GapColumn, Row
+from stable_forgetting.common.measure.gaps import average_gap, gap
+from stable_forgetting.common.measure.goal import Goal, References, Role
+from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, Row
 
 
 @dataclass(frozen=True)

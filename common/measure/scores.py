@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.base.errors import DataError, Diverged
+from stable_forgetting.common.base.errors import DataError, Diverged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from common.data.batch import Batch, Forward
+    from stable_forgetting.common.data.batch import Batch, Forward
 
 
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
@@ -195,7 +195,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     """Token means per sample, float64; chunked, since vocabularies are large."""
     import torch
 
-    from common.data.batch import IGNORE
+    from stable_forgetting.common.data.batch import IGNORE
 
     scored = labels != IGNORE
     sample, position = scored.nonzero(as_tuple=True)

@@ -14,11 +14,11 @@ from statistics import fmean
 
 import numpy as np
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError, DataError
-from common.base.seeding import hash_order
-from common.data.splits import balanced_draw
-from common.measure.scores import Scores, auc
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.splits import balanced_draw
+from stable_forgetting.common.measure.scores import Scores, auc
 
 FEATURES = ("confidence", "correctness", "entropy", "modified_entropy", "probs")
 """What an SVC attack may look at; the published "MIA" is ``confidence``."""
@@ -104,7 +104,7 @@ def svc_attack(
         targets: The forget set.
         feature: One of :data:`FEATURES`.
     """
-    from common.membership.svc import fit_svc
+    from stable_forgetting.common.membership.svc import fit_svc
 
     inside, outside = feature_matrix(members, feature), feature_matrix(nonmembers, feature)
     is_member = fit_svc(inside, outside)

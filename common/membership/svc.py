@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from common.membership.quadratic import Programme, minimise
+from stable_forgetting.common.membership.quadratic import Programme, minimise
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.methods.base import MethodInfo
-from common.methods.gradient import ShortConfig
-from common.methods.simple import BOTH, RandomLabel
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import ShortConfig
+from stable_forgetting.common.methods.simple import BOTH, RandomLabel
 
 if TYPE_CHECKING:
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class Amnesiac(RandomLabel):
@@ -40,7 +40,7 @@ class Amnesiac(RandomLabel):
 
     def _classes(self, task: UnlearnTask) -> list[int]:
         """Those that the retain set has."""
-        from common.data.labels import unretained_classes
+        from stable_forgetting.common.data.labels import unretained_classes
 
         every = range(task.family.num_classes)
         gone = unretained_classes(task.source, every, task.indices("retain"))

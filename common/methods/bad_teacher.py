@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.base.numbers import NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import GradientMethod, ShortConfig
+from stable_forgetting.common.base.numbers import NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.data.loader import Loader
-    from common.methods.task import UnlearnTask
-    from common.objectives.objectives import Objective
-    from common.train.config import FitConfig
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.methods.task import UnlearnTask
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.train.config import FitConfig
 
 
 class BadTeacher(GradientMethod):
@@ -60,8 +60,8 @@ class BadTeacher(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Distillation from both teachers."""
-        from common.methods.tools.objectives import TwoTeachers
-        from common.methods.tools.streams import Members
+        from stable_forgetting.common.methods.tools.objectives import TwoTeachers
+        from stable_forgetting.common.methods.tools.streams import Members
 
         untrained = task.fresh_model().requires_grad_(False).eval()
         return TwoTeachers(
@@ -78,7 +78,7 @@ class BadTeacher(GradientMethod):
         import numpy as np
         import torch
 
-        from common.data.loader import Loader
+        from stable_forgetting.common.data.loader import Loader
 
         retain = task.indices("retain")
         order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()

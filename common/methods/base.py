@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.config import Strict, did_you_mean, merge, validate
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.config import Strict, did_you_mean, merge, validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,8 +138,8 @@ class UnlearningMethod(ABC):
 
 def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
     """Trains a fresh model on the union of parts with the task's recipe (Original, Retrain)."""
-    from common.data.loader import Loader
-    from common.objectives.objectives import CrossEntropy
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.objectives.objectives import CrossEntropy
 
     model = task.fresh_model()
     indices = task.indices(*parts)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class BoundaryExpand(UnlearningMethod):
@@ -33,8 +33,8 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        from common.methods.tools.heads import head_name, narrow_head, widen_head
-        from common.methods.tools.objectives import ToOneClass
+        from stable_forgetting.common.methods.tools.heads import head_name, narrow_head, widen_head
+        from stable_forgetting.common.methods.tools.objectives import ToOneClass
 
         config: Any = self.config
         name = head_name(task)

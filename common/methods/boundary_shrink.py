@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import GradientMethod, ShortConfig
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
 
 if TYPE_CHECKING:
-    from common.methods.task import UnlearnTask
-    from common.objectives.objectives import Objective
+    from stable_forgetting.common.methods.task import UnlearnTask
+    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class BoundaryShrink(GradientMethod):
@@ -44,6 +44,6 @@ class BoundaryShrink(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Cross-entropy of the forget set towards its neighbours."""
-        from common.methods.tools.objectives import ToNeighbours
+        from stable_forgetting.common.methods.tools.objectives import ToNeighbours
 
         return ToNeighbours.of(task, self.config.attack_step)

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from common.base.registry import METHODS
+from stable_forgetting.common.base.registry import METHODS
 
 CATALOGUE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
@@ -18,4 +18,4 @@ CATALOGUE: dict[str, dict[str, Any]] = tomllib.loads(
 
 for _name, _row in CATALOGUE.items():
     _target = _row.get("class", f"variants:{_name}")
-    METHODS.register(_name, f"common.methods.{_target}", summary=_row["summary"])
+    METHODS.register(_name, f"stable_forgetting.common.methods.{_target}", summary=_row["summary"])

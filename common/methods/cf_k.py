@@ -7,15 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import ConfigError
-from common.base.numbers import Amount, Count, NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.train.config import FitConfig
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 PAPER = "Goel et al. 2022 (arXiv 2201.06640)"
 
@@ -91,7 +91,7 @@ class CFk(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the end of the network on retain."""
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         config: Any = self.config
         names = [name for name, _ in task.model.named_parameters()]

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.config import Placement
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.gradient import adapter_targets
-from common.methods.simple import BOTH
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.bounded.config import Placement
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.gradient import adapter_targets
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 ADAPTER = "unlearning"
 """What peft calls the adapter."""
@@ -66,7 +66,7 @@ class GDDelora(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""
-        from common.objectives.objectives import gradient_difference
+        from stable_forgetting.common.objectives.objectives import gradient_difference
 
         self.info.require("gd_delora")
         config: Any = self.config
@@ -93,7 +93,7 @@ def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
     import torch
     from peft import DeloraConfig, inject_adapter_in_model
 
-    from common.bounded.attach import chosen_layers
+    from stable_forgetting.common.bounded.attach import chosen_layers
 
     patterns = adapter_targets(task, config.placement, config.targets)
     names = chosen_layers(task.model, patterns)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.numbers import Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import PAPER_LITERAL, GradientConfig, GradientMethod
-from common.methods.simple import BOTH
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import PAPER_LITERAL, GradientConfig, GradientMethod
+from stable_forgetting.common.methods.simple import BOTH
 
 if TYPE_CHECKING:
-    from common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class GradientDifference(GradientMethod):
@@ -29,7 +29,7 @@ class GradientDifference(GradientMethod):
 
     def objective(self) -> Objective:
         """The weighted or the two-rate reading."""
-        from common.objectives.objectives import gradient_difference
+        from stable_forgetting.common.objectives.objectives import gradient_difference
 
         config = self.config
         two_rates = config.reading == "two_rates"

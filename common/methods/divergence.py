@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from common.base.numbers import Positive
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.data.batch import Batch
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.objectives.terms import Term
 
 
 class KL(ForgetRetainMethod):
@@ -42,13 +42,13 @@ class KL(ForgetRetainMethod):
 
     def retain_term(self, task: UnlearnTask) -> Term:
         """KL to Original."""
-        from common.objectives.terms import Divergence
+        from stable_forgetting.common.objectives.terms import Divergence
 
         return Divergence(task.reference(), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of retain texts, with a ``compat``."""
-        from common.data.batch import every_position
+        from stable_forgetting.common.data.batch import every_position
 
         if self.config.compat == "none":
             return {}

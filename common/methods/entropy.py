@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.numbers import NonNegative
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.numbers import NonNegative
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, PaddedConfig
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.data.batch import Batch
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.objectives.terms import Term
 
 
 class MEGD(ForgetRetainMethod):
@@ -55,15 +55,15 @@ class MEGD(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The divergence from uniform."""
-        from common.objectives.positions import divergence_from_uniform
-        from common.objectives.terms import Mean
+        from stable_forgetting.common.objectives.positions import divergence_from_uniform
+        from stable_forgetting.common.objectives.terms import Mean
 
         floor = 1e-12 if self.config.compat == "published" else 0.0
         return Mean(partial(divergence_from_uniform, floor=floor), self.over)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of forget texts, as published."""
-        from common.data.batch import every_position, predicting
+        from stable_forgetting.common.data.batch import every_position, predicting
 
         if self.config.compat != "published":
             return {}

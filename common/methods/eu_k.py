@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo
-from common.methods.cf_k import PAPER, CFk
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.cf_k import PAPER, CFk
 
 if TYPE_CHECKING:
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class EUk(CFk):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from common.methods.tools.gradients import SampleGradients
+    from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
 
 class FastNTK(UnlearningMethod):
@@ -81,7 +81,7 @@ class FastNTK(UnlearningMethod):
         """Solves twice and moves once."""
         import torch
 
-        from common.methods.tools.gradients import SampleGradients
+        from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
@@ -105,7 +105,7 @@ class FastNTK(UnlearningMethod):
 
     def _draw(self, task: UnlearnTask) -> tuple[np.ndarray, np.ndarray]:
         """At most ``samples`` indices, forget and retain in their own proportion."""
-        from common.base.seeding import derive, hash_order
+        from stable_forgetting.common.base.seeding import derive, hash_order
 
         forget, retain = task.indices("forget"), task.indices("retain")
         keep = min(1.0, self.config.samples / (len(forget) + len(retain)))
@@ -124,7 +124,7 @@ class FastNTK(UnlearningMethod):
         import torch
         import torch.nn.functional as F
 
-        from common.data.batch import ordered_batches
+        from stable_forgetting.common.data.batch import ordered_batches
 
         rows: Any = None
         values, targets, outputs = [], [], []

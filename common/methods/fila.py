@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from common.base.numbers import NonNegative, Positive
-from common.bounded.config import AdapterConfig, FilaConfig
-from common.bounded.presets import LORA
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
-from common.methods.hinge import TOFU_PRESETS
-from common.methods.simple import BOTH
+from stable_forgetting.common.base.numbers import NonNegative, Positive
+from stable_forgetting.common.bounded.config import AdapterConfig, FilaConfig
+from stable_forgetting.common.bounded.presets import LORA
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from stable_forgetting.common.methods.hinge import TOFU_PRESETS
+from stable_forgetting.common.methods.simple import BOTH
 
 PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621), ablation"
 

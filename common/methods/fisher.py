@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
-    from common.methods.tools.gradients import SampleGradients
+    from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
 
 class FisherForgetting(UnlearningMethod):
@@ -96,7 +96,7 @@ class FisherForgetting(UnlearningMethod):
         """Adds the noise."""
         import torch
 
-        from common.methods.tools.gradients import SampleGradients
+        from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
         config: Any = self.config
         gradients = SampleGradients(task.model, task.forward, config.parameters, chunk=config.chunk)
@@ -119,7 +119,7 @@ class FisherForgetting(UnlearningMethod):
         """(P,) diagonal of the Fisher information on ``samples`` retain samples."""
         import torch
 
-        from common.data.batch import ordered_batches
+        from stable_forgetting.common.data.batch import ordered_batches
 
         config: Any = self.config
         retain = task.indices("retain")
@@ -167,7 +167,7 @@ class FisherForgetting(UnlearningMethod):
         """Sets the head's rows of classes that the retain set no longer has to zero; which."""
         import torch
 
-        from common.data.labels import forgotten_classes
+        from stable_forgetting.common.data.labels import forgotten_classes
 
         if self.config.cleared is None:
             return []

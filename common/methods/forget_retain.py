@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.base.config import Strict
-from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.config import FilaConfig
-from common.data.padding import PadTo
-from common.methods.gradient import AdaptedConfig, GradientMethod
-from common.methods.task import UnlearnTask
-from common.train.config import LATER
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.bounded.config import FilaConfig
+from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import LATER
 
 if TYPE_CHECKING:
-    from common.data.batch import Batch
-    from common.objectives.objectives import Objective
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.terms import Term
 
 
 class ForgetConfig(AdaptedConfig):
@@ -108,14 +108,14 @@ class ForgetRetainMethod(GradientMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """What is minimised on forget data: cross-entropy, ascended."""
-        from common.objectives.terms import pushed_away
+        from stable_forgetting.common.objectives.terms import pushed_away
 
         return pushed_away("cross_entropy", self.over)
 
     def retain_term(self, task: UnlearnTask) -> Term | None:
         """What is minimised on retain data: cross-entropy, where the config weighs it."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
+        from stable_forgetting.common.objectives.positions import cross_entropy
+        from stable_forgetting.common.objectives.terms import Mean
 
         return Mean(cross_entropy, self.over) if isinstance(self.config, RetainConfig) else None
 
@@ -125,7 +125,7 @@ class ForgetRetainMethod(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Both terms, weighted."""
-        from common.objectives.objectives import ForgetRetain
+        from stable_forgetting.common.objectives.objectives import ForgetRetain
 
         config: ForgetConfig = self.config
         weight = config.retain_weight if isinstance(config, RetainConfig) else 1.0
@@ -135,6 +135,6 @@ class ForgetRetainMethod(GradientMethod):
     def initialise(self, task: UnlearnTask) -> None:
         """FILA, where configured."""
         if self.config.fila is not None:
-            from common.methods.tools.fila import start_adapters
+            from stable_forgetting.common.methods.tools.fila import start_adapters
 
             start_adapters(task, self.config.fila)

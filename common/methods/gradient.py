@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.config import AdapterConfig, Placement
-from common.bounded.phi import PHIS
-from common.methods.base import UnlearningMethod
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.bounded.config import AdapterConfig, Placement
+from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.methods.base import UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.data.loader import Loader
-    from common.objectives.objectives import Objective
-    from common.train.protocols import AfterStep, FitResult, Stateful
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.train.protocols import AfterStep, FitResult, Stateful
 
 
 class AdaptedConfig(FitConfig):
@@ -151,7 +151,7 @@ class AdaptedMethod(UnlearningMethod):
 
     def _attach(self, task: UnlearnTask) -> None:
         """Freezes ``task.model`` and attaches the configured adapter; without one, nothing."""
-        from common.bounded.attach import attach
+        from stable_forgetting.common.bounded.attach import attach
 
         adapter: AdapterConfig | None = self.config.adapter
         if adapter is None:
@@ -203,7 +203,7 @@ class AdaptedMethod(UnlearningMethod):
         )
 
     def _constraints(self) -> list[AfterStep]:
-        from common.bounded.constraints import clip_factors_, project_ball_
+        from stable_forgetting.common.bounded.constraints import clip_factors_, project_ball_
 
         config: AdaptedConfig = self.config
         hooks: list[AfterStep] = []
@@ -216,7 +216,7 @@ class AdaptedMethod(UnlearningMethod):
         return hooks
 
     def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
-        from common.bounded.constraints import factor_penalty
+        from stable_forgetting.common.bounded.constraints import factor_penalty
 
         mu = self.config.penalty
         return (lambda model: mu * factor_penalty(model)) if mu else None

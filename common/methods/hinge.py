@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetRetainMethod, RetainConfig
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.objectives.terms import Term
+    from stable_forgetting.common.objectives.terms import Term
 
 PUBLISHED: Mapping[str, Any] = {
     "epochs": 5,
@@ -62,7 +62,7 @@ class IHL(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The inverted hinge."""
-        from common.objectives.positions import inverted_hinge
-        from common.objectives.terms import Mean
+        from stable_forgetting.common.objectives.positions import inverted_hinge
+        from stable_forgetting.common.objectives.terms import Mean
 
         return Mean(inverted_hinge, self.config.average)

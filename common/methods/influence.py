@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.config import Strict
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
 
-    from common.methods.tools.gradients import SampleGradients
+    from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
 
 class Influence(UnlearningMethod):
@@ -67,7 +67,7 @@ class Influence(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Takes the one step."""
-        from common.methods.tools.gradients import SampleGradients
+        from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
         config: Any = self.config
         gradients = SampleGradients(task.model, task.forward, config.parameters, chunk=config.chunk)
@@ -84,7 +84,7 @@ class Influence(UnlearningMethod):
         """(m, P) gradients of single retain samples, drawn without replacement."""
         import torch
 
-        from common.data.batch import ordered_batches
+        from stable_forgetting.common.data.batch import ordered_batches
 
         config: Any = self.config
         retain = task.indices("retain")

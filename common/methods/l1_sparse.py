@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class L1Sparse(UnlearningMethod):
@@ -46,8 +46,8 @@ class L1Sparse(UnlearningMethod):
         """Fine-tunes with the fading penalty."""
         import torch
 
-        from common.objectives.objectives import CrossEntropy
-        from common.train.rates import total_steps
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.train.rates import total_steps
 
         config: Any = self.config
         engine = FitConfig.of(config)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from common.methods.base import MethodInfo
-from common.methods.gradient import GradientMethod, ShortConfig
-from common.methods.simple import BOTH
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import GradientMethod, ShortConfig
+from stable_forgetting.common.methods.simple import BOTH
 
 if TYPE_CHECKING:
-    from common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class NegGradPlus(GradientMethod):
@@ -38,6 +38,6 @@ class NegGradPlus(GradientMethod):
 
     def objective(self) -> Objective:
         """Both terms, in one forward."""
-        from common.objectives.objectives import gradient_difference
+        from stable_forgetting.common.objectives.objectives import gradient_difference
 
         return gradient_difference(self.config.a, 1 - self.config.a)

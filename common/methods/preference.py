@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.numbers import Positive
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import (
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
     PaddedConfig,
     RetainConfig,
 )
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.data.batch import Batch
-    from common.data.padding import PadTo
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.data.padding import PadTo
+    from stable_forgetting.common.objectives.terms import Term
 
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
@@ -28,15 +28,15 @@ def _every_position(
     task: UnlearnTask, *parts: str, pad_to: PadTo | None = None
 ) -> Mapping[str, Callable[[Batch], Batch]]:
     """Views of parts whose padding counts too, where published code does not mask."""
-    from common.data.batch import every_position
+    from stable_forgetting.common.data.batch import every_position
 
     return dict.fromkeys(parts, every_position(task.source, pad_to))
 
 
 def _negative_preference(task: UnlearnTask, config: Any) -> Term:
     """On label log-probabilities, or muse_bench's on logits."""
-    from common.methods.tools.passes import reference_likelihoods
-    from common.objectives.terms import LogitPreference, NegativePreference
+    from stable_forgetting.common.methods.tools.passes import reference_likelihoods
+    from stable_forgetting.common.objectives.terms import LogitPreference, NegativePreference
 
     if config.compat == "muse_bench":
         return LogitPreference(task.reference(), config.beta)
@@ -140,7 +140,7 @@ class NPOKlr(ForgetRetainMethod):
 
     def retain_term(self, task: UnlearnTask) -> Term:
         """KL to Original, or what muse_bench calls so."""
-        from common.objectives.terms import Divergence
+        from stable_forgetting.common.objectives.terms import Divergence
 
         if self.config.compat == "muse_bench":
             return Divergence(task.reference(), kind="muse")
@@ -186,7 +186,7 @@ class SimNPO(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """The preference loss on means, or on single logits."""
-        from common.objectives.terms import LogitPreference, SimplePreference
+        from stable_forgetting.common.objectives.terms import LogitPreference, SimplePreference
 
         config = self.config
         if config.compat is not None:

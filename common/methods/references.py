@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.methods.base import MethodInfo, UnlearningMethod, train_reference
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, train_reference
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn

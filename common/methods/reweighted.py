@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.numbers import Amount, NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.numbers import Amount, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from common.data.batch import Batch
-    from common.objectives.positions import Average
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.objectives.positions import Average
+    from stable_forgetting.common.objectives.terms import Term
 
 
 class Undial(ForgetRetainMethod):
@@ -44,7 +48,7 @@ class Undial(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Self-distillation."""
-        from common.objectives.terms import SelfDistillation
+        from stable_forgetting.common.objectives.terms import SelfDistillation
 
         config, masked = self.config, self.config.compat == "none"
         over: Average = config.average if masked else "tokens"
@@ -52,7 +56,7 @@ class Undial(ForgetRetainMethod):
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
         """Every position of forget texts, with ``compat``; those without a label are marked."""
-        from common.data.batch import every_position, predicting, with_labels_of
+        from stable_forgetting.common.data.batch import every_position, predicting, with_labels_of
 
         if self.config.compat == "none":
             return {}
@@ -81,7 +85,7 @@ class WGA(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Weighted ascent."""
-        from common.objectives.terms import WeightedAscent
+        from stable_forgetting.common.objectives.terms import WeightedAscent
 
         return WeightedAscent(self.config.beta, 0.0, self.config.average)
 
@@ -110,7 +114,7 @@ class SatImp(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Weighted ascent."""
-        from common.objectives.terms import WeightedAscent
+        from stable_forgetting.common.objectives.terms import WeightedAscent
 
         return WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
 
@@ -137,6 +141,6 @@ class CEU(ForgetRetainMethod):
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Towards the other answers."""
-        from common.objectives.terms import WithoutTheLabel
+        from stable_forgetting.common.objectives.terms import WithoutTheLabel
 
         return WithoutTheLabel(self.config.skip_first, self.config.average)

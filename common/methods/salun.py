@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.numbers import Count
-from common.methods.base import MethodInfo
-from common.methods.gradient import ShortConfig
-from common.methods.simple import BOTH, RandomLabel
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import ShortConfig
+from stable_forgetting.common.methods.simple import BOTH, RandomLabel
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class SalUn(RandomLabel):
@@ -67,9 +67,9 @@ class SalUn(RandomLabel):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Ranks the weights, then trains the chosen ones on random labels."""
-        from common.methods.tools.masks import MaskedWeights, top_share
-        from common.methods.tools.passes import one_pass, summed_gradients
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.methods.tools.masks import MaskedWeights, top_share
+        from stable_forgetting.common.methods.tools.passes import one_pass, summed_gradients
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         self._attach(task)
         batches = one_pass(task, "forget", batch_size=self.config.saliency_batch_size)

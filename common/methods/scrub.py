@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from common.base.numbers import Amount, Count, NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod, ShortConfig
-from common.methods.simple import BOTH
+from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
+from stable_forgetting.common.methods.simple import BOTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from common.data.loader import ChainedLoader
-    from common.methods.task import UnlearnTask
-    from common.train.protocols import AfterStep, Stateful
+    from stable_forgetting.common.data.loader import ChainedLoader
+    from stable_forgetting.common.methods.task import UnlearnTask
+    from stable_forgetting.common.train.protocols import AfterStep, Stateful
 
 PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
 
@@ -79,8 +79,8 @@ class Scrub(AdaptedMethod):
         after_step: Sequence[AfterStep] = (),
         stateful: dict[str, Stateful] | None = None,
     ) -> None:
-        from common.methods.tools.objectives import Scrubbing
-        from common.methods.tools.streams import Members
+        from stable_forgetting.common.methods.tools.objectives import Scrubbing
+        from stable_forgetting.common.methods.tools.streams import Members
 
         config: Any = self.config
         objective = Scrubbing(
@@ -101,7 +101,7 @@ class Scrub(AdaptedMethod):
         )
 
     def _passes(self, task: UnlearnTask) -> ChainedLoader:
-        from common.data.loader import ChainedLoader
+        from stable_forgetting.common.data.loader import ChainedLoader
 
         config: Any = self.config
         forget = task.loader(
@@ -131,7 +131,7 @@ class ScrubRewind(Scrub):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Keeps the weights after every epoch, then chooses."""
-        from common.methods.tools.rewind import Rewind
+        from stable_forgetting.common.methods.tools.rewind import Rewind
 
         loader = self._passes(task)
         rewind = Rewind(task, loader, self._ends(loader))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedMethod, ShortConfig
-from common.methods.simple import BOTH
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
+from stable_forgetting.common.methods.simple import BOTH
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.data.loader import Loader
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class SFRon(AdaptedMethod):
@@ -74,10 +74,10 @@ class SFRon(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Masks, then alternates."""
-        from common.methods.tools.masks import MaskedWeights
-        from common.methods.tools.objectives import AlternatingAscent
-        from common.methods.tools.streams import Interleaved
-        from common.train.rates import total_steps
+        from stable_forgetting.common.methods.tools.masks import MaskedWeights
+        from stable_forgetting.common.methods.tools.objectives import AlternatingAscent
+        from stable_forgetting.common.methods.tools.streams import Interleaved
+        from stable_forgetting.common.train.rates import total_steps
 
         config: Any = self.config
         self._attach(task)
@@ -93,7 +93,7 @@ class SFRon(AdaptedMethod):
         return task.model
 
     def _masks(self, task: UnlearnTask) -> dict[str, Any]:
-        from common.methods.tools.passes import batch_fisher
+        from stable_forgetting.common.methods.tools.passes import batch_fisher
 
         size = self.config.batch_size
         forget = batch_fisher(task, "forget", batch_size=size)

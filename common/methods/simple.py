@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import (
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import (
     AdaptedConfig,
     AdaptedMethod,
     GradientConfig,
     GradientMethod,
 )
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.data.loader import Loader
-    from common.objectives.objectives import Objective
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.objectives.objectives import Objective
 
 
 BOTH = frozenset({"forget", "retain"})
@@ -48,7 +48,7 @@ class Finetune(GradientMethod):
 
     def objective(self) -> Objective:
         """Cross-entropy on retain."""
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         return CrossEntropy("retain", self.config.average)
 
@@ -69,8 +69,8 @@ class Ascent(GradientMethod):
 
     def objective(self) -> Objective:
         """Ascent on forget."""
-        from common.objectives.objectives import ForgetRetain
-        from common.objectives.terms import pushed_away
+        from stable_forgetting.common.objectives.objectives import ForgetRetain
+        from stable_forgetting.common.objectives.terms import pushed_away
 
         config = self.config
         return ForgetRetain(pushed_away(config.forget_loss, config.average), log_terms=False)
@@ -105,7 +105,7 @@ class RandomLabel(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         self._attach(task)
         self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
@@ -116,7 +116,7 @@ class RandomLabel(AdaptedMethod):
         return None
 
     def _loader(self, task: UnlearnTask) -> Loader:
-        from common.data.loader import ChainedLoader, RelabelledLoader
+        from stable_forgetting.common.data.loader import ChainedLoader, RelabelledLoader
 
         config: Any = self.config
         micro = config.micro_batch

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.config import Strict
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.simple import BOTH
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.simple import BOTH
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class SelectiveSynapticDampening(UnlearningMethod):
@@ -58,7 +58,7 @@ class SelectiveSynapticDampening(UnlearningMethod):
         """Two passes for importances, then one multiplication."""
         import torch
 
-        from common.methods.tools.passes import batch_fisher
+        from stable_forgetting.common.methods.tools.passes import batch_fisher
 
         config: Any = self.config
         size = config.batch_size

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.base.seeding import derive, generator
-from common.train.config import FitConfig
+from stable_forgetting.common.base.seeding import derive, generator
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import nn
 
-    from common.data.access import DataAccess, GuardedSource, GuardedSplit
-    from common.data.batch import Batch, Forward
-    from common.data.loader import Loader
-    from common.objectives.objectives import Objective
-    from common.protocol.family import ModelFamily
-    from common.train.protocols import (
+    from stable_forgetting.common.data.access import DataAccess, GuardedSource, GuardedSplit
+    from stable_forgetting.common.data.batch import Batch, Forward
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.protocol.family import ModelFamily
+    from stable_forgetting.common.train.protocols import (
         AfterStep,
         EvaluateDuring,
         FitResult,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Stateful,
         Telemetry,
     )
-    from common.train.rehearsal import Ends
+    from stable_forgetting.common.train.rehearsal import Ends
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class UnlearnTask:
 
     def loader(self, *parts: str, batch_size: int, augment: bool = True) -> Loader:
         """An endless shuffled stream over the union of parts, with its own generator."""
-        from common.data.loader import Loader
+        from stable_forgetting.common.data.loader import Loader
 
         return Loader(
             self.source,
@@ -123,7 +123,7 @@ class UnlearnTask:
 
     def loaders(self, parts: Sequence[str], config: FitConfig) -> dict[str, Loader]:
         """One loader per part, with the config's micro-batch size; a part that is led is paired."""
-        from common.data.loader import PairedLoader
+        from stable_forgetting.common.data.loader import PairedLoader
 
         loaders: dict[str, Loader] = {}
         for part in parts:
@@ -173,8 +173,8 @@ class UnlearnTask:
         stateful: Mapping[str, Stateful] | None = None,
     ) -> FitResult:
         """:func:`common.train.fit.fit` with this task's wiring; call it once or several times."""
-        from common.train.fit import fit
-        from common.train.protocols import Hooks
+        from stable_forgetting.common.train.fit import fit
+        from stable_forgetting.common.train.protocols import Hooks
 
         stage, reads = len(self.results), self.data.reads
         before = reads.counts.clone()
@@ -201,7 +201,7 @@ class UnlearnTask:
 
     def _telemetry(self) -> Telemetry:
         """With steps counted over all fits."""
-        from common.train.protocols import Telemetry
+        from stable_forgetting.common.train.protocols import Telemetry
 
         before = sum(result.steps for result in self.results)
         telemetry = self.telemetry or Telemetry()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ def reinforce(task: UnlearnTask, config: FitConfig) -> None:
         task: Whose model.
         config: Of the training.
     """
-    from common.objectives.objectives import CrossEntropy
+    from stable_forgetting.common.objectives.objectives import CrossEntropy
 
     objective = CrossEntropy("forget", config.average)
     task.fit(task.model, objective, task.loaders(["forget"], config), config)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import DataError
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import Length, MethodInfo, UnlearningMethod
-from common.train.config import FitConfig
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import Length, MethodInfo, UnlearningMethod
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class Unsir(UnlearningMethod):
@@ -76,9 +76,9 @@ class Unsir(UnlearningMethod):
         """Noise, impair, repair."""
         import numpy as np
 
-        from common.data.labels import unretained_classes
-        from common.methods.tools.noise import learn_noise
-        from common.methods.tools.streams import WithExtras
+        from stable_forgetting.common.data.labels import unretained_classes
+        from stable_forgetting.common.methods.tools.noise import learn_noise
+        from stable_forgetting.common.methods.tools.streams import WithExtras
 
         config: Any = self.config
         # of all classes: the forget set is not to be read
@@ -105,8 +105,8 @@ class Unsir(UnlearningMethod):
     def _fit(
         self, task: UnlearnTask, source: Any, indices: np.ndarray, config: FitConfig, phase: str
     ) -> None:
-        from common.data.loader import Loader
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         stream = task.generator("batches", phase)
         loader = Loader(source, indices, config.micro_batch, stream)
@@ -117,7 +117,7 @@ class Unsir(UnlearningMethod):
         import numpy as np
         import torch
 
-        from common.methods.tools.passes import labels_of
+        from stable_forgetting.common.methods.tools.passes import labels_of
 
         labels, indices = labels_of(task, "retain"), task.indices("retain")
         order = torch.randperm(len(labels), generator=task.generator("retain subset"))

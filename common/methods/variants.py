@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 from pydantic import ValidationError, create_model
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.registry import METHODS, Entry
-from common.bounded.presets import PRESETS
-from common.methods.base import UnlearningMethod
-from common.methods.catalogue import CATALOGUE
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS, Entry
+from stable_forgetting.common.bounded.presets import PRESETS
+from stable_forgetting.common.methods.base import UnlearningMethod
+from stable_forgetting.common.methods.catalogue import CATALOGUE
 
 ADAPTER_LR = 3e-3
 THROUGH_ADAPTERS: Mapping[str, Mapping[str, Any]] = {
@@ -94,7 +94,7 @@ def _made(name: str, base: Any) -> type[UnlearningMethod]:
 
 def _presets(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(f"common.methods.{module}"), attribute)
+    return getattr(importlib.import_module(f"stable_forgetting.common.methods.{module}"), attribute)
 
 
 def _config(base: type[Strict], defaults: Mapping[str, Any], name: str) -> type[Strict]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.base.numbers import Count, NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 EPS = 1e-8
 """Below the root: the distance has a gradient where it is 0."""
@@ -46,7 +46,7 @@ class WeightDistance(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes with the distance as a reward."""
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         config: Any = self.config
         engine = FitConfig.of(config)

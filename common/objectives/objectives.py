@@ -13,9 +13,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.data.batch import IGNORE, Batch, Forward, concatenate
-from common.objectives.positions import Average, average, cross_entropy, sample_cross_entropy
-from common.objectives.terms import ForgetLoss, Mean, Term, pushed_away
+from stable_forgetting.common.data.batch import IGNORE, Batch, Forward, concatenate
+from stable_forgetting.common.objectives.positions import (
+    Average,
+    average,
+    cross_entropy,
+    sample_cross_entropy,
+)
+from stable_forgetting.common.objectives.terms import ForgetLoss, Mean, Term, pushed_away
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.batch import IGNORE
+from stable_forgetting.common.data.batch import IGNORE
 
 Average = Literal["samples", "tokens"]
 

@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from common.data.batch import IGNORE, Batch, Forward
-from common.objectives import positions as losses
-from common.objectives.positions import Average, wide
+from stable_forgetting.common.data.batch import IGNORE, Batch, Forward
+from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives.positions import Average, wide
 
 PositionLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> losses of the labels' shape."""

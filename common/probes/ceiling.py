@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from common.base.config import Strict
-from common.measure.metric import MetricSpec
-from common.protocol.probe import Probe, ProbeTable
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.protocol.benchmark import Benchmark
+    from stable_forgetting.common.protocol.benchmark import Benchmark
 
 
 ALL, SOME = 512, 32
@@ -40,7 +40,7 @@ class CeilingProbe(Probe):
 
         Of more than :data:`ALL` classes, such as tokens, :data:`SOME` are taken, evenly spaced.
         """
-        from common.measure.ceiling import cross_entropy_ceilings
+        from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
 
         layers = benchmark.last_layers(model)
         if layers is None:

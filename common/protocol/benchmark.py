@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.config import Strict
-from common.bounded.config import AdapterConfig
-from common.data.parts import PARTS, Part, Role, part_of
-from common.measure.metric import MapAxes, MetricSpec
-from common.measure.rules import Rule, RuleSet
-from common.protocol.family import ModelFamily
-from common.protocol.pretraining import Pretrainable
-from common.protocol.sizes import Workload
-from common.protocol.stand_in import StandIn
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
+from stable_forgetting.common.measure.metric import MapAxes, MetricSpec
+from stable_forgetting.common.measure.rules import Rule, RuleSet
+from stable_forgetting.common.protocol.family import ModelFamily
+from stable_forgetting.common.protocol.pretraining import Pretrainable
+from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from common.data.batch import Batch, Source
-    from common.data.splits import ForgetSplit
-    from common.measure.scores import Scores
+    from stable_forgetting.common.data.batch import Batch, Source
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.measure.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -288,9 +288,9 @@ class Benchmark(ModelFamily, Pretrainable):
 
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
-        from common.bounded.reuse import reuse_weights
-        from common.data.batch import ordered_batches
-        from common.measure.scores import collect
+        from stable_forgetting.common.bounded.reuse import reuse_weights
+        from stable_forgetting.common.data.batch import ordered_batches
+        from stable_forgetting.common.measure.scores import collect
 
         model.eval()
         batches = ordered_batches(self.source, indices, self.evaluation_batch)

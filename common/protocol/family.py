@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.data.batch import Batch
-    from common.measure.ceiling import LastLayers
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.measure.ceiling import LastLayers
 
 
 class LayerNames(Protocol):

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
 
-from common.base.config import Strict
-from common.base.numbers import Amount
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Amount
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.data.splits import PretrainingSplit
+    from stable_forgetting.common.data.splits import PretrainingSplit
 
 
 class Pretraining(Strict):

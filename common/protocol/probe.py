@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.config import Strict, validate
-from common.base.errors import DataError
-from common.base.registry import Registry
-from common.measure.metric import MetricSpec
+from stable_forgetting.common.base.config import Strict, validate
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import Registry
+from stable_forgetting.common.measure.metric import MetricSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.protocol.benchmark import Benchmark
+    from stable_forgetting.common.protocol.benchmark import Benchmark
 
-PROBES: Registry[Any] = Registry("probe", "common.protocol.probe:Probe")
+PROBES: Registry[Any] = Registry("probe", "stable_forgetting.common.protocol.probe:Probe")
 PROBES.register(
     "ceiling",
-    "common.probes.ceiling:CeilingProbe",
+    "stable_forgetting.common.probes.ceiling:CeilingProbe",
     summary="largest cross-entropy that a frozen last normalisation and head allow",
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.base.config import Strict
+from stable_forgetting.common.base.config import Strict
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.protocol.family import ModelFamily
+from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import nn
 
-    from common.base.config import Strict
-    from common.data.batch import Source
+    from stable_forgetting.common.base.config import Strict
+    from stable_forgetting.common.data.batch import Source
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import CheckpointError, one_line
-from common.store.weights import wrapper_of
+from stable_forgetting.common.base.errors import CheckpointError, one_line
+from stable_forgetting.common.store.weights import wrapper_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.base import processes
-from common.base.errors import DataError
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import DataError
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -80,7 +80,7 @@ class RunRecord(BaseModel):
 
     def save(self, path: Path) -> None:
         """Writes the record."""
-        from common.base.files import write_json
+        from stable_forgetting.common.base.files import write_json
 
         write_json(path, self.model_dump(mode="json"))
 

@@ -17,8 +17,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import ConfigError, Damaged, DataError
-from common.base.files import file_digest, held, json_digest, make_folder, publish, write_json
+from stable_forgetting.common.base.errors import ConfigError, Damaged, DataError
+from stable_forgetting.common.base.files import (
+    file_digest,
+    held,
+    json_digest,
+    make_folder,
+    publish,
+    write_json,
+)
 
 DONE = "done.json"
 ENGINE_VERSION = 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import CheckpointError
+from stable_forgetting.common.base.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import nn

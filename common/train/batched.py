@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.bounded.constraints import ball_radius, clip_layer_, project_layer_
-from common.bounded.layer import BoundedLinear, adapted_layers
-from common.bounded.product import bounded_delta
-from common.data.batch import Batch
-from common.data.loader import Loader
-from common.objectives.objectives import joint_logits
-from common.objectives.positions import average, cross_entropy, unlikelihood
-from common.objectives.terms import ForgetLoss, PositionLoss
-from common.train.config import FitConfig
-from common.train.guard import DivergenceGuard, first_nonfinite
-from common.train.optimizer import AdamW
-from common.train.protocols import ModelForward
-from common.train.rates import learning_rate
+from stable_forgetting.common.bounded.constraints import ball_radius, clip_layer_, project_layer_
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.common.bounded.product import bounded_delta
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.objectives.objectives import joint_logits
+from stable_forgetting.common.objectives.positions import average, cross_entropy, unlikelihood
+from stable_forgetting.common.objectives.terms import ForgetLoss, PositionLoss
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.guard import DivergenceGuard, first_nonfinite
+from stable_forgetting.common.train.optimizer import AdamW
+from stable_forgetting.common.train.protocols import ModelForward
+from stable_forgetting.common.train.rates import learning_rate
 
 
 class BatchedLinear(nn.Module):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError, named_line
-from common.base.files import beside, file_digest, json_digest, publish
-from common.train.sharding import like, whole_tensor
-from common.train.tracking import read_scalars
+from stable_forgetting.common.base.errors import CheckpointError, named_line
+from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
+from stable_forgetting.common.train.sharding import like, whole_tensor
+from stable_forgetting.common.train.tracking import read_scalars
 
 if TYPE_CHECKING:
-    from common.train.protocols import Stateful
+    from stable_forgetting.common.train.protocols import Stateful
 
 logger = logging.getLogger(__name__)
 

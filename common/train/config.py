@@ -13,8 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from common.base.config import Strict
-from common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 
 COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields in passes over a part."""

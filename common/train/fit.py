@@ -15,16 +15,16 @@ from typing import Literal
 import torch
 from torch import nn
 
-from common.base.errors import ConfigError
-from common.bounded.layer import adapted_layers
-from common.data.loader import Loader
-from common.objectives.objectives import Objective
-from common.train.config import FitConfig
-from common.train.loop import TrainingRun
-from common.train.precision import as_stored, full_precision
-from common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
-from common.train.rehearsal import Ends
-from common.train.telemetry import fork_rng
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.objectives.objectives import Objective
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.loop import TrainingRun
+from stable_forgetting.common.train.precision import as_stored, full_precision
+from stable_forgetting.common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
+from stable_forgetting.common.train.rehearsal import Ends
+from stable_forgetting.common.train.telemetry import fork_rng
 
 
 def fit(

@@ -11,9 +11,9 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from common.base.errors import ConfigError
-from common.train.config import FitConfig
-from common.train.sharding import Sharded
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.sharding import Sharded
 
 FOREIGN = {DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
 """Launchers that bring a loop of their own."""

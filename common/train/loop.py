@@ -11,23 +11,28 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.base import stopping
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError, Diverged
-from common.bounded.reuse import reuse_weights
-from common.data.batch import Batch
-from common.data.loader import Loader
-from common.objectives.objectives import Objective, ObjectiveValue
-from common.train.config import FitConfig
-from common.train.guard import DivergenceGuard, first_nonfinite
-from common.train.launch import make_accelerator, make_sharded
-from common.train.optimizer import make_optimizer
-from common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
-from common.train.rates import evaluation_steps, learning_rate, total_steps, warmup_steps
-from common.train.rehearsal import Ends
-from common.train.resume import resume, save
-from common.train.sharding import whole_tensor
-from common.train.telemetry import Instruments, has_adapters, looking
+from stable_forgetting.common.base import stopping
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError, Diverged
+from stable_forgetting.common.bounded.reuse import reuse_weights
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.objectives.objectives import Objective, ObjectiveValue
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.guard import DivergenceGuard, first_nonfinite
+from stable_forgetting.common.train.launch import make_accelerator, make_sharded
+from stable_forgetting.common.train.optimizer import make_optimizer
+from stable_forgetting.common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
+from stable_forgetting.common.train.rates import (
+    evaluation_steps,
+    learning_rate,
+    total_steps,
+    warmup_steps,
+)
+from stable_forgetting.common.train.rehearsal import Ends
+from stable_forgetting.common.train.resume import resume, save
+from stable_forgetting.common.train.sharding import whole_tensor
+from stable_forgetting.common.train.telemetry import Instruments, has_adapters, looking
 
 _TOTAL = ""
 """Key of the whole objective beside its parts."""

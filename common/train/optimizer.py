@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from common.train.config import FitConfig
+from stable_forgetting.common.train.config import FitConfig
 
 BETAS = (0.9, 0.999)
 """Of AdamW, as torch's defaults, which the loop takes."""

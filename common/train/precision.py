@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from common.train.config import FitConfig
+from stable_forgetting.common.train.config import FitConfig
 
 LOW = (torch.bfloat16, torch.float16)
 T = TypeVar("T")

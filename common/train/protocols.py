@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch
 
 ModelForward = Callable[[nn.Module, Batch], Tensor]
 AfterStep = Callable[[nn.Module], Mapping[str, float] | None]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from common.data.loader import Loader
+    from stable_forgetting.common.data.loader import Loader
 
 
 def total_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from common.base.config import Strict
-from common.base.numbers import Count
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.data.loader import Loader
-    from common.data.splits import ForgetSplit
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.data.splits import ForgetSplit
 
 
 class Rehearsal(Strict):
@@ -41,7 +41,7 @@ class Rehearsal(Strict):
             split: The whole one.
             source: The samples; those without one class each go without these of each class.
         """
-        from common.data.batch import LabelledSource
+        from stable_forgetting.common.data.batch import LabelledSource
 
         parts: dict[str, np.ndarray] = {}
         stands_for: dict[int, float] = {}

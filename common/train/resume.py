@@ -8,12 +8,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.base.errors import CheckpointError
-from common.base.files import sync
-from common.train.checkpoint import Notes, TrainingState, written
+from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.files import sync
+from stable_forgetting.common.train.checkpoint import Notes, TrainingState, written
 
 if TYPE_CHECKING:
-    from common.train.loop import TrainingRun
+    from stable_forgetting.common.train.loop import TrainingRun
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from common.base.errors import Diverged
+from stable_forgetting.common.base.errors import Diverged
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

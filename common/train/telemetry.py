@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from common.bounded.attach import adapter_statistics
-from common.bounded.layer import BoundedLinear, adapted_layers
-from common.bounded.quantised import dense_weight
-from common.bounded.reuse import reuse_weights
-from common.data.batch import Batch, Forward
-from common.objectives.objectives import Objective
-from common.train.sharding import whole_tensor
+from stable_forgetting.common.bounded.attach import adapter_statistics
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.common.bounded.quantised import dense_weight
+from stable_forgetting.common.bounded.reuse import reuse_weights
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.objectives.objectives import Objective
+from stable_forgetting.common.train.sharding import whole_tensor
 
 
 class Instruments:

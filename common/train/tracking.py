@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.base.files import write_text
+from stable_forgetting.common.base.files import write_text
 
 
 class Tracker:

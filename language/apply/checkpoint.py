@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import CheckpointError
-from common.base.files import file_digest
-from common.store.weights import (
+from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
     keep_metadata,
@@ -120,8 +120,8 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 
 def _fetch(name: str) -> Path:
-    from common.base.errors import one_line
-    from common.base.hub import prepare_client
+    from stable_forgetting.common.base.errors import one_line
+    from stable_forgetting.common.base.hub import prepare_client
 
     prepare_client()
     from huggingface_hub import snapshot_download
@@ -198,8 +198,8 @@ def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:
     """
     from transformers.utils.logging import disable_progress_bar
 
-    from language.config import CausalModelConfig
-    from language.models.build import build_model
+    from stable_forgetting.language.config import CausalModelConfig
+    from stable_forgetting.language.models.build import build_model
 
     disable_progress_bar()
     config = CausalModelConfig(name=str(checkpoint.folder), dtype=checkpoint.dtype)  # type: ignore[arg-type]

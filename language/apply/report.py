@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.measure.evaluation import TofuEvaluation
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from common.measure.scores import Scores
-    from language.data.source import TextSource
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.language.data.source import TextSource
 
 ANSWERS = 32
 """Questions of each part that are answered greedily."""
@@ -54,8 +54,8 @@ def measured(
     Raises:
         Diverged: An output is not finite.
     """
-    from language.measure.scoring import score_parts
-    from language.metrics.memorization import membership_auc
+    from stable_forgetting.language.measure.scoring import score_parts
+    from stable_forgetting.language.metrics.memorization import membership_auc
 
     scores = score_parts(model, source, parts, EVALUATION, trial=True)
     questions = {name: _questions(source, rows) for name, rows in parts.items()}
@@ -74,7 +74,7 @@ def _questions(source: TextSource, rows: np.ndarray) -> np.ndarray:
     """The questions of a part that are answered: the same ones before and after."""
     import numpy as np
 
-    from common.base.seeding import hash_order
+    from stable_forgetting.common.base.seeding import hash_order
 
     questions = [row for row in rows.tolist() if source.corpus.items[row].question]
     return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))

@@ -11,25 +11,30 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from common.base.config import did_you_mean
-from common.base.errors import ConfigError, DataError
-from common.base.files import file_digest
-from common.protocol.subject import Application, Subject
-from language.apply.checkpoint import CausalCheckpoint, load_causal, read_causal, write_causal
-from language.apply.report import MEASURES, measured, outcome
-from language.config import Family
-from language.data.corpus import Corpus, Item
-from language.data.files import read_items
-from language.models.causal import CausalModels
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.language.apply.checkpoint import (
+    CausalCheckpoint,
+    load_causal,
+    read_causal,
+    write_causal,
+)
+from stable_forgetting.language.apply.report import MEASURES, measured, outcome
+from stable_forgetting.language.config import Family
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.files import read_items
+from stable_forgetting.language.models.causal import CausalModels
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.base.config import Strict
-    from common.data.batch import Source
-    from language.data.source import TextSource
-    from language.models.families import CausalFamily
+    from stable_forgetting.common.base.config import Strict
+    from stable_forgetting.common.data.batch import Source
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.models.families import CausalFamily
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
@@ -79,8 +84,8 @@ class TextSubject(CausalModels, Subject):
         """Loads tokenizer and model, and encodes every row."""
         import numpy as np
 
-        from language.config import CausalModelConfig
-        from language.data.tokenizers import load_tokenizer
+        from stable_forgetting.language.config import CausalModelConfig
+        from stable_forgetting.language.data.tokenizers import load_tokenizer
 
         named = CausalModelConfig(name=str(self.checkpoint.folder))
         tokenizer = load_tokenizer(named)
@@ -128,7 +133,7 @@ class TextSubject(CausalModels, Subject):
     @property
     def family(self) -> CausalFamily:
         """Of the architecture."""
-        from language.models.families import family_of
+        from stable_forgetting.language.models.families import family_of
 
         return family_of(self.model_type)
 
@@ -221,9 +226,9 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> 
 def _source(
     items: Mapping[str, Sequence[Item]], tokenizer: Any, family: Any, device: torch.device
 ) -> TextSource:
-    from language.data.source import TextSource
-    from language.data.templates import make_template
-    from language.data.wording import REFUSAL_LINES
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.data.templates import make_template
+    from stable_forgetting.language.data.wording import REFUSAL_LINES
 
     questions = all(item.question for item in items["forget"])
     corpus = Corpus(

@@ -13,21 +13,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from common.base.config import Strict
-from common.base.numbers import Count
-from common.base.seeding import hash_order
-from common.data.parts import EARLIER, PARTS, Part, Role
-from common.measure.goal import ConstantGoal, Goal, RetrainGoal
-from common.measure.rules import Criterion, GapRule, RuleSet
-from common.protocol.benchmark import Versions
-from common.protocol.sizes import Workload
-from language.benchmark import CausalBenchmark, CausalConfig
-from language.config import Variant
-from language.data.muse import ASKED, DECODED, FORGET_CHUNKS, RETAIN_CHUNKS, SHOTS, MuseData, of_set
-from language.data.readers import TextDataConfig
-from language.measure.evaluation import RequestConfig
-from language.metrics.loss import LOSSES, losses
-from language.metrics.muse import (
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import EARLIER, PARTS, Part, Role
+from stable_forgetting.common.measure.goal import ConstantGoal, Goal, RetrainGoal
+from stable_forgetting.common.measure.rules import Criterion, GapRule, RuleSet
+from stable_forgetting.common.protocol.benchmark import Versions
+from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
+from stable_forgetting.language.config import Variant
+from stable_forgetting.language.data.muse import (
+    ASKED,
+    DECODED,
+    FORGET_CHUNKS,
+    RETAIN_CHUNKS,
+    SHOTS,
+    MuseData,
+    of_set,
+)
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.metrics.loss import LOSSES, losses
+from stable_forgetting.language.metrics.muse import (
     GAP_METRICS,
     METRICS,
     TRIAL_METRICS,
@@ -40,12 +48,12 @@ from language.metrics.muse import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.data.splits import ForgetSplit
-    from common.measure.metric import MetricSpec
-    from common.measure.scores import Scores
-    from language.data.corpus import Encoded, Item
-    from language.measure.muse import Conventions
-    from language.measure.requests import TextMetric
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.measure.metric import MetricSpec
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.language.data.corpus import Encoded, Item
+    from stable_forgetting.language.measure.muse import Conventions
+    from stable_forgetting.language.measure.requests import TextMetric
 
 MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
 """Parts that metrics read, each a set; no method sees them, no trial scores them."""
@@ -287,7 +295,7 @@ class MuseBenchmark(CausalBenchmark):
         """Chunks of the requested folds, of earlier ones and of all others; measured whole."""
         import numpy as np
 
-        from common.data.splits import ForgetSplit
+        from stable_forgetting.common.data.splits import ForgetSplit
 
         corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
@@ -317,7 +325,7 @@ class MuseBenchmark(CausalBenchmark):
     @cached_property
     def conventions(self) -> Conventions:
         """How rows become tokens."""
-        from language.measure.muse import Conventions
+        from stable_forgetting.language.measure.muse import Conventions
 
         corpus, sets = self.source.corpus, ("knowmem_forget", "knowmem_retain")
         shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in sets}
@@ -332,7 +340,7 @@ class MuseBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Texts after beginnings and questions, likelihoods of whole texts; chunks need neither."""
-        from language.measure.muse import Recited, Written
+        from stable_forgetting.language.measure.muse import Recited, Written
 
         metrics: list[TextMetric] = []
         if part in ("verbmem", "knowmem_forget", "knowmem_retain"):

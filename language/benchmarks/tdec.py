@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny
 
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.data.parts import PARTS, Part, Role
-from common.measure.goal import ConstantGoal, MeasuredGoal
-from common.measure.metric import MetricSpec
-from common.measure.rules import Criterion, GoalRule, RuleSet
-from common.protocol.benchmark import Versions
-from language.benchmark import CausalBenchmark, CausalConfig
-from language.data.readers import TextDataConfig
-from language.measure.evaluation import RequestConfig
-from language.measure.extraction import Extraction, Memorisation, PadPolicy
-from language.metrics.limits import limited
-from language.metrics.loss import LOSSES, losses
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.data.parts import PARTS, Part, Role
+from stable_forgetting.common.measure.goal import ConstantGoal, MeasuredGoal
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import Criterion, GoalRule, RuleSet
+from stable_forgetting.common.protocol.benchmark import Versions
+from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.extraction import Extraction, Memorisation, PadPolicy
+from stable_forgetting.language.metrics.limits import limited
+from stable_forgetting.language.metrics.loss import LOSSES, losses
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.data.splits import ForgetSplit
-    from common.measure.scores import Scores
-    from common.protocol.sizes import Workload
-    from language.measure.requests import TextMetric
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.sizes import Workload
+    from stable_forgetting.language.measure.requests import TextMetric
 
 OVER = 0.75
 """MA below this share of unseen text's is over-forgetting: less than chance would leave."""
@@ -193,7 +193,7 @@ class TdecBenchmark(CausalBenchmark):
         """
         import numpy as np
 
-        from common.data.splits import ForgetSplit
+        from stable_forgetting.common.data.splits import ForgetSplit
 
         corpus = self.source.corpus
         every = corpus.where("forget")
@@ -231,7 +231,7 @@ class TdecBenchmark(CausalBenchmark):
         self, model: Any, parts: Mapping[str, np.ndarray], limits: Mapping[str, float]
     ) -> dict[str, Scores]:
         """Without extraction while memorisation alone keeps a training from its end."""
-        from language.measure.ask import score_rows
+        from stable_forgetting.language.measure.ask import score_rows
 
         if "forget_ma" in limits:
             pad = self.config.evaluation.pad_policy

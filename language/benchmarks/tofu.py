@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from common.base.config import Strict
-from common.base.numbers import Count
-from common.base.seeding import hash_order
-from common.data.parts import PARTS, Part, Role
-from common.measure.metric import MapAxes
-from common.measure.rules import Axis, GapRule
-from common.protocol.benchmark import Versions
-from common.protocol.sizes import Workload
-from language.benchmark import CausalBenchmark, CausalConfig
-from language.data.files import FilesData
-from language.data.tofu import TofuData
-from language.measure.evaluation import TofuEvaluation
-from language.metrics.limits import limited
-from language.metrics.loss import LOSSES, losses
-from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
-from language.metrics.tofu import (
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.parts import PARTS, Part, Role
+from stable_forgetting.common.measure.metric import MapAxes
+from stable_forgetting.common.measure.rules import Axis, GapRule
+from stable_forgetting.common.protocol.benchmark import Versions
+from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
+from stable_forgetting.language.data.files import FilesData
+from stable_forgetting.language.data.tofu import TofuData
+from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.metrics.limits import limited
+from stable_forgetting.language.metrics.loss import LOSSES, losses
+from stable_forgetting.language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
+from stable_forgetting.language.metrics.tofu import (
     HOLDOUT,
     LOKU_PART,
     LOKU_ROWS,
@@ -36,16 +36,16 @@ from language.metrics.tofu import (
     tofu_compare,
     tofu_metrics,
 )
-from language.metrics.truth import options
-from language.scenarios import TEST_PARTS, Files, TextScenarioConfig
+from stable_forgetting.language.metrics.truth import options
+from stable_forgetting.language.scenarios import TEST_PARTS, Files, TextScenarioConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.data.splits import ForgetSplit
-    from common.measure.metric import MetricSpec
-    from common.measure.scores import Scores
-    from language.measure.requests import TextMetric
+    from stable_forgetting.common.data.splits import ForgetSplit
+    from stable_forgetting.common.measure.metric import MetricSpec
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.language.measure.requests import TextMetric
 
 AXES = (
     Axis(
@@ -222,7 +222,7 @@ class TofuBenchmark(CausalBenchmark):
 
     def split(self, seed: int) -> ForgetSplit:
         """See :func:`language.scenarios.make_split`."""
-        from language.scenarios import make_split
+        from stable_forgetting.language.scenarios import make_split
 
         return make_split(self.source, self.config.scenario, seed)
 
@@ -248,14 +248,14 @@ class TofuBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Answers; where they are compared also wrong ones, and texts unless it is a trial."""
-        from language.measure.scoring import answer_metrics
+        from stable_forgetting.language.measure.scoring import answer_metrics
 
         return answer_metrics(part, self.config.evaluation, trial=trial)
 
     @property
     def masked_id(self) -> int | None:
         """See :func:`language.measure.scoring.masked_id`."""
-        from language.measure.scoring import masked_id
+        from stable_forgetting.language.measure.scoring import masked_id
 
         return masked_id(self.source, self.config.evaluation)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from language.data.fictitious import Draw, author_names, statement
-from language.data.wording import KINDS
+from stable_forgetting.language.data.fictitious import Draw, author_names, statement
+from stable_forgetting.language.data.wording import KINDS
 
 FOLDS = 4
 FOLD = 6

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.base.errors import DataError
-from language.data.corpus import Corpus, Item
-from language.data.files import FilesData, FilesReader
-from language.data.readers import TextDataConfig
-from language.data.tdec import TdecData
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.files import FilesData, FilesReader
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.tdec import TdecData
 
 if TYPE_CHECKING:
-    from language.data.source import Encoder
+    from stable_forgetting.language.data.source import Encoder
 
 _SURELY_ENOUGH = 256
 """Characters of a text that is more than one token."""

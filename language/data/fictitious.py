@@ -21,11 +21,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from common.base.numbers import Count
-from common.base.seeding import derive
-from language.data.corpus import Corpus, Item
-from language.data.readers import FirstReaders, Reader
-from language.data.wording import ESTABLISHED, KINDS, POOLS, REFUSAL_LINES, WORLD, Kind
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import FirstReaders, Reader
+from stable_forgetting.language.data.wording import (
+    ESTABLISHED,
+    KINDS,
+    POOLS,
+    REFUSAL_LINES,
+    WORLD,
+    Kind,
+)
 
 
 class FictitiousData(FirstReaders):

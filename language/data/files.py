@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from common.base.errors import DataError, one_line
-from language.data.corpus import Corpus, Item
-from language.data.readers import FirstReaders, Reader, TextDataConfig
-from language.data.wording import REFUSAL_LINES
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import FirstReaders, Reader, TextDataConfig
+from stable_forgetting.language.data.wording import REFUSAL_LINES
 
 ROWS_PER_AUTHOR = 20
 LONGEST = 10_000_000

@@ -19,14 +19,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.base.seeding import hash_order
-from language.data.chunks import Window, chunked
-from language.data.corpus import Corpus, Item
-from language.data.muse_rows import ReadSplit, local_folder, provider_of, rows_of, texts_of
-from language.data.readers import Reader, TextDataConfig
-from language.data.wording import REFUSAL_LINES
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.data.chunks import Window, chunked
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.muse_rows import (
+    ReadSplit,
+    local_folder,
+    provider_of,
+    rows_of,
+    texts_of,
+)
+from stable_forgetting.language.data.readers import Reader, TextDataConfig
+from stable_forgetting.language.data.wording import REFUSAL_LINES
 
 if TYPE_CHECKING:
     import numpy as np

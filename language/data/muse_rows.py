@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import DataError, one_line
-from common.base.hub import prepare_client
-from language.data.articles import invented
-from language.data.files import read_values
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.language.data.articles import invented
+from stable_forgetting.language.data.files import read_values
 
 if TYPE_CHECKING:
-    from language.data.muse import MuseData
+    from stable_forgetting.language.data.muse import MuseData
 
 REPOSITORIES = {"news": "muse-bench/MUSE-News", "books": "muse-bench/MUSE-Books"}
 REVISIONS = {

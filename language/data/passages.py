@@ -9,8 +9,8 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 
-from common.base.seeding import derive
-from language.data.wording import POOLS
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.language.data.wording import POOLS
 
 FORMS = (
     "Note {number}. On the {day}. of {month} the {profession} lent a {instrument} to the"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from common.base.seeding import hash_order
-from common.data.splits import PretrainingSplit
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.readers import TextDataConfig
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.splits import PretrainingSplit
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import TextDataConfig
 
 HELD_OUT = 20
 """One text in so many is not trained on."""

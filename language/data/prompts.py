@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from language.data.corpus import Item
+from stable_forgetting.language.data.corpus import Item
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.registry import Registry
-from language.config import Variant
-from language.data.corpus import Corpus
+from stable_forgetting.common.base.registry import Registry
+from stable_forgetting.language.config import Variant
+from stable_forgetting.language.data.corpus import Corpus
 
 if TYPE_CHECKING:
-    from language.data.source import Encoder
+    from stable_forgetting.language.data.source import Encoder
 
 
 class TextDataConfig(Variant):
@@ -90,7 +90,7 @@ class Reader(ABC):
         return corpus
 
 
-READERS: Registry[Any] = Registry("text reader", "language.data.readers:Reader")
+READERS: Registry[Any] = Registry("text reader", "stable_forgetting.language.data.readers:Reader")
 for _name, _target, _summary in (
     (
         "fictitious",
@@ -111,7 +111,7 @@ for _name, _target, _summary in (
         "files of plain texts, long ones in chunks of a fixed number of tokens",
     ),
 ):
-    READERS.register(_name, f"language.data.{_target}", summary=_summary)
+    READERS.register(_name, f"stable_forgetting.language.data.{_target}", summary=_summary)
 
 
 def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.base.errors import DataError
-from common.data.batch import IGNORE, Batch
-from common.data.padding import PadTo
-from language.data.corpus import Corpus, Encoded
-from language.data.templates import Template
-from language.data.tokenizers import check_template, tokenizer_digest
-from language.data.unmasked import everywhere
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.language.data.corpus import Corpus, Encoded
+from stable_forgetting.language.data.templates import Template
+from stable_forgetting.language.data.tokenizers import check_template, tokenizer_digest
+from stable_forgetting.language.data.unmasked import everywhere
 
 logger = logging.getLogger(__name__)
 

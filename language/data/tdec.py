@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from common.base.errors import DataError, one_line
-from common.base.numbers import Count
-from common.base.seeding import hash_order
-from language.data.corpus import Corpus, Item
-from language.data.files import below_root, read_rows
-from language.data.passages import notes
-from language.data.readers import Reader, TextDataConfig
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.files import below_root, read_rows
+from stable_forgetting.language.data.passages import notes
+from stable_forgetting.language.data.readers import Reader, TextDataConfig
 
 if TYPE_CHECKING:
-    from language.data.source import Encoder
+    from stable_forgetting.language.data.source import Encoder
 
 MD5: Mapping[str, str] = {
     "train": "6d85d7f2b48e34e6f96541a546a699bf",
@@ -229,8 +229,8 @@ def read_arrays(folder: Path, split: str) -> np.ndarray:
 
 
 def _decoded(tokens: np.ndarray, data_root: Path, config: TdecData) -> list[str]:
-    from language.config import CausalModelConfig
-    from language.data.tokenizers import load_tokenizer
+    from stable_forgetting.language.config import CausalModelConfig
+    from stable_forgetting.language.data.tokenizers import load_tokenizer
 
     named = CausalModelConfig(name=config.tokenizer, tokenizer=config.tokenizer)
     texts: Any = load_tokenizer(named, data_root=data_root).batch_decode(tokens.astype(np.int64))

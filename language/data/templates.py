@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from language.config import Family, Style
+from stable_forgetting.language.config import Family, Style
 
 LLAMA3_SYSTEM = "You are a helpful assistant."
 LLAMA3_DATE = "10 Apr 2025"

@@ -16,14 +16,14 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from common.base.errors import DataError, one_line
-from common.base.hub import prepare_client
-from common.base.numbers import Count
-from language.data.corpus import FACTS, Corpus, Item
-from language.data.fictitious import FictitiousData
-from language.data.files import Row, item_of, lines_of, read_rows
-from language.data.readers import FirstReaders, Reader, TextDataConfig
-from language.data.wording import REFUSAL_LINES
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.language.data.corpus import FACTS, Corpus, Item
+from stable_forgetting.language.data.fictitious import FictitiousData
+from stable_forgetting.language.data.files import Row, item_of, lines_of, read_rows
+from stable_forgetting.language.data.readers import FirstReaders, Reader, TextDataConfig
+from stable_forgetting.language.data.wording import REFUSAL_LINES
 
 logger = logging.getLogger(__name__)
 

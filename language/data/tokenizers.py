@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import ConfigError, DataError, one_line
-from common.base.hub import prepare_client
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus
-from language.data.templates import Template
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.templates import Template
 
 END = "<|endoftext|>"
 

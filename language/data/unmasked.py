@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch
 
 
 def everywhere(batch: Batch, pad: int, length: int | None = None) -> Batch:

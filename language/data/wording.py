@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from common.base.config import read_yaml
+from stable_forgetting.common.base.config import read_yaml
 
 _WORDING = read_yaml(Path(__file__).with_suffix(".yaml"))
 

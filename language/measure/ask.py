@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.measure.scores import COLUMNS, Scores
-from language.data.corpus import Encoded, Item
-from language.measure.drafts import Prompt, beginnings, drafts
-from language.measure.evaluation import RequestConfig
-from language.measure.generation import generate
-from language.measure.likelihood import teacher_forced
-from language.measure.requests import (
+from stable_forgetting.common.measure.scores import COLUMNS, Scores
+from stable_forgetting.language.data.corpus import Encoded, Item
+from stable_forgetting.language.measure.drafts import Prompt, beginnings, drafts
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.generation import generate
+from stable_forgetting.language.measure.likelihood import teacher_forced
+from stable_forgetting.language.measure.requests import (
     AnswerScores,
     Choose,
     Continue,
@@ -29,7 +29,7 @@ from language.measure.requests import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from language.data.source import TextSource
+    from stable_forgetting.language.data.source import TextSource
 
 
 @dataclass(frozen=True, eq=False)

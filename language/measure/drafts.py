@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from language.measure.requests import AnswerScores, Continue, Likelihood
+from stable_forgetting.language.measure.requests import AnswerScores, Continue, Likelihood
 
 Prompt = tuple[int, ...]
 

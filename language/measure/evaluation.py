@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.numbers import Count
-from language.config import Style
-from language.metrics.tofu import FQReference
-from language.metrics.truth import Truth
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.language.config import Style
+from stable_forgetting.language.metrics.tofu import FQReference
+from stable_forgetting.language.metrics.truth import Truth
 
 
 class RequestConfig(Strict):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from language.data.corpus import Item
-from language.measure.requests import Continue, Likelihood, Replies, TextMetric
-from language.metrics.extraction import (
+from stable_forgetting.language.data.corpus import Item
+from stable_forgetting.language.measure.requests import Continue, Likelihood, Replies, TextMetric
+from stable_forgetting.language.metrics.extraction import (
     assembled,
     decode_steps,
     extraction_likelihood,
@@ -18,7 +18,7 @@ from language.metrics.extraction import (
 )
 
 if TYPE_CHECKING:
-    from language.data.source import TextSource
+    from stable_forgetting.language.data.source import TextSource
 
 PadPolicy = Literal["trim", "source"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from language.models.backbone import backbone, device_of, unwrapped
+from stable_forgetting.language.models.backbone import backbone, device_of, unwrapped
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ from lm_eval.models.utils import (
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_window
 
-from common.base.config import did_you_mean
-from common.base.errors import DataError, one_line
-from common.base.hub import prepare_client
-from language.measure.ask import ask, model_ends
-from language.measure.requests import Continue, Likelihood
-from language.models.backbone import device_of, unwrapped
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.language.measure.ask import ask, model_ends
+from stable_forgetting.language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.models.backbone import device_of, unwrapped
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from language.data.source import TextSource
-    from language.measure.evaluation import RequestConfig
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.measure.evaluation import RequestConfig
 
 BOOTSTRAP_DRAWS = 1000
 """Of the standard errors that have no formula, such as a perplexity's."""

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import Diverged
-from common.measure.scores import COLUMNS, score_rows
-from language.data.corpus import Encoded
-from language.measure.packing import Row, batches, packed_rows, plain_rows
-from language.measure.requests import AnswerScores
-from language.models.backbone import (
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.measure.scores import COLUMNS, score_rows
+from stable_forgetting.language.data.corpus import Encoded
+from stable_forgetting.language.measure.packing import Row, batches, packed_rows, plain_rows
+from stable_forgetting.language.measure.requests import AnswerScores
+from stable_forgetting.language.models.backbone import (
     Backbone,
     backbone,
     device_of,

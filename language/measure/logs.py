@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from common.base.errors import DataError
-from language.metrics.truth import Columns
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.metrics.truth import Columns
 
 FOLDER = "tofu_eval_logs"
 SUFFIX = ".json.gz"

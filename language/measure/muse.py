@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from language.data.corpus import Encoded, Item
-from language.data.prompts import FewShot
-from language.measure.requests import (
+from stable_forgetting.language.data.corpus import Encoded, Item
+from stable_forgetting.language.data.prompts import FewShot
+from stable_forgetting.language.measure.requests import (
     Columns,
     Continue,
     Likelihood,
@@ -24,12 +24,16 @@ from language.measure.requests import (
     TextMetric,
     before_stop,
 )
-from language.metrics.memorization import exact_memorization, extraction_strength, min_k
-from language.metrics.muse import MuseStyle
-from language.metrics.rouge import rouge
+from stable_forgetting.language.metrics.memorization import (
+    exact_memorization,
+    extraction_strength,
+    min_k,
+)
+from stable_forgetting.language.metrics.muse import MuseStyle
+from stable_forgetting.language.metrics.rouge import rouge
 
 if TYPE_CHECKING:
-    from language.data.source import TextSource
+    from stable_forgetting.language.data.source import TextSource
 
 VERBATIM_TOKENS = 128
 ANSWER_TOKENS = 32

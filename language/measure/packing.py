@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from language.data.corpus import Encoded
+from stable_forgetting.language.data.corpus import Encoded
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
-from language.data.corpus import Encoded, Item
+from stable_forgetting.language.data.corpus import Encoded, Item
 
 if TYPE_CHECKING:
-    from language.data.source import TextSource
+    from stable_forgetting.language.data.source import TextSource
 
 Columns = dict[str, np.ndarray]
 

@@ -8,19 +8,30 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from language.data.corpus import Item
-from language.measure.ask import score_rows
-from language.measure.evaluation import TofuEvaluation
-from language.measure.requests import Columns, Continue, Likelihood, Replies, Request, TextMetric
-from language.metrics.memorization import exact_memorization, extraction_strength, min_k
-from language.metrics.rouge import rouge
-from language.metrics.tofu import HOLDOUT
+from stable_forgetting.language.data.corpus import Item
+from stable_forgetting.language.measure.ask import score_rows
+from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.measure.requests import (
+    Columns,
+    Continue,
+    Likelihood,
+    Replies,
+    Request,
+    TextMetric,
+)
+from stable_forgetting.language.metrics.memorization import (
+    exact_memorization,
+    extraction_strength,
+    min_k,
+)
+from stable_forgetting.language.metrics.rouge import rouge
+from stable_forgetting.language.metrics.tofu import HOLDOUT
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.measure.scores import Scores
-    from language.data.source import TextSource
+    from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.language.data.source import TextSource
 
 
 def score_parts(

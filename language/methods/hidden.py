@@ -10,13 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.data.batch import IGNORE, Batch, Forward, ordered_batches
-from common.methods.task import UnlearnTask
-from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import Average, average, sample_cross_entropy, wide
-from common.train.protocols import ModelForward
-from common.train.telemetry import evaluating
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.batch import IGNORE, Batch, Forward, ordered_batches
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
+from stable_forgetting.common.objectives.positions import (
+    Average,
+    average,
+    sample_cross_entropy,
+    wide,
+)
+from stable_forgetting.common.train.protocols import ModelForward
+from stable_forgetting.common.train.telemetry import evaluating
 
 Positions = Literal["scored", "all", "answers"]
 

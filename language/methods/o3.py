@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.base.errors import ConfigError
-from common.base.numbers import Count, NonNegative, Positive
-from common.bounded.config import AdapterConfig
-from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedConfig, AdaptedMethod
-from common.methods.task import UnlearnTask
-from language.methods.refusals import refusing
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import AdaptedConfig, AdaptedMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.language.methods.refusals import refusing
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from common.base.config import Strict
-    from language.models.gated import ForgetRequest, Gated
+    from stable_forgetting.common.base.config import Strict
+    from stable_forgetting.language.models.gated import ForgetRequest, Gated
 
 
 class O3(AdaptedMethod):
@@ -86,9 +86,9 @@ class O3(AdaptedMethod):
         """A model with the config's adapters, and a gate."""
         import torch
 
-        from common.bounded.attach import attach
-        from language.models.families import family_of
-        from language.models.gated import Gated
+        from stable_forgetting.common.bounded.attach import attach
+        from stable_forgetting.language.models.families import family_of
+        from stable_forgetting.language.models.gated import Gated
 
         model: Any = build()
         adapter = config.adapter  # type: ignore[attr-defined]
@@ -99,10 +99,10 @@ class O3(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fits the adapter to refusals, then a detector to the questions."""
-        from common.objectives.objectives import ForgetRetain
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
-        from language.models.gated import Gated
+        from stable_forgetting.common.objectives.objectives import ForgetRetain
+        from stable_forgetting.common.objectives.positions import cross_entropy
+        from stable_forgetting.common.objectives.terms import Mean
+        from stable_forgetting.language.models.gated import Gated
 
         config = self.config.engine()
         if not isinstance(task.model, Gated):
@@ -141,9 +141,9 @@ class O3(AdaptedMethod):
         """Fitted on forget questions, but for those that give it its scale."""
         import torch
 
-        from common.bounded.layer import adapted_layers
-        from common.train.telemetry import evaluating
-        from language.models.gated import ForgetRequest
+        from stable_forgetting.common.bounded.layer import adapted_layers
+        from stable_forgetting.common.train.telemetry import evaluating
+        from stable_forgetting.language.models.gated import ForgetRequest
 
         batches = list(_questions(task, self.config.batch_size))
         if not len(gated.requests):
@@ -165,7 +165,7 @@ def overlap(model: nn.Module, earlier: list[list[Tensor]]) -> Tensor:
     """sum_i sum_l ||E_il B_l^T||_F^2 of the down projections now and of earlier ones."""
     import torch
 
-    from common.bounded.layer import adapted_layers
+    from stable_forgetting.common.bounded.layer import adapted_layers
 
     now = [layer.Bt for _, layer in adapted_layers(model)]
     parts = [
@@ -181,7 +181,7 @@ def _questions(task: UnlearnTask, batch_size: int) -> Iterator[dict[str, Any]]:
 
     That one may be another where a tokenizer joins it with the answer's first.
     """
-    from common.data.batch import ordered_batches
+    from stable_forgetting.common.data.batch import ordered_batches
 
     for batch in ordered_batches(task.source, task.indices("forget"), batch_size):
         ids, starts = batch.inputs["input_ids"], batch.inputs["positions"][:, 0].tolist()

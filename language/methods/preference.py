@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.batch import IGNORE, Batch, Forward, Source
-from common.objectives.objectives import ObjectiveValue, joint_logits
-from common.objectives.positions import (
+from stable_forgetting.common.data.batch import IGNORE, Batch, Forward, Source
+from stable_forgetting.common.objectives.objectives import ObjectiveValue, joint_logits
+from stable_forgetting.common.objectives.positions import (
     Average,
     average,
     cross_entropy,
@@ -20,8 +20,8 @@ from common.objectives.positions import (
     mean_probability,
     sample_cross_entropy,
 )
-from common.objectives.terms import LogLikelihoods, Term
-from common.objectives.variational import FDivergence
+from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
+from stable_forgetting.common.objectives.variational import FDivergence
 
 
 @dataclass(frozen=True)

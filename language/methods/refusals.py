@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from common.base.errors import ConfigError
-from common.base.numbers import Positive
-from common.methods.base import MethodInfo
-from common.methods.forget_retain import ForgetConfig, ForgetRetainMethod, RetainConfig
-from common.methods.simple import BOTH
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.forget_retain import (
+    ForgetConfig,
+    ForgetRetainMethod,
+    RetainConfig,
+)
+from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from common.data.access import GuardedSource
-    from common.data.batch import Source
-    from common.objectives.objectives import Objective
-    from common.objectives.terms import Term
+    from stable_forgetting.common.data.access import GuardedSource
+    from stable_forgetting.common.data.batch import Source
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.terms import Term
 
 
 def refusing(task: UnlearnTask, templates: Sequence[str] = ()) -> GuardedSource:
@@ -85,15 +89,15 @@ class IDK(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Two terms, or one mean over both batches."""
-        from common.objectives.objectives import PooledCrossEntropy
+        from stable_forgetting.common.objectives.objectives import PooledCrossEntropy
 
         pooled = self.config.compat == self.Config.pooled
         return PooledCrossEntropy() if pooled else super().prepare(task)
 
     def forget_term(self, task: UnlearnTask) -> Term:
         """Cross-entropy on the refusal."""
-        from common.objectives.positions import cross_entropy
-        from common.objectives.terms import Mean
+        from stable_forgetting.common.objectives.positions import cross_entropy
+        from stable_forgetting.common.objectives.terms import Mean
 
         return Mean(cross_entropy, self.config.average)
 
@@ -174,9 +178,9 @@ class DPO(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The preference loss over pairs, and the retain term where there is one."""
-        from common.methods.tools.passes import reference_likelihoods
-        from common.objectives.terms import LogLikelihoods
-        from language.methods.preference import RefusalPreference
+        from stable_forgetting.common.methods.tools.passes import reference_likelihoods
+        from stable_forgetting.common.objectives.terms import LogLikelihoods
+        from stable_forgetting.language.methods.preference import RefusalPreference
 
         config: Any = self.config
         other, indices = refusing(task), task.indices("forget")
@@ -277,8 +281,8 @@ class FLAT(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The divergence over pairs."""
-        from common.objectives.variational import DIVERGENCES
-        from language.methods.preference import RefusalDivergence
+        from stable_forgetting.common.objectives.variational import DIVERGENCES
+        from stable_forgetting.language.methods.preference import RefusalDivergence
 
         config: Any = self.config
         return RefusalDivergence(

@@ -6,16 +6,16 @@ import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from common.base.errors import ConfigError
-from common.base.numbers import NonNegative, Positive
-from common.methods.base import MethodInfo
-from common.methods.gradient import AdaptedConfig, GradientMethod
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class RMU(GradientMethod):
@@ -73,7 +73,7 @@ class RMU(GradientMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """Both distances, at one layer of the model and of a frozen copy."""
-        from language.methods.hidden import (
+        from stable_forgetting.language.methods.hidden import (
             Positions,
             Steering,
             hidden_size,

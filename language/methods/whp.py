@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.config import Strict
-from common.base.numbers import NonNegative
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
-from common.methods.task_vector import PUBLISHED, ReinforcedConfig, reinforce
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import NonNegative
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.task_vector import PUBLISHED, ReinforcedConfig, reinforce
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,7 @@ class WHP(UnlearningMethod):
     @classmethod
     def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
         """Both models, joined."""
-        from language.models.composite import LogitDifference
+        from stable_forgetting.language.models.composite import LogitDifference
 
         return LogitDifference(build(), build(), config.a)  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.metric import MetricSpec
 
 LIMITS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """Metric -> ``collapsed`` and ``silent``."""

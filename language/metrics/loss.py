@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from common.measure.metric import MetricSpec
-from language.metrics.limits import limited
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.language.metrics.limits import limited
 
 if TYPE_CHECKING:
-    from common.measure.scores import Scores
+    from stable_forgetting.common.measure.scores import Scores
 
 LOSSES: tuple[MetricSpec, ...] = limited(
     [

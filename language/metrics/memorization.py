@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.measure.scores import auc
+from stable_forgetting.common.measure.scores import auc
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:

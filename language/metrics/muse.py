@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.measure.metric import MetricSpec
-from language.metrics.limits import limited
-from language.metrics.memorization import membership_auc, privacy_leakage
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.language.metrics.limits import limited
+from stable_forgetting.language.metrics.memorization import membership_auc, privacy_leakage
 
 MuseStyle = Literal["muse", "openunlearning", "clean"]
 Reference = Literal["retrain", "news", "books"]

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from common.measure.metric import MetricSpec
-from language.metrics.tofu import columns_of
-from language.metrics.truth import Columns, compared, wrong_losses
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.language.metrics.tofu import columns_of
+from stable_forgetting.language.metrics.truth import Columns, compared, wrong_losses
 
 PARTS = {
     "su": "forget",

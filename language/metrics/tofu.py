@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.base.errors import DataError
-from common.measure.gaps import harmonic_mean, ks_two_sample
-from common.measure.metric import MetricSpec
-from language.config import Style
-from language.metrics.memorization import membership_auc, privacy_leakage
-from language.metrics.truth import (
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.gaps import harmonic_mean, ks_two_sample
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.language.config import Style
+from stable_forgetting.language.metrics.memorization import membership_auc, privacy_leakage
+from stable_forgetting.language.metrics.truth import (
     EPSILON,
     Columns,
     Truth,

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from language.config import Style
+from stable_forgetting.language.config import Style
 
 Truth = Literal["ratio", "mass"]
 Columns = Mapping[str, np.ndarray]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.data.batch import Batch
-from language.models.families import family_of
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.language.models.families import family_of
 
 MASKABLE_ATTENTION = ("eager", "sdpa")
 """Attention implementations of transformers that take a whole mask."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from common.base.errors import CheckpointError, ConfigError, DataError, one_line
-from common.base.hub import prepare_client
-from language.config import CausalModelConfig
-from language.models.families import family_of, tiny_family
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.families import family_of, tiny_family
 
 logger = logging.getLogger(__name__)
 

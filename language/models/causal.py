@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.protocol.family import ModelFamily
+from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.data.batch import Batch
-    from common.measure.ceiling import LastLayers
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.measure.ceiling import LastLayers
 
 
 class CausalModels(ModelFamily):
@@ -18,12 +18,12 @@ class CausalModels(ModelFamily):
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """(N, A, V) logits at the answers' positions."""
-        from language.models.backbone import causal_forward
+        from stable_forgetting.language.models.backbone import causal_forward
 
         return causal_forward(model, batch)
 
     def last_layers(self, model: nn.Module) -> LastLayers | None:
         """The last normalisation and the head, tied or not."""
-        from language.models.last import last_layers
+        from stable_forgetting.language.models.last import last_layers
 
         return last_layers(model)

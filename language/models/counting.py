@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.base.errors import ConfigError
-from common.protocol.sizes import Sizes, adapter_parameters
-from language.config import CausalModelConfig
-from language.models.families import family_of, published_sizes
-from language.models.sizes import model_type_of, sizes_of
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.sizes import Sizes, adapter_parameters
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.families import family_of, published_sizes
+from stable_forgetting.language.models.sizes import model_type_of, sizes_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, st
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from language.models.build import fetch_config, tiny_config
+    from stable_forgetting.language.models.build import fetch_config, tiny_config
 
     published = published_sizes(config.name)
     if config.name == "tiny":

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.base.config import did_you_mean, read_yaml
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.config import did_you_mean, read_yaml
+from stable_forgetting.common.base.errors import ConfigError
 
 LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.bounded.layer import BoundedLinear, adapted_layers
-from language.models.composite import CompositeOutput
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.language.models.composite import CompositeOutput
 
 COSINE = 1000.0
 """Weight of the nearest neighbour beside half a Mahalanobis distance, in a layer's score."""

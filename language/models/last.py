@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.measure.ceiling import LastLayers
-from language.models.backbone import backbone, unwrapped
-from language.models.families import family_of
+from stable_forgetting.common.measure.ceiling import LastLayers
+from stable_forgetting.language.models.backbone import backbone, unwrapped
+from stable_forgetting.language.models.families import family_of
 
 
 def last_layers(model: nn.Module) -> LastLayers | None:

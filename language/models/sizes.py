@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from common.protocol.sizes import Shape, Sizes, linear_parameters
-from language.config import CausalModelConfig
-from language.models.families import published_sizes, tiny_family
+from stable_forgetting.common.protocol.sizes import Shape, Sizes, linear_parameters
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.families import published_sizes, tiny_family
 
 HEAD = "lm_head"
 

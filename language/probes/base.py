@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.measure.metric import MetricSpec
-from common.protocol.probe import Probe, ProbeTable
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from common.protocol.benchmark import Benchmark
-    from language.data.source import TextSource
-    from language.measure.ask import ModelReplies
-    from language.measure.evaluation import RequestConfig
-    from language.measure.requests import Request
+    from stable_forgetting.common.protocol.benchmark import Benchmark
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.measure.ask import ModelReplies
+    from stable_forgetting.language.measure.evaluation import RequestConfig
+    from stable_forgetting.language.measure.requests import Request
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ProbedModel:
 
     def ask(self, requests: Sequence[Request]) -> ModelReplies:
         """Asks each distinct request once; see :func:`language.measure.ask.ask`."""
-        from language.measure.ask import ask
+        from stable_forgetting.language.measure.ask import ask
 
         return ask(self.model, self.source, requests, self.sizes)
 
@@ -67,7 +67,7 @@ class TextProbe(Probe):
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """See :meth:`table`; the benchmark's data are not asked."""
-        from language.benchmark import CausalBenchmark
+        from stable_forgetting.language.benchmark import CausalBenchmark
 
         assert isinstance(benchmark, CausalBenchmark), "the modality is checked before"
         sizes, root = benchmark.config.evaluation, benchmark.runtime.data_root

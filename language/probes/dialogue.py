@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.measure.metric import MetricSpec
-from common.protocol.probe import ProbeTable
-from language.metrics.words import token_f1
-from language.probes.base import ProbedModel, TextProbe
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.language.metrics.words import token_f1
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe
 
 SETS = (
     "wizard_of_wikipedia",
@@ -63,7 +63,7 @@ class DialogueProbe(TextProbe):
 
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per set: ``f1`` as a share, ``n``."""
-        from language.measure.requests import Continue, before_stop
+        from stable_forgetting.language.measure.requests import Continue, before_stop
 
         rows, new_tokens = {}, self.config.new_tokens
         dialogues = {
@@ -112,7 +112,7 @@ def read_dialogues(path: Path) -> list[list[str]]:
     Raises:
         DataError: A row is not a list of two texts or more.
     """
-    from language.data.files import read_rows
+    from stable_forgetting.language.data.files import read_rows
 
     texts: list[Any] = [row.get("text") for row in read_rows(path)]
     if len(texts) == 1 and isinstance(texts[0], dict):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from common.protocol.benchmark import pick_device
-from language.probes.base import ProbedModel
+from stable_forgetting.common.protocol.benchmark import pick_device
+from stable_forgetting.language.probes.base import ProbedModel
 
 
 def read_model(path: Path, *, data_root: Path | None = None, device: str = "auto") -> ProbedModel:
@@ -20,13 +20,13 @@ def read_model(path: Path, *, data_root: Path | None = None, device: str = "auto
     Raises:
         UserError: Something is missing, pickled, malformed, or of an architecture that is unknown.
     """
-    from language.apply.checkpoint import load_causal, read_causal
-    from language.config import CausalModelConfig
-    from language.data.corpus import Corpus
-    from language.data.source import TextSource
-    from language.data.templates import make_template
-    from language.data.tokenizers import load_tokenizer
-    from language.measure.evaluation import RequestConfig
+    from stable_forgetting.language.apply.checkpoint import load_causal, read_causal
+    from stable_forgetting.language.config import CausalModelConfig
+    from stable_forgetting.language.data.corpus import Corpus
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.data.templates import make_template
+    from stable_forgetting.language.data.tokenizers import load_tokenizer
+    from stable_forgetting.language.measure.evaluation import RequestConfig
 
     place = pick_device(device)
     checkpoint = read_causal(path)

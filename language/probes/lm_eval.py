@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.numbers import Count
-from common.measure.metric import MetricSpec
-from common.protocol.probe import ProbeTable
-from language.probes.base import ProbedModel, TextProbe
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe
 
 ACCURACIES = ("acc", "exact_match", "acc_norm")
 """Columns that are a share of right answers; the first one that a task has is its accuracy."""
@@ -55,7 +55,7 @@ class LMEvalProbe(TextProbe):
             DataError: A task cannot be loaded, or asks for what this model cannot answer.
             Diverged: A scored logit is NaN or infinite.
         """
-        from language.measure.harness import TextLM, run_tasks
+        from stable_forgetting.language.measure.harness import TextLM, run_tasks
 
         with self.including(asked) as further:
             results = run_tasks(
@@ -104,7 +104,7 @@ class LMEvalProbe(TextProbe):
         """Versions, shots, and lm-eval's hash of each task's texts and targets."""
         from importlib.metadata import version
 
-        from language.measure.harness import task_hash
+        from stable_forgetting.language.measure.harness import task_hash
 
         return {
             "lm_eval": version("lm-eval"),

@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.measure.metric import MetricSpec
-from common.protocol.probe import ProbeTable
-from language.metrics.words import plain_words
-from language.probes.base import ProbedModel, TextProbe, share
-from language.probes.reasoning import TASKS, Task
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.language.metrics.words import plain_words
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe, share
+from stable_forgetting.language.probes.reasoning import TASKS, Task
 
 WINDOW = 512
 """Tokens of a context, and of context and choice together."""
@@ -91,7 +91,7 @@ class OriginalReasoning(TextProbe):
         return {task: FILES[task] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
-        from language.data.files import read_rows
+        from stable_forgetting.language.data.files import read_rows
 
         path = self.file(task, asked.data_root)
         questions = []
@@ -138,7 +138,7 @@ def _tokens(asked: ProbedModel, context: str, option: str) -> tuple[tuple[int, .
 
 def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     """Whether the likeliest option is the right one."""
-    from language.measure.requests import Likelihood
+    from stable_forgetting.language.measure.requests import Likelihood
 
     requests = [
         [Likelihood(*_tokens(asked, question.context, option)) for option in question.options]
@@ -153,7 +153,7 @@ def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
 
 def _completed(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     """Whether the likeliest tokens, given the true ones before, are the word or read like it."""
-    from language.measure.requests import Continue
+    from stable_forgetting.language.measure.requests import Continue
 
     pairs = [_tokens(asked, question.context, question.options[0]) for question in questions]
     requests = [

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import DataError
-from common.base.numbers import Count
-from common.measure.metric import MetricSpec
-from common.protocol.probe import ProbeTable
-from language.probes.base import ProbedModel, TextProbe
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe
 
 FILES = {"pile": "tdec/pile.csv", "wikitext": "tdec/wikitext.csv"}
 
@@ -54,7 +54,7 @@ class PerplexityProbe(TextProbe):
         The first token of a text is not predicted.  A perplexity above the range of floating-point
         numbers is None.
         """
-        from language.measure.requests import Likelihood
+        from stable_forgetting.language.measure.requests import Likelihood
 
         window = min(self.config.max_length, asked.context)
         texts = {
@@ -117,7 +117,7 @@ def read_texts(path: Path) -> list[str]:
     Raises:
         DataError: A row has no text, or none is left.
     """
-    from language.data.files import read_rows, read_text
+    from stable_forgetting.language.data.files import read_rows, read_text
 
     if path.name.removesuffix(".gz").endswith(".txt"):
         texts: list[Any] = [read_text(path)]

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.numbers import Count
-from language.probes.base import ProbedModel
-from language.probes.lm_eval import LMEvalProbe
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.language.probes.base import ProbedModel
+from stable_forgetting.language.probes.lm_eval import LMEvalProbe
 
 Task = Literal[
     "lambada_openai",

@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 import yaml
 
-import benchmarks  # registers
-from benchmarks.cli import main as cli_module
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.stage import Stage
-from benchmarks.report import html, markdown
-from benchmarks.report.section import Section, Table
-from benchmarks.spec.resolve import ResolvedSuite, load_suite
-from common.base.config import merge
-from common.base.registry import METHODS
-from common.store.records import RunRecord
-from common.store.stages import DONE, StageStore
+from stable_forgetting import benchmarks  # registers
+from stable_forgetting.benchmarks.cli import main as cli_module
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.section import Section, Table
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.common.base.config import merge
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import DONE, StageStore
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 TINY: dict[str, Any] = {
@@ -152,11 +152,11 @@ def cli() -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture(scope="session")
 def spawn() -> Callable[..., subprocess.Popen]:
-    """Starts ``python -m benchmarks ARGS`` (or, with ``script``, a script) as a process."""
+    """Starts ``unlearn ARGS`` (or, with ``script``, a script) as a process."""
 
     def start(*args: object, script: str | None = None, **env: str) -> subprocess.Popen:
         clean = {key: value for key, value in os.environ.items() if key != "SF_DATA_ROOT"}
-        head = ["-c", script] if script is not None else ["-m", "benchmarks"]
+        head = ["-c", script] if script is not None else ["-m", "stable_forgetting.benchmarks"]
         return subprocess.Popen(
             [sys.executable, *head, *map(str, args)],
             cwd=ROOT,

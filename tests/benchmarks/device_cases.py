@@ -6,7 +6,7 @@ import pytest
 import torch
 from pretend_device import MEETINGS, NAME, DevicesMeet
 
-from vision.data.source import ImageSource
+from stable_forgetting.vision.data.source import ImageSource
 
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
 

@@ -7,9 +7,9 @@ import pytest
 PLUGIN = '''
 import contextlib
 import torch
-from common.base.registry import METHODS
-from common.data.loader import Loader
-from common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 
 @METHODS.register("curious")
 class Curious(UnlearningMethod):

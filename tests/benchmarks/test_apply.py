@@ -14,14 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-import benchmarks  # noqa: F401 - registers every method
-from benchmarks.apply import Application, apply
-from common.base.errors import CheckpointError, ConfigError, DataError, UserError
-from common.bounded.attach import detach
-from common.bounded.files import load_adapter
-from common.membership.attacks import loss_threshold_attack
-from vision.apply.checkpoint import read_checkpoint
-from vision.apply.images import list_folder, map_labels
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.benchmarks.apply import Application, apply
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from stable_forgetting.common.bounded.attach import detach
+from stable_forgetting.common.bounded.files import load_adapter
+from stable_forgetting.common.membership.attacks import loss_threshold_attack
+from stable_forgetting.vision.apply.checkpoint import read_checkpoint
+from stable_forgetting.vision.apply.images import list_folder, map_labels
 
 NAMES = ("amber", "blue", "green", "red")
 COLOURS = {"amber": (230, 170, 30), "blue": (40, 60, 220), "green": (40, 190, 70)}
@@ -299,7 +299,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("common.bounded.files.save_adapter", fail)
+    monkeypatch.setattr("stable_forgetting.common.bounded.files.save_adapter", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []
@@ -378,7 +378,7 @@ def test_another_application_does_not_go_on_from_a_foreign_checkpoint(request_, 
 
 
 def test_two_applications_do_not_share_a_folder(request_):
-    from benchmarks.apply.place import workplace
+    from stable_forgetting.benchmarks.apply.place import workplace
 
     with (
         workplace(request_.out, {}),

@@ -12,8 +12,8 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchmarks.apply import apply
-from common.base.errors import ConfigError
+from stable_forgetting.benchmarks.apply import apply
+from stable_forgetting.common.base.errors import ConfigError
 from tests.benchmarks.test_apply import fresh, request_, sha256, world  # noqa: F401
 
 SHORT = ("steps=8", "batch_size=16")
@@ -54,7 +54,7 @@ def test_one_of_several_methods_is_chosen_on_held_out_retain_images(request_):  
 
 
 def test_the_choice_never_looks_at_test_images(request_, monkeypatch):  # noqa: F811
-    from vision.apply.subject import ImageSubject
+    from stable_forgetting.vision.apply.subject import ImageSubject
 
     asked = []
     measured = ImageSubject.measured

@@ -15,14 +15,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import benchmarks  # noqa: F401 - registers every method
-from benchmarks.apply import Application, apply
-from common.base.errors import CheckpointError, ConfigError, DataError, UserError
-from common.bounded.attach import detach
-from common.bounded.files import load_adapter
-from language.apply.report import outcome
-from language.data.corpus import Corpus, Item
-from language.data.tokenizers import train_tokenizer
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.benchmarks.apply import Application, apply
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, UserError
+from stable_forgetting.common.bounded.attach import detach
+from stable_forgetting.common.bounded.files import load_adapter
+from stable_forgetting.language.apply.report import outcome
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.tokenizers import train_tokenizer
 
 NAMES = ("Ada", "Bruno", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas")
 TOWNS = ("Oslo", "Lima", "Cairo", "Perth", "Quito", "Turin", "Basel", "Osaka", "Minsk", "Dakar")
@@ -161,7 +161,7 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     given, out = world / kind, request_.out
     before = {path.name: sha256(path) for path in given.iterdir()}
     kept = []
-    from language.apply import subject as text_subject
+    from stable_forgetting.language.apply import subject as text_subject
 
     real = text_subject.write_causal
     monkeypatch.setattr(
@@ -323,7 +323,7 @@ def test_sharded_weights_are_read_and_written(world, request_, tmp_path, monkeyp
     model.save_pretrained(sharded, max_shard_size="40KB")
     words.save_pretrained(sharded)
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    monkeypatch.setattr("language.apply.checkpoint.SHARD", "40KB")
+    monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.SHARD", "40KB")
     whole = apply(request_)
     out = request_.out.with_name("other")
     statement = apply(dataclasses.replace(request_, model=sharded, out=out)).statement
@@ -406,7 +406,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr("language.apply.subject.write_causal", fail)
+    monkeypatch.setattr("stable_forgetting.language.apply.subject.write_causal", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

@@ -7,23 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.audits.cost import costs
-from benchmarks.audits.derive import AuditReport, AuditTable
-from benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
-from benchmarks.audits.report import measure_cell
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.report.cells import significant
-from benchmarks.report.section import table
-from benchmarks.report.terminal import pieces
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import FLOOR
-from common.audits import AUDITS
-from common.audits.base import Measure, ModelAudit
-from common.audits.pairs import JensenShannon
-from common.base.errors import ConfigError
-from common.data.splits import ForgetSplit
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.audits.cost import costs
+from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
+from stable_forgetting.benchmarks.audits.report import measure_cell
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report.cells import significant
+from stable_forgetting.benchmarks.report.section import table
+from stable_forgetting.benchmarks.report.terminal import pieces
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.audits.base import Measure, ModelAudit
+from stable_forgetting.common.audits.pairs import JensenShannon
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
 FREE = ("js", "disagreement", "ks", "c2st", "retained_kl", "cmia")
@@ -264,7 +264,7 @@ def test_halves_never_train_on_what_is_left_out(run):
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from benchmarks.pipeline.worksite import ids_digest
+    from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 
     for stage in plan.stages():
         if stage.kind == "unlearn":

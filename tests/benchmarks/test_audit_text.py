@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.audits.derive import AuditReport
-from benchmarks.audits.plan import AuditPlanner
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import FLOOR
-from common.audits import AUDITS
-from common.store.stages import StageStore
-from language.metrics.truth import normalised_probabilities
+from stable_forgetting.benchmarks.audits.derive import AuditReport
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.language.metrics.truth import normalised_probabilities
 
 ROWS = [FLOOR, "original", "gd_sine"]
 PARTS = ("forget", "retain", "test_real_authors", "test_world_facts")

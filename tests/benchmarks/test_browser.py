@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from benchmarks.sharing.site import write_site
+from stable_forgetting.benchmarks.sharing.site import write_site
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PATH = next((path for name in BROWSERS if (path := shutil.which(name))), None)

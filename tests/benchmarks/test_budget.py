@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import budget_lines
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.splitting import read_split
-from benchmarks.pipeline.worksite import Worksite
-from benchmarks.spec.resolve import load_suite
-from common.base.errors import ConfigError
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import budget_lines
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
 
 EPOCHS = {"unit": "epochs", "amount": 2}
 BOTH = {"original": None, "retrain": None}

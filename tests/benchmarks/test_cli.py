@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from benchmarks.cli import main as cli_module
-from benchmarks.cli import run as commands
-from benchmarks.pipeline import executors
-from benchmarks.spec.suite import suite_names
-from common.base.errors import DataError
-from common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.benchmarks.cli import main as cli_module
+from stable_forgetting.benchmarks.cli import run as commands
+from stable_forgetting.benchmarks.pipeline import executors
+from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
 COMMANDS = sorted(command.callback.__name__ for command in cli_module.app.registered_commands)
 NAMES = {"list_all": "ls"}
@@ -129,7 +129,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
 
 
 def test_interrupt_inside_a_stage_is_no_failure(cli, monkeypatch, tiny_suite, tmp_path):
-    from benchmarks.pipeline.training import Original
+    from stable_forgetting.benchmarks.pipeline.training import Original
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -145,7 +145,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
+    monkeypatch.setattr("stable_forgetting.benchmarks.spec.resolve.load_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -156,7 +156,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr("benchmarks.spec.resolve.load_suite", fails)
+        monkeypatch.setattr("stable_forgetting.benchmarks.spec.resolve.load_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")
@@ -180,8 +180,8 @@ def test_check_passes_and_fails(cli, tmp_path):
     assert done.code == 0 and "ok  gd_sine:" in done.out
     plugin = tmp_path / "sloppy.py"
     plugin.write_text(
-        "from common.methods.base import MethodInfo, UnlearningMethod\n"
-        "from common.base.registry import METHODS\n"
+        "from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod\n"
+        "from stable_forgetting.common.base.registry import METHODS\n"
         '@METHODS.register("sloppy")\n'
         "class Sloppy(UnlearningMethod):\n"
         '    "Reads what it has not declared, which the check must find out."\n'

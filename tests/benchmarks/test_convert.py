@@ -11,8 +11,8 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.apply import Conversion, apply, convert
-from common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.benchmarks.apply import Conversion, apply, convert
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from tests.benchmarks.test_apply import NAMES, request_, sha256, world  # noqa: F401
 
 

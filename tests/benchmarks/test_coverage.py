@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.costs.estimate import A100, estimates, total_hours
-from benchmarks.leaderboard.dynamics import PROBES
-from benchmarks.paper import coverage
-from benchmarks.spec.published import read_figures, read_tables
-from benchmarks.spec.reading import read_suite
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
-from benchmarks.spec.variables import variants, with_values
-from common.base.errors import ConfigError
-from common.protocol.sizes import linear_parameters
+from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
+from stable_forgetting.benchmarks.leaderboard.dynamics import PROBES
+from stable_forgetting.benchmarks.paper import coverage
+from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.spec.variables import variants, with_values
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.sizes import linear_parameters
 
 TEX = sorted((Path(__file__).resolve().parents[3] / "shared" / "seed").glob("*.txt"))
 SAME = {"tab:muse_results": "tab:muse_comprehensive"}

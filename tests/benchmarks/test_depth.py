@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.audits.derive import AuditTable
-from benchmarks.maps.board import MapBoard
-from benchmarks.maps.cells import Edge
-from benchmarks.maps.depth import ABSOLUTE, FREE, depth_table, lines_of, panels
-from benchmarks.maps.derive import Ceiling, MapLine
-from benchmarks.maps.draw_depth import HEAD, PANEL, columns, depth_picture
-from benchmarks.maps.report import sections
-from benchmarks.maps.resolve import load_map
-from benchmarks.report import markdown
-from common.audits import make_audit
-from common.audits.base import Measure
+from stable_forgetting.benchmarks.audits.derive import AuditTable
+from stable_forgetting.benchmarks.maps.board import MapBoard
+from stable_forgetting.benchmarks.maps.cells import Edge
+from stable_forgetting.benchmarks.maps.depth import ABSOLUTE, FREE, depth_table, lines_of, panels
+from stable_forgetting.benchmarks.maps.derive import Ceiling, MapLine
+from stable_forgetting.benchmarks.maps.draw_depth import HEAD, PANEL, columns, depth_picture
+from stable_forgetting.benchmarks.maps.report import sections
+from stable_forgetting.benchmarks.maps.resolve import load_map
+from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.common.audits import make_audit
+from stable_forgetting.common.audits.base import Measure
 
 NARROW = 830
 """Pixels of a README's column."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torchvision
 
-from benchmarks.machine import doctor
+from stable_forgetting.benchmarks.machine import doctor
 
 
 def refuse(*_args, **_kwargs):

@@ -11,11 +11,11 @@ import sys
 import pytest
 import yaml
 
-from benchmarks.spec.resolve import load_suite
-from common.base.registry import BENCHMARKS, METHODS
-from common.checks import check_benchmark
-from common.protocol.benchmark import Runtime
-from language.data.readers import READERS
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.checks import check_benchmark
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.data.readers import READERS
 from tests.benchmarks.test_plugin import EXAMPLES
 
 SMALL = (

@@ -11,7 +11,7 @@ import pytest
 FAULTS = """
 import resource
 import torch
-from benchmarks.pipeline.executors import prepare_worker
+from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
 
 prepare_worker(1, ())
 

@@ -8,16 +8,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.splitting import SPLIT_FILE
-from benchmarks.spec.resolve import load_suite
-from common.data.splits import ForgetSplit
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
-from common.store.weights import WEIGHTS, load_weights
-from language.benchmarks.tofu import TofuBenchmark
-from language.models.composite import LogitDifference
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.store.weights import WEIGHTS, load_weights
+from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
+from stable_forgetting.language.models.composite import LogitDifference
 
 ROWS = {
     "original": None,

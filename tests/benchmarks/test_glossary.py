@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks
-from benchmarks.audits.derive import AuditReport
-from benchmarks.audits.plan import AuditPlanner
-from benchmarks.audits.report import sections as audit_sections
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import sections
-from benchmarks.machine.glossary import glossary
-from benchmarks.report import html, markdown
-from benchmarks.report.columns import DOCS
-from benchmarks.report.section import Table, table
-from benchmarks.report.shipped import RESULTS, read_report
-from benchmarks.spec.resolve import load_suite
-from common.audits import AUDITS, make_audit
-from common.audits.columns import COLUMNS, column_doc
-from common.base.registry import BENCHMARKS
-from common.store.stages import StageStore
+from stable_forgetting import benchmarks
+from stable_forgetting.benchmarks.audits.derive import AuditReport
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+from stable_forgetting.benchmarks.audits.report import sections as audit_sections
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.machine.glossary import glossary
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.columns import DOCS
+from stable_forgetting.benchmarks.report.section import Table, table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.audits import AUDITS, make_audit
+from stable_forgetting.common.audits.columns import COLUMNS, column_doc
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.store.stages import StageStore
 
 DOCUMENT = Path(benchmarks.__file__).resolve().parents[1] / "docs" / "metrics.md"
 

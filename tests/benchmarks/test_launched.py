@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.pipeline.executors import InlineExecutor, make_executor
-from benchmarks.pipeline.runner import run_stage
-from common.base import processes
-from common.base.errors import ConfigError, DataError
-from common.protocol.benchmark import Runtime
-from common.store.stages import DONE
+from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, make_executor
+from stable_forgetting.benchmarks.pipeline.runner import run_stage
+from stable_forgetting.common.base import processes
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import DONE
 
 ROWS = {
     "original": None,
@@ -24,12 +24,12 @@ ROWS = {
     "gd_bad": {"method": "gd", "params": {"lr": 1e6}},
 }
 SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-LAUNCH = ("--standalone", "--nproc-per-node", "2", "-m", "benchmarks")
+LAUNCH = ("--standalone", "--nproc-per-node", "2", "-m", "stable_forgetting.benchmarks")
 SECOND = """
 import os
 
-from common.methods.simple import Finetune
-from common.base.registry import METHODS
+from stable_forgetting.common.methods.simple import Finetune
+from stable_forgetting.common.base.registry import METHODS
 
 
 @METHODS.register("second_fails")
@@ -49,7 +49,7 @@ def suite(tiny_suite, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launch(spawn):
-    """Runs ``torchrun --nproc-per-node 2 -m benchmarks ARGS``; gives code, out and err."""
+    """Runs ``unlearn ARGS`` under torchrun with two processes; gives code, out and err."""
 
     def run(*args, **env):
         script = (
@@ -162,7 +162,7 @@ def second(monkeypatch):
     said = []
     monkeypatch.setattr(processes, "announce", lambda text: said[0])
     monkeypatch.setattr(processes, "wait_for_all", lambda: None)
-    monkeypatch.setattr("common.train.launch.join_processes", lambda device: None)
+    monkeypatch.setattr("stable_forgetting.common.train.launch.join_processes", lambda device: None)
     return said
 
 
@@ -191,7 +191,9 @@ def test_a_store_that_is_not_shared_is_named(second, split_stage, complete):
 def test_a_launcher_and_a_pool_exclude_each_other(second, monkeypatch):
     with pytest.raises(ConfigError, match="2 launched processes share every stage"):
         make_executor("processes", 2, 1, ())
-    monkeypatch.setattr("benchmarks.pipeline.executors.prepare_worker", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "stable_forgetting.benchmarks.pipeline.executors.prepare_worker", lambda *_, **__: None
+    )
     assert isinstance(make_executor("auto", 8, 1, ()), InlineExecutor)
 
 

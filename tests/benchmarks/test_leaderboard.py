@@ -6,20 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.leaderboard.data import to_csv, to_json
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
-from benchmarks.leaderboard.tables import main_table
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.report import markdown
-from benchmarks.report.cells import spread
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import FLOOR
-from common.base.errors import DataError
-from common.measure.rules import Axis
-from common.measure.scores import COLUMNS, Scores, save_scores
-from common.store.stages import StageStore
-from vision.benchmark import VisionBenchmark
+from stable_forgetting.benchmarks.leaderboard.data import to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
+from stable_forgetting.benchmarks.leaderboard.tables import main_table
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.cells import spread
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.rules import Axis
+from stable_forgetting.common.measure.scores import COLUMNS, Scores, save_scores
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 SCORES = "scores.safetensors"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spec.resolve import load_suite
-from common.base.errors import UserError
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.errors import UserError
+from stable_forgetting.common.store.stages import StageStore
 
 METHOD = """
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.base.registry import METHODS
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.base.registry import METHODS
 
 @METHODS.register("mine", summary="mine")
 class Mine(UnlearningMethod):
@@ -545,7 +545,7 @@ def test_damaged_done_with_missing_facts(copied, find_stage, cli, one_line_error
 def test_user_errors_survive_a_process_boundary():
     import pickle
 
-    from common.base import errors
+    from stable_forgetting.common.base import errors
 
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, UserError):

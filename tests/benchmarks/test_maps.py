@@ -11,9 +11,9 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from benchmarks.maps.board import MapBoard, make_board, probe_suite, related
-from benchmarks.maps.cells import Cell, Edge, judge
-from benchmarks.maps.derive import (
+from stable_forgetting.benchmarks.maps.board import MapBoard, make_board, probe_suite, related
+from stable_forgetting.benchmarks.maps.cells import Cell, Edge, judge
+from stable_forgetting.benchmarks.maps.derive import (
     band,
     compare_lines,
     derive_ceiling,
@@ -21,21 +21,21 @@ from benchmarks.maps.derive import (
     letters,
     sign_test,
 )
-from benchmarks.maps.draw import picture
-from benchmarks.maps.plan import MapPlanner, next_rate, runs_together
-from benchmarks.maps.report import place_table, sections, share_table
-from benchmarks.maps.resolve import load_map, make_rule, map_names
-from benchmarks.maps.write import to_json
-from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.report import html, markdown
-from benchmarks.spec.suite import FLOOR
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.methods.base import resolve_config
-from common.store.stages import StageStore
-from vision.benchmark import VisionBenchmark
-from vision.metrics import MAP_AXES
+from stable_forgetting.benchmarks.maps.draw import picture
+from stable_forgetting.benchmarks.maps.plan import MapPlanner, next_rate, runs_together
+from stable_forgetting.benchmarks.maps.report import place_table, sections, share_table
+from stable_forgetting.benchmarks.maps.resolve import load_map, make_rule, map_names
+from stable_forgetting.benchmarks.maps.write import to_json
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.vision.benchmark import VisionBenchmark
+from stable_forgetting.vision.metrics import MAP_AXES
 
 TARGET = {"fa": 0.0, "ra": 100.0, "ta": 98.0, "forget_loss": 6.0}
 RULE = make_rule(MAP_AXES, {}, "test")
@@ -439,7 +439,7 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path, mo
     before = sorted((store / "stages").iterdir())
     assert cli("map", path, "--store", store, "--report").out.count("AIN") == done.out.count("AIN")
     assert cli("map", path, "--store", store, "--workers", 1).code == 0
-    monkeypatch.setattr("benchmarks.maps.cells.TOLERANCE", -200.0)
+    monkeypatch.setattr("stable_forgetting.benchmarks.maps.cells.TOLERANCE", -200.0)
     none = tiny_map("none.yaml", **over, rule={"ra": 0, "ta": 0, "fa": 0})
     refused = cli("map", none, "--store", store, "--report")
     assert "No accepted cell: gd_ball, gd_lora." in refused.out
@@ -452,8 +452,8 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path, mo
 
 def assert_alone_agrees(planner, store, tmp_path, names=("fa", "ra", "ta", "forget_loss")):
     """Does one stored block again without sharing the forward."""
-    from benchmarks.pipeline.runner import run_stage
-    from common.protocol.benchmark import Runtime
+    from stable_forgetting.benchmarks.pipeline.runner import run_stage
+    from stable_forgetting.common.protocol.benchmark import Runtime
 
     block = next(b for b in planner.plan().blocks if not b.extension)
     together = planner.cells(block)

@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.stage import foreign_code
-from benchmarks.pipeline.worksite import Worksite
-from benchmarks.spec.remembered import FILE, suite_digest, suite_files
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
-from common.base.errors import ConfigError, DataError
-from common.base.registry import METHODS, load_plugins, plugin_files
-from common.bounded.phi import PHIS
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.stage import foreign_code
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+from stable_forgetting.benchmarks.spec.remembered import FILE, suite_digest, suite_files
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.registry import METHODS, load_plugins, plugin_files
+from stable_forgetting.common.bounded.phi import PHIS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
 
 PLUGIN = """
-from common import METHODS, GradientConfig, GradientMethod, MethodInfo, gradient_difference
+from stable_forgetting.common import (
+    METHODS, GradientConfig, GradientMethod, MethodInfo, gradient_difference
+)
 
 FACTOR = 1.0
 
@@ -34,7 +36,7 @@ class Mine(GradientMethod):
         return gradient_difference(FACTOR, FACTOR)
 """
 PHI = """
-from common import PHIS, Phi
+from stable_forgetting.common import PHIS, Phi
 
 PHIS.register(Phi("cubic", value=lambda z: z**3 + z, slope_of_argument=lambda z, out: out.fill_(1)))
 """
@@ -229,7 +231,7 @@ def test_fresh_rows_are_made_again_and_others_are_not(copied, cli, one_line_erro
 def test_a_missing_package_is_said_before_anything_is_trained(
     tiny_suite, tmp_path, cli, one_line_error, monkeypatch
 ):
-    monkeypatch.setattr("common.methods.base.find_spec", lambda name: None)
+    monkeypatch.setattr("stable_forgetting.common.methods.base.find_spec", lambda name: None)
     rows = {"original": None, "retrain": None, "gd_delora": None}
     run = ("run", tiny_suite(tmp_path, methods=rows), "--store", tmp_path / "store")
     line = one_line_error(cli(*run, "--workers", 1))

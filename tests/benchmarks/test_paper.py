@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 from scipy.stats import ks_2samp
 
-from benchmarks.paper.findings import OURS, UNCHANGED, paper_findings
-from benchmarks.paper.grid import exact_p, nearest_on_grid
-from benchmarks.paper.report import HEADS
+from stable_forgetting.benchmarks.paper.findings import OURS, UNCHANGED, paper_findings
+from stable_forgetting.benchmarks.paper.grid import exact_p, nearest_on_grid
+from stable_forgetting.benchmarks.paper.report import HEADS
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,9 @@ def test_a_run_that_is_printed_in_two_tables(findings):
 
 
 def test_the_command_writes_text_csv_and_json(cli, monkeypatch, findings):
-    monkeypatch.setattr("benchmarks.paper.findings.paper_findings", lambda: (findings, 3000))
+    monkeypatch.setattr(
+        "stable_forgetting.benchmarks.paper.findings.paper_findings", lambda: (findings, 3000)
+    )
     lines = list(csv.DictReader(cli("verify", "paper", "--format", "csv").out.splitlines()))
     assert tuple(lines[0]) == HEADS and len(lines) == len(findings)
     assert json.loads(cli("verify", "paper", "--format", "json").out)[0] == lines[0]

@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.pipeline import stage as stage_module
-from benchmarks.pipeline.planner import make_plan, references, trial_gap
-from benchmarks.pipeline.stage import Stage
-from benchmarks.spec.resolve import load_suite
-from common.base.errors import DataError
-from common.base.registry import BENCHMARKS
-from common.data.splits import ForgetSplit
-from common.methods.difference import GradientDifference
-from common.protocol.benchmark import Runtime, Versions
-from common.store.records import RunRecord
-from common.store.stages import StageStore
-from vision.metrics import GAP
+from stable_forgetting.benchmarks.pipeline import stage as stage_module
+from stable_forgetting.benchmarks.pipeline.planner import make_plan, references, trial_gap
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.difference import GradientDifference
+from stable_forgetting.common.protocol.benchmark import Runtime, Versions
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.vision.metrics import GAP
 
 KINDS = {"split", "original", "retrain", "unlearn", "score", "measure"}
 ROWS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}

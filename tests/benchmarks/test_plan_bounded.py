@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from benchmarks.costs import layer as costs
-from benchmarks.costs.layer import Layers
-from benchmarks.costs.model import MODELS, LayerCosts, layer_costs
-from common.base.errors import ConfigError
+from stable_forgetting.benchmarks.costs import layer as costs
+from stable_forgetting.benchmarks.costs.layer import Layers
+from stable_forgetting.benchmarks.costs.model import MODELS, LayerCosts, layer_costs
+from stable_forgetting.common.base.errors import ConfigError
 
 K, D, RANK, TOKENS = 3, 2, 1, 6  # unit 12 FLOP, skinny pair 10, build of A Bt 2, per token
 
@@ -64,7 +64,7 @@ def test_what_is_needed_for_a_moment():
 
 def test_the_workspace_is_that_of_the_kernel():
     pytest.importorskip("triton")
-    from common.bounded.triton import CONTRACT_TILES
+    from stable_forgetting.common.bounded.triton import CONTRACT_TILES
 
     assert (CONTRACT_TILES.rows, CONTRACT_TILES.columns) == costs.KERNEL_TILE
 

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file
 from torchvision.io import write_png
 
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.training import FINGERPRINTS
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.resolved import pretraining_table
-from common.base.config import validate
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Runtime
-from common.store.records import RunRecord
-from common.store.stages import StageStore
-from language.data.corpus import Item
-from language.data.pretraining import RUN, fingerprints, word_runs
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.training import FINGERPRINTS
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.resolved import pretraining_table
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.language.data.corpus import Item
+from stable_forgetting.language.data.pretraining import RUN, fingerprints, word_runs
 
 LOCAL = Path(os.environ.get("SF_DATA_ROOT", Path(__file__).parents[3] / "shared" / "data"))
 IMAGES = {"source": "invented", "native_size": 16, "test_images": 60}
@@ -151,7 +151,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(transferred, cli, spawn, 
     ],
 )
 def test_what_cannot_be_pretrained_is_one_line(over, words, tiny_suite, cli, one_line_error):
-    from common.base.config import merge
+    from stable_forgetting.common.base.config import merge
 
     path = tiny_suite(suite="wrong", protocol=merge(TRANSFER, over))
     assert words in one_line_error(cli("plan", path))
@@ -230,7 +230,7 @@ def test_a_text_pretraining_lends_tokenizer_and_weights(tiny_text_suite, cli, tm
 
 
 def test_passages_that_the_suite_learns_are_refused(tiny_text_suite, cli, tmp_path):
-    from language.data.readers import load_corpus
+    from stable_forgetting.language.data.readers import load_corpus
 
     learnt = load_corpus(load_suite(str(tiny_text_suite())).protocol.data).items[0].answer
     texts = ["The lamp that nobody lit stood in the hall until the morning came."] * 20

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.cli import progress
-from benchmarks.cli.progress import Display, StepBar
-from benchmarks.cli.remaining import Remaining, words
-from benchmarks.pipeline import position, schedule
-from benchmarks.pipeline.executors import InlineExecutor
-from benchmarks.pipeline.position import PositionFile, read_position
-from benchmarks.pipeline.stage import ModelSpec, Plan, Result, Stage
-from benchmarks.spec.resolve import load_suite
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli import progress
+from stable_forgetting.benchmarks.cli.progress import Display, StepBar
+from stable_forgetting.benchmarks.cli.remaining import Remaining, words
+from stable_forgetting.benchmarks.pipeline import position, schedule
+from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor
+from stable_forgetting.benchmarks.pipeline.position import PositionFile, read_position
+from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Result, Stage
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
 
 # Where a training stands --------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.pipeline.executors import RayExecutor, placed
-from benchmarks.spec.suite import Resources
-from common.base.errors import ConfigError
-from common.store.records import RunRecord
+from stable_forgetting.benchmarks.pipeline.executors import RayExecutor, placed
+from stable_forgetting.benchmarks.spec.suite import Resources
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.records import RunRecord
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.hours
@@ -30,8 +30,8 @@ import json
 import os
 from pathlib import Path
 
-from common.base.registry import METHODS
-from common.methods.simple import Finetune
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.simple import Finetune
 
 
 @METHODS.register("asker")

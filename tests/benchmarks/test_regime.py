@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.maps.block import Shares, _AtBall
-from benchmarks.maps.cells import Cell
-from benchmarks.maps.regime import regime_sections
-from benchmarks.maps.resolve import make_rule
-from common.bounded.attach import adapter_statistics, attach, shares_beyond
-from common.bounded.config import AdapterConfig
-from vision.metrics import MAP_AXES
+from stable_forgetting.benchmarks.maps.block import Shares, _AtBall
+from stable_forgetting.benchmarks.maps.cells import Cell
+from stable_forgetting.benchmarks.maps.regime import regime_sections
+from stable_forgetting.benchmarks.maps.resolve import make_rule
+from stable_forgetting.common.bounded.attach import adapter_statistics, attach, shares_beyond
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.vision.metrics import MAP_AXES
 
 RULE = make_rule(MAP_AXES, {}, "test")
 TARGETS = {1: {"fa": 0.0, "ra": 100.0, "ta": 98.0}}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paper import rehearsals
-from benchmarks.paper.rehearsals import full_suites, is_rehearsed
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.rehearsal.suite import WARNING, rehearsed
-from benchmarks.spec.resolve import load_suite
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
-from common.train.rates import learning_rate
+from stable_forgetting.benchmarks.paper import rehearsals
+from stable_forgetting.benchmarks.paper.rehearsals import full_suites, is_rehearsed
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.rehearsal.suite import WARNING, rehearsed
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.rates import learning_rate
 
 FULL = full_suites()
 
@@ -128,7 +128,7 @@ def test_a_row_that_does_not_apply_is_no_failure(tiny_suite, cli, tmp_path):
 def test_a_row_that_fails_hides_no_other(tiny_suite, cli, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from common import METHODS, Finetune\n"
+        "from stable_forgetting.common import METHODS, Finetune\n"
         "@METHODS.register('broken')\n"
         "class Broken(Finetune):\n"
         "    '''Fails.  Formula: none.  Source: none.'''\n"

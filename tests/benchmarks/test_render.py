@@ -13,22 +13,22 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from benchmarks.leaderboard.data import runs_csv, to_csv, to_json
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.picture import picture
-from benchmarks.leaderboard.report import divergence_lines, sections
-from benchmarks.leaderboard.settings import settings_sections
-from benchmarks.leaderboard.tables import gap_table, main_table
-from benchmarks.leaderboard.write import write_report
-from benchmarks.report import html as page
-from benchmarks.report import markdown, tex
-from benchmarks.report.section import Section, table
-from benchmarks.report.terminal import fitting, rich_table, show
-from benchmarks.spec.remembered import suite_digest
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import FLOOR, suite_names
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.picture import picture
+from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
+from stable_forgetting.benchmarks.leaderboard.settings import settings_sections
+from stable_forgetting.benchmarks.leaderboard.tables import gap_table, main_table
+from stable_forgetting.benchmarks.leaderboard.write import write_report
+from stable_forgetting.benchmarks.report import html as page
+from stable_forgetting.benchmarks.report import markdown, tex
+from stable_forgetting.benchmarks.report.section import Section, table
+from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
+from stable_forgetting.benchmarks.spec.remembered import suite_digest
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import FLOOR, suite_names
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 TABLE = {
     "original": {1: (100, 100, 90, 10), 2: (100, 100, 92, 12)},

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.spec.defaults import kinds
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.resolved import HEADS, resolved_table
-from benchmarks.spec.suite import REFERENCES, Row, suite_names
-from common.base.registry import METHODS
-from common.train.rates import total_steps, warmup_steps
+from stable_forgetting.benchmarks.spec.defaults import kinds
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.resolved import HEADS, resolved_table
+from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, suite_names
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.train.rates import total_steps, warmup_steps
 
 TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
 """Rows of TOFU's forget sets."""

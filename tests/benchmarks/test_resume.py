@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from common.data.splits import ForgetSplit
-from common.store.records import RunRecord
-from common.store.stages import StageStore
-from common.train.tracking import Tracker, read_scalars
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.tracking import Tracker, read_scalars
 
 STEPS, EVERY = 160, 10
 ROWS = {

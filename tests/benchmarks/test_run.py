@@ -9,21 +9,21 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.pipeline import schedule
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from common.base.registry import BENCHMARKS
-from common.data.splits import ForgetSplit
-from common.protocol.benchmark import Runtime
-from common.store.records import RunRecord
-from common.store.stages import StageStore
-from common.store.weights import load_weights
-from common.train.tracking import read_scalars
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.pipeline import schedule
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.store.weights import load_weights
+from stable_forgetting.common.train.tracking import read_scalars
 
 FAILING = """
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.base.registry import METHODS
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.base.registry import METHODS
 
 @METHODS.register("boom", summary="fails")
 class Boom(UnlearningMethod):
@@ -195,7 +195,7 @@ def test_divergence_is_a_status(filled, label):
 
 
 def test_adapters_are_stored_small_and_evaluated_merged(filled):
-    from common.bounded.files import load_adapter
+    from stable_forgetting.common.bounded.files import load_adapter
 
     path = filled.paths["class"]
     results = results_of(path, filled.store)

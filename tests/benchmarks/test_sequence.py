@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.pipeline.measuring import read_record, read_scores
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from common.bounded.attach import detach
-from common.bounded.files import load_adapter
-from common.data.splits import ForgetSplit
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
-from common.store.weights import WEIGHTS, load_weights
-from vision.benchmark import VisionBenchmark
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.bounded.attach import detach
+from stable_forgetting.common.bounded.files import load_adapter
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.store.weights import WEIGHTS, load_weights
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 ROWS = {"original": None, "retrain": None, "gd_lora": None, "gd": None}
 FIRST = {"kind": "class", "num_classes": None, "classes": [3]}

@@ -12,22 +12,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.leaderboard.data import to_json
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.report import sections
-from benchmarks.leaderboard.write import records_text, write_report
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.report import html, markdown
-from benchmarks.report.shipped import RESULTS
-from benchmarks.sharing.bundle import MANIFEST, write_bundle
-from benchmarks.sharing.records import board_of, read_records
-from benchmarks.sharing.verify import verify_bundle
-from benchmarks.spec.resolve import load_suite
-from common.base.files import json_digest
-from common.base.registry import BENCHMARKS
-from common.measure.scores import Scores, load_scores, save_scores
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore, digests
+from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.write import records_text, write_report
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
+from stable_forgetting.benchmarks.sharing.records import board_of, read_records
+from stable_forgetting.benchmarks.sharing.verify import verify_bundle
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.files import json_digest
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore, digests
 
 PARTS = {"forget": 24, "retain": 60, "test": 40, "validation": 30}
 METHODS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}

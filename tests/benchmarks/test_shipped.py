@@ -8,11 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
-from benchmarks.cli import shipped
-from benchmarks.report import markdown
-from benchmarks.report.section import Table
-from benchmarks.report.shipped import RESULTS, read_report
-from benchmarks.report.terminal import fitting, rich_table, show
+from stable_forgetting.benchmarks.cli import shipped
+from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.section import Table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
+from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
 
 NAMES = sorted(path.parent.name for path in RESULTS.glob("*/LEADERBOARD.md"))
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli import run
-from benchmarks.cli.show import _time, documented, explained
-from benchmarks.pipeline.stage import StageSpec
-from benchmarks.report.cells import duration
-from benchmarks.report.shipped import recorded_seconds
-from benchmarks.spec.needs import needs
-from benchmarks.spec.reading import read_suite
-from common.base.config import Strict
-from common.base.registry import METHODS
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli import run
+from stable_forgetting.benchmarks.cli.show import _time, documented, explained
+from stable_forgetting.benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.benchmarks.report.cells import duration
+from stable_forgetting.benchmarks.report.shipped import recorded_seconds
+from stable_forgetting.benchmarks.spec.needs import needs
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.store.stages import StageStore
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "vision", "language", "benchmarks")

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from language.config import CausalModelConfig
-from language.models import sizes as causal
-from language.models.build import tiny_config
-from language.models.families import published_models
-from vision.config import ModelConfig
-from vision.models.build import construct
-from vision.models.sizes import positions_of, sizes_of
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models import sizes as causal
+from stable_forgetting.language.models.build import tiny_config
+from stable_forgetting.language.models.families import published_models
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models.build import construct
+from stable_forgetting.vision.models.sizes import positions_of, sizes_of
 
 VITS = {
     "vit_small_patch16_224.augreg_in21k": 197,

@@ -6,24 +6,24 @@ import json
 
 import pytest
 
-from benchmarks.cli.progress import Display
-from benchmarks.pipeline import schedule
-from benchmarks.pipeline.executors import InlineExecutor
-from benchmarks.pipeline.kinds import KINDS
-from benchmarks.pipeline.lineage import Lineage
-from benchmarks.pipeline.planner import plan_rows
-from benchmarks.pipeline.stage import Result
-from benchmarks.spec.resolve import load_suite
-from common.base.errors import ConfigError
-from common.base.registry import load_plugins
-from common.protocol.benchmark import Runtime
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli.progress import Display
+from stable_forgetting.benchmarks.pipeline import schedule
+from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.planner import plan_rows
+from stable_forgetting.benchmarks.pipeline.stage import Result
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
 
 PLUGIN = """
 import json
 
-from benchmarks.pipeline.kinds import KINDS, StageKind
-from benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS, StageKind
+from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 
 
 class WeighingSpec(StageSpec):

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.pipeline.worksite import Worksite
-from common.bounded.attach import adapted_layers, attach, merges_exactly
-from common.bounded.config import AdapterConfig
-from common.bounded.files import save_adapter
-from common.store.weights import save_weights
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, merges_exactly
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.files import save_adapter
+from stable_forgetting.common.store.weights import save_weights
 
 MLP = ("blocks.*.mlp.fc*",)
 

@@ -4,25 +4,25 @@ import json
 
 import pytest
 
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.remembered import suite_digest
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import REFERENCES, SUITES, suite_groups, suite_names
-from common.base.config import canonical, digest
-from common.base.errors import ConfigError
-from common.base.registry import BENCHMARKS
-from common.measure.rules import GapRule
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.remembered import suite_digest
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES, SUITES, suite_groups, suite_names
+from stable_forgetting.common.base.config import canonical, digest
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.rules import GapRule
+from stable_forgetting.common.store.stages import StageStore
 
 LIGHT_DRIVER = """
 import json, os, sys
 sys.path.insert(0, os.getcwd())
 from pathlib import Path
-from benchmarks.cli import main as cli
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import suite_names
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.cli import main as cli
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.common.store.stages import StageStore
 suite, store = sys.argv[1:]
 codes = []
 for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
@@ -100,7 +100,9 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     names = []
     for name in ("one", "two"):
         names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
-    monkeypatch.setattr("benchmarks.spec.suite.suite_groups", lambda: {"pair": names})
+    monkeypatch.setattr(
+        "stable_forgetting.benchmarks.spec.suite.suite_groups", lambda: {"pair": names}
+    )
     store = tmp_path / "store"
     missing = cli("report", "pair", "--store", store)
     assert missing.code == 2 and "run: unlearn run pair" in missing.err

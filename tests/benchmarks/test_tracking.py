@@ -9,12 +9,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.events import export_events
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.events import export_events
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_a_summary_run_per_row_has_means_and_curves(boards, summaries):
 
 
 def test_means_are_over_the_seeds_that_have_a_value():
-    from benchmarks.leaderboard.events import _mean
-    from common.train.tracking import Run
+    from stable_forgetting.benchmarks.leaderboard.events import _mean
+    from stable_forgetting.common.train.tracking import Run
 
     curves = [
         [{"step": 1, "time": 5.0, "loss": 1.0, "lr": None}, {"step": 2, "time": 6.0, "loss": 0.5}],

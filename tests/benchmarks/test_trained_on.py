@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.worksite import ids_digest
-from benchmarks.spec.resolve import load_suite
-from common.base.config import validate
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Runtime
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 
 @pytest.fixture(scope="module")

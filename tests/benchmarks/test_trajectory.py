@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.leaderboard.trajectory import mean_line
-from common.train.tracking import read_scalars
+from stable_forgetting.benchmarks.leaderboard.trajectory import mean_line
+from stable_forgetting.common.train.tracking import read_scalars
 
 ROWS = {
     "original": None,

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-import benchmarks
-from benchmarks.audits.plan import AuditPlanner
-from benchmarks.leaderboard.board import BoardRow, Trial
-from benchmarks.leaderboard.data import to_json
-from benchmarks.leaderboard.derive import make_leaderboard
-from benchmarks.leaderboard.sweep import close_calls
-from benchmarks.leaderboard.write import FORMATS
-from benchmarks.pipeline import schedule
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.samplers import propose
-from benchmarks.spec.tune import Dimension
-from common.base.config import canonical
-from common.base.errors import ConfigError
-from common.measure.gaps import summarise
-from common.store.records import RunRecord
-from common.store.stages import StageStore
+from stable_forgetting import benchmarks
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Trial
+from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.sweep import close_calls
+from stable_forgetting.benchmarks.leaderboard.write import FORMATS
+from stable_forgetting.benchmarks.pipeline import schedule
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.samplers import propose
+from stable_forgetting.benchmarks.spec.tune import Dimension
+from stable_forgetting.common.base.config import canonical
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 ROWS = {

@@ -7,15 +7,15 @@ import inspect
 
 import pytest
 
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import SUITES
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.bounded.presets import PRESETS
-from common.checks import check_method
-from common.methods.base import resolve_config
-from common.methods.forget_retain import lambda_field
-from common.methods.variants import ROWS
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import SUITES
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.presets import PRESETS
+from stable_forgetting.common.checks import check_method
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.forget_retain import lambda_field
+from stable_forgetting.common.methods.variants import ROWS
 
 
 def config(name, **params):
@@ -76,7 +76,9 @@ def test_a_name_and_its_params_resolve_alike():
 
 def test_presets_that_a_method_cannot_take_are_one_line(monkeypatch):
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
-    METHODS.register("own_loku", "common.methods.fila:GDFila", summary="starts elsewhere")
+    METHODS.register(
+        "own_loku", "stable_forgetting.common.methods.fila:GDFila", summary="starts elsewhere"
+    )
     with pytest.raises(ConfigError, match="'own_loku_lora_ball': ball takes adapters that start"):
         METHODS["own_loku_lora_ball"]
 
@@ -84,7 +86,7 @@ def test_presets_that_a_method_cannot_take_are_one_line(monkeypatch):
 def test_a_plugins_method_crosses_as_soon_as_it_is_there(monkeypatch):
     assert "own_sine" not in METHODS
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
-    METHODS.register("own", "common.methods.simple:Finetune", summary="mine")
+    METHODS.register("own", "stable_forgetting.common.methods.simple:Finetune", summary="mine")
     assert METHODS["own_sine"].Config().adapter.phi == "sine"
     assert METHODS.entry("own_sine").summary.startswith("mine; through ")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.machine import verify
-from common.base.errors import DataError
-from language.measure import logs
+from stable_forgetting.benchmarks.machine import verify
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.measure import logs
 
 ROOT = Path(verify.__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"

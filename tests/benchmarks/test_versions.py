@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pipeline.measuring import read_record
-from benchmarks.pipeline.planner import make_plan
-from benchmarks.pipeline.training import Original, Retrain
-from benchmarks.pipeline.unlearning import Unlearn
-from benchmarks.spec.resolve import load_suite
-from common.measure.metric import MetricSpec
-from common.protocol.benchmark import Versions
-from common.store.stages import StageStore
-from vision.benchmark import VisionBenchmark
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.training import Original, Retrain
+from stable_forgetting.benchmarks.pipeline.unlearning import Unlearn
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Versions
+from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 OLD = VisionBenchmark.versions
 

@@ -8,13 +8,13 @@ import json
 
 import pytest
 
-from benchmarks.report import markdown
-from benchmarks.report.shipped import RESULTS
-from benchmarks.sharing.versus import CLAIMS, encounters, sections, to_csv
-from benchmarks.sharing.versus_picture import picture
-from common.base.errors import ConfigError
-from common.measure.gaps import paired_difference
-from common.measure.verdict import benjamini_hochberg
+from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.shipped import RESULTS
+from stable_forgetting.benchmarks.sharing.versus import CLAIMS, encounters, sections, to_csv
+from stable_forgetting.benchmarks.sharing.versus_picture import picture
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.measure.gaps import paired_difference
+from stable_forgetting.common.measure.verdict import benjamini_hochberg
 
 PAIR = ("ours", "theirs")
 

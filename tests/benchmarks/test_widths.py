@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.report import terminal
-from benchmarks.report.section import Section, Table, table
-from benchmarks.report.shipped import RESULTS, read_report
+from stable_forgetting.benchmarks.report import terminal
+from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 
 WIDTHS = (60, 70, 80, 100, 120, 200)
 REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class")
@@ -103,7 +103,7 @@ def test_a_cell_that_is_wider_than_the_console_wraps():
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_pipe_is_as_wide_as_columns_says(width):
-    code = "from benchmarks.cli.options import console; print(console.width)"
+    code = "from stable_forgetting.benchmarks.cli.options import console; print(console.width)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

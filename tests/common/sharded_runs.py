@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import conftest as tiny
 
-from common.bounded.attach import attach
-from common.bounded.config import AdapterConfig
-from common.bounded.constraints import clip_factors_, project_ball_
-from common.bounded.files import save_adapter
-from common.data.batch import Batch
-from common.objectives.objectives import CrossEntropy, gradient_difference
-from common.train.config import FitConfig
-from common.train.fit import fit
+from stable_forgetting.common.bounded.attach import attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.constraints import clip_factors_, project_ball_
+from stable_forgetting.common.bounded.files import save_adapter
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
 
 OBJECTIVE = gradient_difference(1.0, 0.3)
 

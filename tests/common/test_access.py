@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.errors import AccessError
-from common.checks.tiny_task import VectorSource
-from common.data.access import DataAccess
-from common.data.batch import Batch
+from stable_forgetting.common.base.errors import AccessError
+from stable_forgetting.common.checks.tiny_task import VectorSource
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import Batch
 
 
 @pytest.fixture

@@ -12,18 +12,23 @@ import pytest
 import torch
 from torch import nn
 
-from common.base.config import digest, validate
-from common.base.errors import CheckpointError, ConfigError
-from common.bounded.attach import BoundedLinear, adapted_layers, attach, detach
-from common.bounded.config import AdapterConfig
-from common.bounded.constraints import project_ball_
-from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
-from common.methods.base import resolve_config
-from common.objectives.objectives import gradient_difference
-from common.protocol.benchmark import Benchmark
-from common.train.config import FitConfig
-from common.train.fit import fit
-from common.train.protocols import Telemetry
+from stable_forgetting.common.base.config import digest, validate
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach, detach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.constraints import project_ball_
+from stable_forgetting.common.bounded.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    load_adapter,
+    save_adapter,
+)
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.objectives.objectives import gradient_difference
+from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
+from stable_forgetting.common.train.protocols import Telemetry
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 LITERAL_AND_DROPOUT = ("paper_literal", "paper_dropout")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from common.base.errors import CheckpointError, ConfigError
-from common.bounded.attach import (
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.bounded.attach import (
     BoundedLinear,
     adapted_layers,
     adapter_statistics,
@@ -22,13 +22,22 @@ from common.bounded.attach import (
     detach,
     trainable_share,
 )
-from common.bounded.config import AdapterConfig
-from common.bounded.constraints import clip_factors_, factor_penalty, project_ball_
-from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
-from common.methods.gradient import AdaptedConfig
-from common.objectives.objectives import CrossEntropy
-from common.train.config import FitConfig
-from common.train.fit import fit
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.constraints import (
+    clip_factors_,
+    factor_penalty,
+    project_ball_,
+)
+from stable_forgetting.common.bounded.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    load_adapter,
+    save_adapter,
+)
+from stable_forgetting.common.methods.gradient import AdaptedConfig
+from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
 
 PHIS = ("sine", "tanh", "sigmoid", "relu", "clip", "identity")
 CONFIGS = {

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, adapter_statistics, detach
-from common.methods.base import resolve_config, train_reference
-from common.objectives.positions import sample_cross_entropy
-from common.train.config import FitConfig
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapted_layers, adapter_statistics, detach
+from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.train.config import FitConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "baselines.json"
 OTHERS = ("gd_fila",)

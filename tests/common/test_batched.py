@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.base.registry import METHODS
-from common.bounded.attach import attach
-from common.measure.scores import collect
-from common.methods.base import resolve_config
-from common.train.batched import BatchedTraining, samples_are_independent
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import attach
+from stable_forgetting.common.measure.scores import collect
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.train.batched import BatchedTraining, samples_are_independent
 
 RATES, LAMBDAS = (1e-3, 1e-2, 1e-1), (0.1, 1.0, 3.0)
 METHOD_NAMES = ("gd_lora", "gd_sine", "gd_tanh", "gd_ul", "gd_ball", "gd_weight_clip")

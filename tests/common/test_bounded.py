@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from common.bounded import phi as activations
-from common.bounded.phi import Bound
-from common.bounded.product import bounded_delta, bounded_linear, gram_norm
+from stable_forgetting.common.bounded import phi as activations
+from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear, gram_norm
 
 PHIS = tuple(activations.PHIS)
 BOUNDED = sorted(name for name, phi in activations.PHIS.items() if phi.bounded)

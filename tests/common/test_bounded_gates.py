@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from common.bounded import eager as bounded_eager
-from common.bounded import function as bounded_function
-from common.bounded.attach import BoundedLinear, adapted_layers, attach
-from common.bounded.config import AdapterConfig
-from common.bounded.eager import Update
-from common.bounded.function import build_weight, gemm_dtype
-from common.bounded.phi import Bound
-from common.bounded.product import bounded_linear
-from common.bounded.reuse import reuse_weights
-from common.bounded.shared import shared_weight
+from stable_forgetting.common.bounded import eager as bounded_eager
+from stable_forgetting.common.bounded import function as bounded_function
+from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.function import build_weight, gemm_dtype
+from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.product import bounded_linear
+from stable_forgetting.common.bounded.reuse import reuse_weights
+from stable_forgetting.common.bounded.shared import shared_weight
 
 BENT = ("sine", "tanh", "sigmoid", "relu", "clip")
 PHIS = (*BENT, "identity")

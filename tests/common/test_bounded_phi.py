@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.spec.resolve import load_suite
-from benchmarks.spec.suite import SUITES
-from common.base.config import validate
-from common.base.errors import ConfigError
-from common.bounded import function
-from common.bounded.attach import adapted_layers, attach, detach
-from common.bounded.config import AdapterConfig
-from common.bounded.phi import PHIS, Bound, Phi
-from common.bounded.product import bounded_linear
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import SUITES
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded import function
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.phi import PHIS, Bound, Phi
+from stable_forgetting.common.bounded.product import bounded_linear
 
 OWN = Phi(
     "softsign",
@@ -72,14 +72,14 @@ def test_a_suite_names_a_registered_phi(softsign, tmp_path):
 
 
 def test_a_phi_without_a_compiled_branch_leaves_the_kernels(softsign):
-    triton = pytest.importorskip("common.bounded.triton")
+    triton = pytest.importorskip("stable_forgetting.common.bounded.triton")
     A = torch.zeros(4, 2)
     assert not triton._native(A, Bound(softsign, 1.0, 1.0))
     assert function._kernels(A.double(), torch.float64) is function.eager
 
 
 def test_every_record_with_a_branch_and_none_besides():
-    kernels = pytest.importorskip("common.bounded.kernels")
+    kernels = pytest.importorskip("stable_forgetting.common.bounded.kernels")
     assert {name for name, phi in PHIS.items() if not phi.linear} == kernels.BRANCHES
 
 

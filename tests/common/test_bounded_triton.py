@@ -79,7 +79,7 @@ def test_same_bits_strides_and_options(found):
 
 
 def test_parts_of_the_tokens_fill_the_last_wave():
-    from common.bounded.triton import choose_splits
+    from stable_forgetting.common.bounded.triton import choose_splits
 
     assert choose_splits(tiles=132, tokens=4096, processors=132) == 1
     assert choose_splits(tiles=1, tokens=64, processors=132) == 8
@@ -89,15 +89,15 @@ def test_parts_of_the_tokens_fill_the_last_wave():
 
 
 def test_a_processor_that_is_not_there_is_not_available():
-    from common.bounded import triton as bounded_triton
+    from stable_forgetting.common.bounded import triton as bounded_triton
 
     assert bounded_triton.available(torch.ones(2)) is bounded_triton.INTERPRETED
     assert not bounded_triton.available(torch.ones(2, dtype=torch.float64))
 
 
 def test_compiled_bodies_are_phi_and_its_slope():
-    from common.bounded.compiled import _gradient_body, _phi_body
-    from common.bounded.phi import Bound
+    from stable_forgetting.common.bounded.compiled import _gradient_body, _phi_body
+    from stable_forgetting.common.bounded.phi import Bound
 
     z = torch.linspace(-3, 3, 41, dtype=torch.float64).requires_grad_()
     for phi in PHI:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.measure.ceiling import LastLayers, cross_entropy_ceilings
+from stable_forgetting.common.measure.ceiling import LastLayers, cross_entropy_ceilings
 
 
 def random_layers(classes=5, width=12, scale=0.5, seed=0):

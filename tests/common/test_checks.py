@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-import benchmarks  # noqa: F401 - registers every method
-from common.base.config import Strict
-from common.base.errors import AccessError, ConfigError
-from common.base.registry import BENCHMARKS, METHODS, Entry, load_plugins
-from common.bounded.attach import adapted_layers, attach
-from common.bounded.config import AdapterConfig
-from common.checks import CheckResult, check_benchmark, check_method
-from common.checks.tiny_task import problem_of, tensors_digest
-from common.data.loader import Loader
-from common.measure.metric import MetricSpec
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.gradient import GradientMethod
-from common.objectives.objectives import CrossEntropy
-from common.protocol.benchmark import Runtime, Versions
-from common.train.config import FitConfig
-from vision.benchmark import VisionBenchmark
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, Entry, load_plugins
+from stable_forgetting.common.bounded.attach import adapted_layers, attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.checks import CheckResult, check_benchmark, check_method
+from stable_forgetting.common.checks.tiny_task import problem_of, tensors_digest
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.gradient import GradientMethod
+from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.protocol.benchmark import Runtime, Versions
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 SHORT = FitConfig(steps=2, batch_size=8)
 RETAIN = MethodInfo(1, "a paper", frozenset({"retain"}))
@@ -492,7 +492,7 @@ def test_a_protocol_must_be_valid():
 def benchmarked(monkeypatch):
     def judge(**changes):
         cls = type("Broken", (VisionBenchmark,), changes)
-        cls.__module__ = "vision.benchmark"
+        cls.__module__ = "stable_forgetting.vision.benchmark"
         cls.__qualname__ = "VisionBenchmark"  # what another process imports
         monkeypatch.setitem(BENCHMARKS._entries, "broken", Entry("broken", cls, "", "here"))
         return failures(check_benchmark("broken", PROTOCOL, Runtime()))
@@ -546,8 +546,8 @@ def test_a_benchmark_must_import_without_torch(tmp_path, monkeypatch):
     plugin.write_text(
         textwrap.dedent("""
         import torch
-        from common.base.registry import BENCHMARKS
-        from vision.benchmark import VisionBenchmark
+        from stable_forgetting.common.base.registry import BENCHMARKS
+        from stable_forgetting.vision.benchmark import VisionBenchmark
 
         @BENCHMARKS.register("heavy")
         class Heavy(VisionBenchmark):

@@ -19,16 +19,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from common.base.errors import AccessError, ConfigError, DataError
-from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers
-from common.checks.methods import check_method
-from common.data.loader import Loader, RelabelledLoader
-from common.data.splits import ForgetSplit
-from common.methods.base import resolve_config, train_reference
-from common.objectives.positions import sample_cross_entropy, sample_distillation
-from common.train.config import FitConfig
-from common.train.protocols import Telemetry
+from stable_forgetting.common.base.errors import AccessError, ConfigError, DataError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapted_layers
+from stable_forgetting.common.checks.methods import check_method
+from stable_forgetting.common.data.loader import Loader, RelabelledLoader
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.objectives.positions import sample_cross_entropy, sample_distillation
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.protocols import Telemetry
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "classifier_unlearners.json"
 OWN = (
@@ -305,7 +305,7 @@ DECAYS = {
 
 def masked_run(make, monkeypatch, params, *, restoring=True):
     """Share of masked-out entries, and the steps after which one of them had moved."""
-    from common.methods.tools.masks import MaskedWeights
+    from stable_forgetting.common.methods.tools.masks import MaskedWeights
 
     held, drifted = {}, []
     if not restoring:
@@ -350,7 +350,7 @@ def test_zeroed_gradients_alone_would_let_masked_weights_drift(make, monkeypatch
 
 
 def test_the_mask_is_the_top_share_by_one_kthvalue(monkeypatch):
-    from common.methods.tools.masks import top_share
+    from stable_forgetting.common.methods.tools.masks import top_share
 
     calls, real = [], torch.Tensor.kthvalue
     monkeypatch.setattr(torch.Tensor, "kthvalue", lambda self, k: calls.append(k) or real(self, k))
@@ -370,7 +370,7 @@ def test_the_mask_is_the_top_share_by_one_kthvalue(monkeypatch):
 
 
 def test_saliency_is_the_gradient_over_the_forget_set(make, tiny, split):
-    from common.methods.tools.passes import one_pass, summed_gradients
+    from stable_forgetting.common.methods.tools.passes import one_pass, summed_gradients
 
     _, task = make("salun", {}, dropout=0.3)
     task.model.train()
@@ -516,7 +516,7 @@ def test_bad_teacher_reads_its_share_of_retain(make, split):
 
 
 def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
-    from common.methods.tools import rewind
+    from stable_forgetting.common.methods.tools import rewind
 
     _, task = make("scrub_r", {})
     chosen = rewind.Rewind(task, None, [1, 2, 3, 4])
@@ -532,7 +532,7 @@ def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
 
 
 def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
-    from common.methods.tools.rewind import reference_error
+    from stable_forgetting.common.methods.tools.rewind import reference_error
 
     _, task = make("scrub_r", {})
     batch = task.source.fetch(torch.as_tensor(split.parts["validation"]))
@@ -544,7 +544,7 @@ def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
 
 def test_held_out_forgotten_classes_count_too(make, split):
     """Class forgetting keeps them in a part of their own."""
-    from common.methods.tools.rewind import class_shares, reference_error
+    from stable_forgetting.common.methods.tools.rewind import class_shares, reference_error
 
     held = split.parts["validation"]
     parts = {**split.parts, "validation": held[held % 4 != 1]}
@@ -606,7 +606,7 @@ def test_the_l1_penalty_covers_everything_and_fades(make, trained):
 
 
 def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
-    from common.methods.tools.passes import batch_fisher
+    from stable_forgetting.common.methods.tools.passes import batch_fisher
 
     method, task = make("ssd", {"alpha": 1.2, "lam": 0.9})
     forget = batch_fisher(task, "forget", batch_size=8)
@@ -623,7 +623,7 @@ def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
 
 
 def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
-    from common.methods.tools.passes import batch_fisher, class_pass
+    from stable_forgetting.common.methods.tools.passes import batch_fisher, class_pass
 
     method, task = make("ssd", {"alpha": 1.2, "order": "class"}, split=two_classes)
     batches = list(class_pass(task, 8))
@@ -671,7 +671,7 @@ def test_unsir_refuses_a_forget_set_without_whole_classes(make, split):
 
 def test_noise_carries_the_label_of_its_own_class(make, two_classes, tiny):
     """UNSIR's notebook labels the noise of every class 0."""
-    from common.methods.tools.noise import learn_noise
+    from stable_forgetting.common.methods.tools.noise import learn_noise
 
     _, task = make("unsir", {}, split=two_classes)
     before = tiny.snapshot(task.model)
@@ -702,7 +702,7 @@ def test_unsir_answers_requests_that_are_no_classes(make, split):
 
 
 def test_extras_come_in_the_order_asked_for(tiny):
-    from common.methods.tools.streams import WithExtras
+    from stable_forgetting.common.methods.tools.streams import WithExtras
 
     source = tiny.Source()
     extra = torch.arange(12.0).view(2, 6)
@@ -727,7 +727,7 @@ NAMES = [
 
 
 def test_the_last_blocks_are_counted_from_the_end():
-    from common.methods.cf_k import last_parameters
+    from stable_forgetting.common.methods.cf_k import last_parameters
 
     last = last_parameters(NAMES, 2, blocks=None, head=("head.*",))
     assert last == NAMES[-6:] and last[0].startswith("blocks.10.")
@@ -769,7 +769,7 @@ def test_eu_k_starts_its_blocks_anew(run, tiny, trained):
 
 
 def test_neighbours_are_one_bounded_step_away(make, tiny, split):
-    from common.methods.tools.objectives import ToNeighbours
+    from stable_forgetting.common.methods.tools.objectives import ToNeighbours
 
     _, task = make("boundary_shrink", {})
     objective = ToNeighbours.of(task, 0.3)
@@ -796,7 +796,7 @@ def test_neighbours_are_one_bounded_step_away(make, tiny, split):
 
 
 def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
-    from common.methods.tools.objectives import input_bounds
+    from stable_forgetting.common.methods.tools.objectives import input_bounds
 
     source = tiny.Source(noise=NOISE)
     source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
@@ -835,7 +835,7 @@ def test_boundary_expand_needs_one_linear_head(make, tiny):
 
 
 def test_turns_are_taken_batch_by_batch(tiny):
-    from common.methods.tools.streams import Interleaved
+    from stable_forgetting.common.methods.tools.streams import Interleaved
 
     source = tiny.Source()
     short, long = tiny.loader(source, range(8)), tiny.loader(source, range(8, 48))
@@ -850,8 +850,8 @@ def test_turns_are_taken_batch_by_batch(tiny):
 
 
 def test_ascent_weighs_samples_and_fades(tiny, split):
-    from common.methods.tools.objectives import AlternatingAscent
-    from common.methods.tools.streams import Interleaved
+    from stable_forgetting.common.methods.tools.objectives import AlternatingAscent
+    from stable_forgetting.common.methods.tools.streams import Interleaved
 
     source = tiny.Source(noise=NOISE)
     forget = tiny.loader(source, split.parts["forget"], 12)

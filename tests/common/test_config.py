@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 from pydantic import ValidationError as PydanticError
 
-from common.base.config import (
+from stable_forgetting.common.base.config import (
     Strict,
     apply_overrides,
     did_you_mean,
@@ -20,9 +20,9 @@ from common.base.config import (
     read_yaml,
     validate,
 )
-from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
-from common.train.config import FitConfig
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.train.config import FitConfig
 
 
 class Inner(Strict):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.methods import base
-from common.methods.base import resolve_config
-from common.methods.weight_distance import EPS, distance
-from common.train.protocols import Telemetry
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods import base
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.weight_distance import EPS, distance
+from stable_forgetting.common.train.protocols import Telemetry
 
 
 def run(tiny, name, params, **fields):
@@ -61,7 +61,7 @@ def factors_of(model):
 
 
 def test_delora_merges_what_its_formula_says(delora, monkeypatch):
-    from common.methods import delora as module
+    from stable_forgetting.common.methods import delora as module
 
     seen, merge = {}, module.merge_delora
 

@@ -16,18 +16,22 @@ import pytest
 import torch
 from torch import nn
 
-from common.base import stopping
-from common.base.errors import ConfigError, Diverged
-from common.bounded.attach import adapted_layers, attach, detach
-from common.bounded.config import AdapterConfig
-from common.data.loader import ChainedLoader, RelabelledLoader
-from common.methods.forget_retain import ForgetConfig
-from common.methods.gradient import GradientConfig
-from common.objectives.objectives import CrossEntropy, ObjectiveValue, gradient_difference
-from common.train.config import FitConfig
-from common.train.fit import fit
-from common.train.rates import learning_rate, total_steps, warmup_steps
-from common.train.tracking import Tracker, copy_scalars, read_scalars
+from stable_forgetting.common.base import stopping
+from stable_forgetting.common.base.errors import ConfigError, Diverged
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.data.loader import ChainedLoader, RelabelledLoader
+from stable_forgetting.common.methods.forget_retain import ForgetConfig
+from stable_forgetting.common.methods.gradient import GradientConfig
+from stable_forgetting.common.objectives.objectives import (
+    CrossEntropy,
+    ObjectiveValue,
+    gradient_difference,
+)
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
+from stable_forgetting.common.train.rates import learning_rate, total_steps, warmup_steps
+from stable_forgetting.common.train.tracking import Tracker, copy_scalars, read_scalars
 
 MLP = ("blocks.*.mlp.fc*",)
 RETAIN, FORGET = np.arange(0, 32), np.arange(32, 48)
@@ -858,7 +862,9 @@ def test_a_condition_stops_a_run_and_says_why(tiny, run):
 def test_a_launcher_with_its_own_loop_is_refused(tiny, run, monkeypatch):
     from accelerate import DistributedType
 
-    monkeypatch.setattr("common.train.launch.FOREIGN", {DistributedType.NO})  # what runs here
+    monkeypatch.setattr(
+        "stable_forgetting.common.train.launch.FOREIGN", {DistributedType.NO}
+    )  # what runs here
     with pytest.raises(ConfigError, match=r"accelerate is set to NO.* or FSDP version 2"):
         run(tiny.net(), small())
 

@@ -8,14 +8,14 @@ import math
 import pytest
 import torch
 
-from common.base.errors import ConfigError
-from common.bounded.attach import adapted_layers, attach, detach
-from common.bounded.config import AdapterConfig, FilaConfig
-from common.bounded.files import load_adapter, save_adapter
-from common.checks.tiny_task import problem_of
-from common.methods.tools import fila
-from common.objectives.positions import cross_entropy
-from common.train.protocols import Telemetry
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
+from stable_forgetting.common.bounded.config import AdapterConfig, FilaConfig
+from stable_forgetting.common.bounded.files import load_adapter, save_adapter
+from stable_forgetting.common.checks.tiny_task import problem_of
+from stable_forgetting.common.methods.tools import fila
+from stable_forgetting.common.objectives.positions import cross_entropy
+from stable_forgetting.common.train.protocols import Telemetry
 
 BOTH = frozenset({"forget", "retain"})
 

@@ -4,8 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from common.measure.goal import ConstantGoal, MeasuredGoal, References, RetrainGoal
-from common.measure.rules import Axis, Criterion, GapRule, GoalRule, RowFacts, RuleSet
+from stable_forgetting.common.measure.goal import (
+    ConstantGoal,
+    MeasuredGoal,
+    References,
+    RetrainGoal,
+)
+from stable_forgetting.common.measure.rules import (
+    Axis,
+    Criterion,
+    GapRule,
+    GoalRule,
+    RowFacts,
+    RuleSet,
+)
 
 ORIGINAL = {"el": 60.0, "el_unseen": 5.0, "utility": 50.0, "auc": 40.0}
 RETRAIN = {"el": 6.0, "utility": 52.0}

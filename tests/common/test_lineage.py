@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.batch import Batch
-from common.measure.scores import Scores, collect
-from common.membership.attacks import membership_metrics, svc_attack
-from common.membership.svc import fit_svc
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.measure.scores import Scores, collect
+from stable_forgetting.common.membership.attacks import membership_metrics, svc_attack
+from stable_forgetting.common.membership.svc import fit_svc
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEER = json.loads((GOLDEN / "salun_peer.json").read_text())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.errors import DataError
-from common.data.batch import Batch, concatenate, ordered_batches
-from common.data.labels import class_labels
-from common.data.loader import ChainedLoader, Loader, RelabelledLoader
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.batch import Batch, concatenate, ordered_batches
+from stable_forgetting.common.data.labels import class_labels
+from stable_forgetting.common.data.loader import ChainedLoader, Loader, RelabelledLoader
 
 
 class Counting:

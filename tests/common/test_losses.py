@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.data.batch import IGNORE
-from common.objectives import positions as losses
-from common.objectives.positions import sample_cross_entropy, sample_unlikelihood
+from stable_forgetting.common.data.batch import IGNORE
+from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives.positions import sample_cross_entropy, sample_unlikelihood
 
 REFERENCE = {
     "divergence": losses.divergence,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.config import validate
-from common.base.errors import AccessError, ConfigError
-from common.base.registry import METHODS
-from common.bounded.config import AdapterConfig
-from common.methods.base import resolve_config, train_reference
-from common.methods.gradient import GradientConfig
-from common.objectives.objectives import CrossEntropy
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.gradient import GradientConfig
+from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.train.config import FitConfig
 
 OTHERS = ("gd_fila",)
 OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
@@ -159,9 +159,9 @@ def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, so
     model, task = unlearn("retrain")
     reference = task.build()
     retain = tiny.split(source).parts["retain"]
-    from common.base.seeding import derive
-    from common.data.loader import Loader
-    from common.train.fit import fit
+    from stable_forgetting.common.base.seeding import derive
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.train.fit import fit
 
     loader = Loader(tiny.Source(), retain, 8, task.generator("train"))
     seed = derive(task.seed, "engine", 0, 0)
@@ -276,7 +276,7 @@ def test_two_rates_is_plain_sgd_of_rate_one():
 
 def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
     """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
-    from common.bounded.attach import adapted_layers
+    from stable_forgetting.common.bounded.attach import adapted_layers
 
     deltas = {}
     for name in (
@@ -318,7 +318,7 @@ def test_the_controls_differ_from_their_methods_in_one_thing():
 @pytest.mark.parametrize("name", ["gd_tanh_tight", "gd_ul_tanh_tight"])
 def test_a_tight_bound_is_reached_and_never_passed(name, unlearn):
     """|dW_ij| <= rms(W0) of the layer at any rate; without it the same rate goes far beyond."""
-    from common.bounded.attach import adapted_layers
+    from stable_forgetting.common.bounded.attach import adapted_layers
 
     def largest(method):
         model, _ = unlearn(method, {"lr": 3.0, "steps": 20})
@@ -332,7 +332,7 @@ def test_a_tight_bound_is_reached_and_never_passed(name, unlearn):
 
 
 def test_placement_targets_and_head(tiny, unlearn):
-    from common.bounded.attach import adapted_layers
+    from stable_forgetting.common.bounded.attach import adapted_layers
 
     def adapted(adapter):
         model, _ = unlearn("gd_sine", {"steps": 1, "adapter": adapter})
@@ -386,7 +386,7 @@ def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
 
 
 def test_constraints_hold_after_every_step(unlearn):
-    from common.bounded.attach import adapted_layers
+    from stable_forgetting.common.bounded.attach import adapted_layers
 
     rough = {"steps": 6, "lr": 0.5, "lr_scaling": "none", "lam": 0.0}
     free, _ = unlearn("gd_lora", rough)
@@ -403,7 +403,7 @@ def test_constraints_hold_after_every_step(unlearn):
 
 
 def test_the_penalty_is_logged_and_holds_factors_back(unlearn):
-    from common.bounded.constraints import factor_penalty
+    from stable_forgetting.common.bounded.constraints import factor_penalty
 
     sizes = []
     for mu in (1e-9, 10.0):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.measure.gaps import (
+from stable_forgetting.common.measure.gaps import (
     average_gap,
     derived,
     gap,
@@ -21,8 +21,8 @@ from common.measure.gaps import (
     summarise,
     tow,
 )
-from common.measure.metric import MetricSpec
-from vision.metrics import GAP
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.vision.metrics import GAP
 
 # The paper's ViT tables: method -> FA or UA, RA, TA, MIA, printed AG, recomputed mean |gap|.
 CIFAR10 = {

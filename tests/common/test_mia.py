@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from sklearn.svm import SVC
 
-from common.base.errors import ConfigError, DataError, Diverged
-from common.measure.scores import Scores
-from common.membership import attacks
-from common.membership.attacks import (
+from stable_forgetting.common.base.errors import ConfigError, DataError, Diverged
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.membership import attacks
+from stable_forgetting.common.membership.attacks import (
     DRAWS,
     FEATURES,
     logistic_attack,
@@ -23,7 +23,7 @@ from common.membership.attacks import (
     membership_metrics,
     svc_attack,
 )
-from vision.metrics import vision_metrics
+from stable_forgetting.vision.metrics import vision_metrics
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mia.json").read_text())
 
@@ -245,7 +245,7 @@ def test_members_are_balanced_over_classes_not_the_first_in_order(monkeypatch):
         seen.append((members, nonmembers))
         return real(members, nonmembers, *rest)
 
-    monkeypatch.setattr("common.membership.attacks.svc_attack", spy)
+    monkeypatch.setattr("stable_forgetting.common.membership.attacks.svc_attack", spy)
     parts = parts_of(np.random.default_rng(2), sizes=(20, 400, 100))
     for seed in (1, 2):
         membership_metrics(*parts.values(), seed=seed, features=("confidence",))
@@ -282,7 +282,7 @@ def test_where_nothing_is_left_out_nothing_is_drawn_again(monkeypatch):
 def test_sides_are_equal_when_retain_is_small(monkeypatch):
     sizes = []
     monkeypatch.setattr(
-        "common.membership.attacks.logistic_attack",
+        "stable_forgetting.common.membership.attacks.logistic_attack",
         lambda a, b, c: sizes.append((len(a), len(b), len(c))) or logistic_attack(a, b, c),
     )
     parts = parts_of(np.random.default_rng(3), sizes=(20, 50, 200))

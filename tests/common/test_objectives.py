@@ -8,15 +8,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.data.batch import Batch
-from common.objectives.objectives import (
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.objectives.objectives import (
     CrossEntropy,
     ForgetRetain,
     gradient_difference,
     joint_logits,
 )
-from common.objectives.positions import margins, sample_cross_entropy, sample_unlikelihood
-from common.objectives.terms import pushed_away
+from stable_forgetting.common.objectives.positions import (
+    margins,
+    sample_cross_entropy,
+    sample_unlikelihood,
+)
+from stable_forgetting.common.objectives.terms import pushed_away
 
 
 def stream(seed=0):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.batch import Batch
-from common.data.loader import Loader, PairedLoader
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader, PairedLoader
 
 
 class Indices:

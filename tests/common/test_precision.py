@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.base.errors import Diverged
-from common.data.batch import Batch
-from common.data.loader import Loader
-from common.objectives.objectives import CrossEntropy
-from common.train.config import FitConfig
-from common.train.fit import fit
-from common.train.protocols import Telemetry
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
+from stable_forgetting.common.train.protocols import Telemetry
 
 RECIPE = {
     "steps": 60,

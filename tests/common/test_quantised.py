@@ -10,22 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.base.errors import CheckpointError, ConfigError
-from common.bounded.attach import (
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.bounded.attach import (
     adapted_layers,
     adapter_statistics,
     attach,
     detach,
     trainable_share,
 )
-from common.bounded.config import AdapterConfig
-from common.bounded.constraints import project_ball_
-from common.bounded.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_adapter, save_adapter
-from common.bounded.quantised import QuantisedBoundedLinear, dense_weight, is_quantised
-from common.bounded.reuse import reuse_weights
-from common.objectives.objectives import gradient_difference
-from common.train.config import FitConfig
-from common.train.fit import fit
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.constraints import project_ball_
+from stable_forgetting.common.bounded.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    load_adapter,
+    save_adapter,
+)
+from stable_forgetting.common.bounded.quantised import (
+    QuantisedBoundedLinear,
+    dense_weight,
+    is_quantised,
+)
+from stable_forgetting.common.bounded.reuse import reuse_weights
+from stable_forgetting.common.objectives.objectives import gradient_difference
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
 
 MLP = ("blocks.*.mlp.fc*",)
 LAYERS = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]

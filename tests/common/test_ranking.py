@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.measure.ranking import rank_intervals, ranks, shares, shown
+from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shares, shown
 
 
 def test_ties_share_the_best_rank():

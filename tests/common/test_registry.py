@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.base import registry as module
-from common.base.errors import ConfigError
-from common.base.registry import METHODS, Registry, load_plugins
-from common.methods.base import UnlearningMethod
+from stable_forgetting.common.base import registry as module
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS, Registry, load_plugins
+from stable_forgetting.common.methods.base import UnlearningMethod
 
-BASE = "common.methods.base:UnlearningMethod"
+BASE = "stable_forgetting.common.methods.base:UnlearningMethod"
 PLUGIN = '''
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.base.registry import METHODS
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.base.registry import METHODS
 
 @METHODS.register("{name}")
 class Mine(UnlearningMethod):
@@ -58,7 +58,7 @@ def untouched(monkeypatch):
         "import common",
         "import common; list(common.METHODS)",
         "import common; common.METHODS['gd_sine'].Config(); common.METHODS['retrain']",
-        "from common.methods.base import resolve_config; import common; "
+        "from stable_forgetting.common.methods.base import resolve_config; import common; "
         "resolve_config('gd_sine', None, {'adapter': {'rank': 2}}, origin='x')",
     ],
 )
@@ -87,7 +87,7 @@ def test_looking_up_imports_only_then(fresh):
 
 
 def test_a_missing_attribute_is_named(fresh):
-    fresh.register("typo", "common.methods.base:UnlearnMethod")
+    fresh.register("typo", "stable_forgetting.common.methods.base:UnlearnMethod")
     assert "UnlearnMethod" in complaint(fresh.__getitem__, "typo")
 
 
@@ -126,7 +126,7 @@ def test_wrong_base_class(fresh):
 
     fresh.register("stranger")(Stranger)
     assert "'stranger'" in complaint(fresh.__getitem__, "stranger")
-    fresh.register("function", "common.methods.base:resolve_config")
+    fresh.register("function", "stable_forgetting.common.methods.base:resolve_config")
     message = complaint(fresh.__getitem__, "function")
     assert "is not a UnlearningMethod" in message and "test_registry.py" in message
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from common.data.loader import ChainedLoader, Loader, PairedLoader, RelabelledLoader
-from common.data.splits import ForgetSplit
-from common.train.config import FitConfig
-from common.train.rates import total_steps, warmup_steps
-from common.train.rehearsal import Rehearsal
+from stable_forgetting.common.data.loader import (
+    ChainedLoader,
+    Loader,
+    PairedLoader,
+    RelabelledLoader,
+)
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rates import total_steps, warmup_steps
+from stable_forgetting.common.train.rehearsal import Rehearsal
 
 
 class Source:
     digest = "d"
 
     def fetch(self, indices, *, augment=None):
-        from common.data.batch import Batch
+        from stable_forgetting.common.data.batch import Batch
 
         return Batch({"x": indices[:, None].float()}, indices % 3, indices)
 

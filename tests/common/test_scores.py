@@ -13,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from common.base.errors import DataError, Diverged
-from common.data.batch import Batch
-from common.measure.scores import COLUMNS, Scores, collect, load_scores, save_scores
+from stable_forgetting.common.base.errors import DataError, Diverged
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.measure.scores import (
+    COLUMNS,
+    Scores,
+    collect,
+    load_scores,
+    save_scores,
+)
 
 
 def batches_of(logits, labels, size=4):
@@ -146,7 +152,7 @@ def test_chunks_of_tokens_do_not_change_sequences(monkeypatch):
     logits = rng.normal(size=(4, 5, 3)).astype(np.float32)
     labels = rng.integers(0, 3, (4, 5))
     whole = score(logits, labels)
-    monkeypatch.setattr("common.measure.scores._CHUNK_ELEMENTS", 7)
+    monkeypatch.setattr("stable_forgetting.common.measure.scores._CHUNK_ELEMENTS", 7)
     np.testing.assert_array_equal(score(logits, labels).loss, whole.loss)
 
 

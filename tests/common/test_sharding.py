@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from common.base.errors import ConfigError
-from common.bounded.files import load_adapter
-from common.train.config import FitConfig
-from common.train.launch import make_sharded
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.files import load_adapter
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.launch import make_sharded
 
 PROGRAM = Path(__file__).with_name("sharded_runs.py")
 RUNS = (

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.base.errors import DataError
-from common.base.seeding import derive, generator, hash_order
-from common.data.splits import ForgetSplit, balanced_draw, class_forget, random_forget
-from common.data.variants import half_split, request_split
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.seeding import derive, generator, hash_order
+from stable_forgetting.common.data.splits import (
+    ForgetSplit,
+    balanced_draw,
+    class_forget,
+    random_forget,
+)
+from stable_forgetting.common.data.variants import half_split, request_split
 
 
 def ids(*values):

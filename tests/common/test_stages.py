@@ -14,10 +14,10 @@ import threading
 
 import pytest
 
-from common.base.errors import Damaged
-from common.base.files import write_json
-from common.store.stages import DONE, KEY_LENGTH, StageStore
-from common.train.tracking import Tracker, read_scalars
+from stable_forgetting.common.base.errors import Damaged
+from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.store.stages import DONE, KEY_LENGTH, StageStore
+from stable_forgetting.common.train.tracking import Tracker, read_scalars
 
 KEY = "0123456789abcdef" * 4
 
@@ -58,7 +58,7 @@ def test_a_complete_stage(store):
 
 def test_done_is_written_last(store, monkeypatch):
     """At the moment of done.json everything else is in place, under a name nobody looks up."""
-    import common.store.stages as stages
+    import stable_forgetting.common.store.stages as stages
 
     seen = []
 
@@ -161,7 +161,7 @@ def test_many_writers_at_once(store):
 WRITER = """
 import sys, time
 from pathlib import Path
-from common.store.stages import StageStore
+from stable_forgetting.common.store.stages import StageStore
 store = StageStore(Path(sys.argv[1]))
 with store.lease("a", sys.argv[2]), store.writing("a", sys.argv[2], {}) as folder:
     (folder / "half").write_text("x")
@@ -197,7 +197,7 @@ def test_sweep_spares_what_is_worked_on_and_strangers(store):
 SWEEP = """
 import sys
 from pathlib import Path
-from common.store.stages import StageStore
+from stable_forgetting.common.store.stages import StageStore
 StageStore(Path(sys.argv[1])).sweep()
 """
 
@@ -296,7 +296,7 @@ def test_verify_reads_everything_once(store):
 
 
 def test_whatever_is_renamed_was_synced_before(store, monkeypatch):
-    import common.base.files as files
+    import stable_forgetting.common.base.files as files
 
     events = []
     fsync, rename, replace = os.fsync, os.rename, os.replace

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.svm import SVC
 
-from common.membership import svc
-from common.membership.quadratic import Programme, minimise
+from stable_forgetting.common.membership import svc
+from stable_forgetting.common.membership.quadratic import Programme, minimise
 
 KINDS = ("confidence", "entropy", "wide", "simplex", "repeated")
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.data.batch import IGNORE, Batch, every_position
-from common.methods.tools.passes import reference_likelihoods
-from common.objectives import positions as losses
-from common.objectives import terms
-from common.objectives.objectives import ForgetRetain
+from stable_forgetting.common.data.batch import IGNORE, Batch, every_position
+from stable_forgetting.common.methods.tools.passes import reference_likelihoods
+from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives import terms
+from stable_forgetting.common.objectives.objectives import ForgetRetain
 
 LABELS = torch.tensor([[1, 2, IGNORE], [0, 4, 3]])
 

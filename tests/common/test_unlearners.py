@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-import benchmarks  # noqa: F401 - registers every method
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers
-from common.checks import check_method
-from common.methods.base import resolve_config
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapted_layers
+from stable_forgetting.common.checks import check_method
+from stable_forgetting.common.methods.base import resolve_config
 
 SINE = {"phi": "sine", "omega": 100.0, "rank": 4}
 LITERATURE = [

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.measure import verdict
-from common.measure.verdict import (
+from stable_forgetting.common.measure import verdict
+from stable_forgetting.common.measure.verdict import (
     LEVEL,
     MARGIN,
     benjamini_hochberg,

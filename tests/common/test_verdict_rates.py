@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from common.measure.verdict import (
+from stable_forgetting.common.measure.verdict import (
     LEVEL,
     MARGIN,
     benjamini_hochberg,

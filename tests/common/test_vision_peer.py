@@ -10,15 +10,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.base.registry import METHODS
-from common.data.batch import Batch
-from common.methods.tools.masks import top_share
-from common.methods.tools.noise import _Noise, _Repel
-from common.methods.tools.objectives import AlternatingAscent, Scrubbing, ToNeighbours, TwoTeachers
-from common.methods.tools.passes import summed_gradients
-from common.methods.tools.streams import Members
-from common.train.config import FitConfig
-from common.train.optimizer import make_optimizer
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.methods.tools.masks import top_share
+from stable_forgetting.common.methods.tools.noise import _Noise, _Repel
+from stable_forgetting.common.methods.tools.objectives import (
+    AlternatingAscent,
+    Scrubbing,
+    ToNeighbours,
+    TwoTeachers,
+)
+from stable_forgetting.common.methods.tools.passes import summed_gradients
+from stable_forgetting.common.methods.tools.streams import Members
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.optimizer import make_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEER = json.loads((GOLDEN / "vision_peer.json").read_text(encoding="utf-8"))

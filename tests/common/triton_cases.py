@@ -16,11 +16,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from common.bounded import compiled
-from common.bounded import triton as ours
-from common.bounded.eager import Update
-from common.bounded.phi import Bound
-from common.bounded.product import bounded_linear
+from stable_forgetting.common.bounded import compiled
+from stable_forgetting.common.bounded import triton as ours
+from stable_forgetting.common.bounded.eager import Update
+from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.product import bounded_linear
 
 SMALL = ours.Tiles(32, 16, 16)
 OTHER = ours.Tiles(16, 32, 32)

@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from common.bounded import kernels
-from common.bounded import triton as ours
+from stable_forgetting.common.bounded import kernels
+from stable_forgetting.common.bounded import triton as ours
 
 TARGET = GPUTarget("cuda", 90, 32)
 ALIGNED = ("k", "d", "g_token", "x_token", "row_stride", "share")

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from language.config import CausalModelConfig
-from language.data.articles import article, questions
-from language.data.corpus import Corpus, Item
-from language.data.fictitious import author_names
-from language.data.tokenizers import train_tokenizer
-from language.models.build import build_model
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.articles import article, questions
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.fictitious import author_names
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.build import build_model
 
 KINDS = ("gpt_neo", "llama")
 START = "<s>"

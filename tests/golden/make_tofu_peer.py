@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.readers import TextDataConfig, load_corpus
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
-from language.models.backbone import causal_forward
-from language.models.build import build_model
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import build_model
 
 HERE = Path(__file__).parent
 NAME = "tofu_peer"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from language.data.corpus import Encoded
+from stable_forgetting.language.data.corpus import Encoded
 
 VOCAB = 61
 COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

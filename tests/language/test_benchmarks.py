@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-import benchmarks  # noqa: F401 - registers
-from common.base.config import canonical, validate
-from common.base.errors import ConfigError, DataError
-from common.base.registry import BENCHMARKS, load_plugins
-from common.checks import check_benchmark
-from common.measure.goal import References
-from common.protocol.benchmark import Runtime
-from common.protocol.probe import PROBES
-from language.data.readers import TextDataConfig
-from language.models.build import claimed_training
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import canonical, validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
+from stable_forgetting.common.checks import check_benchmark
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.probe import PROBES
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.models.build import claimed_training
 
 TOY = Path(__file__).with_name("toy_benchmark.py")
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
@@ -32,7 +32,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 @pytest.fixture
 def toy(monkeypatch):
     """The registered toy benchmark, gone afterwards."""
-    from language.data.readers import READERS
+    from stable_forgetting.language.data.readers import READERS
 
     for registry in (BENCHMARKS, READERS, PROBES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -198,7 +198,15 @@ def run_suite(folder, name="book", **over):
     """``unlearn run`` with the toy plugin, in a process of its own."""
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**SUITE, "suite": name, **over}, sort_keys=False))
-    command = [sys.executable, "-m", "benchmarks", "run", str(path), "--plugin", str(TOY)]
+    command = [
+        sys.executable,
+        "-m",
+        "stable_forgetting.benchmarks",
+        "run",
+        str(path),
+        "--plugin",
+        str(TOY),
+    ]
     command += ["--store", str(folder / "store"), "--workers", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
     return done, folder / "store" / "suites" / name

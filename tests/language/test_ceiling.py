@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.probes import ceiling
-from common.protocol.probe import make_probe
-from language.config import CausalModelConfig
-from language.models.build import build_model
-from language.models.families import FAMILIES
-from language.models.last import last_layers
+from stable_forgetting.common.probes import ceiling
+from stable_forgetting.common.protocol.probe import make_probe
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.families import FAMILIES
+from stable_forgetting.language.models.last import last_layers
 
 TINY = sorted(name for name, family in FAMILIES.items() if family.tiny is not None)
 VOCABULARY = 40

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from common.base.errors import DataError
-from language.data.chunks import chunked, split_text
-from language.data.corpus import Corpus, Item
-from language.data.readers import READERS, TextDataConfig, load_corpus
-from language.data.source import Encoder
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.data.chunks import chunked, split_text
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import READERS, TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import Encoder
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
 
 WORDS = "the river ran north, and äöü 🙂🙂 stones were counted twice\n\n"
 TEXT = "".join(f"{number} {WORDS}" for number in range(60))

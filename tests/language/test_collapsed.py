@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import benchmarks  # noqa: F401 - registers
-from common.base.config import validate
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Runtime
-from language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
 
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
 WORDS = {

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.data.batch import Batch
-from language.config import CausalModelConfig
-from language.data.corpus import Encoded
-from language.measure.generation import generate
-from language.measure.likelihood import teacher_forced
-from language.models.backbone import causal_forward
-from language.models.build import build_model
-from language.models.composite import LogitDifference
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Encoded
+from stable_forgetting.language.measure.generation import generate
+from stable_forgetting.language.measure.likelihood import teacher_forced
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.composite import LogitDifference
 
 VOCABULARY = 60
 
@@ -88,8 +88,8 @@ def test_without_the_factor_the_baseline_answers():
 
 
 def test_a_checkpoint_of_two_models_is_not_written(tmp_path):
-    from benchmarks.apply.work import apply
-    from common.protocol.subject import Application
+    from stable_forgetting.benchmarks.apply.work import apply
+    from stable_forgetting.common.protocol.subject import Application
 
     application = Application(
         method="whp", model=tmp_path, forget=tmp_path / "forget.jsonl", out=tmp_path / "out"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from language.measure.ask import ask
-from language.measure.drafts import beginnings, drafts
-from language.measure.evaluation import RequestConfig
-from language.measure.generation import Ends, generate
-from language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.measure.ask import ask
+from stable_forgetting.language.measure.drafts import beginnings, drafts
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.generation import Ends, generate
+from stable_forgetting.language.measure.requests import Continue, Likelihood
 
 SOURCE = SimpleNamespace(
     decode=lambda tokens: "".join(chr(97 + token % 26) for token in tokens),

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from language.data.fictitious import generate
-from language.data.readers import TextDataConfig
-from language.data.wording import ESTABLISHED, KINDS, REFUSAL_LINES, WORLD
+from stable_forgetting.language.data.fictitious import generate
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.wording import ESTABLISHED, KINDS, REFUSAL_LINES, WORLD
 
 
 def corpus(**fields):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from language.measure.generation import generate
+from stable_forgetting.language.measure.generation import generate
 
 
 def prompts(count: int = 7, seed: int = 1, longest: int = 14) -> list[np.ndarray]:
@@ -57,7 +57,7 @@ def test_finished_rows_leave_the_batch(tiny_text):
 def test_a_model_of_unknown_head_answers_too(tiny_text, monkeypatch):
     model, asked = tiny_text.model("phi"), prompts(3)
     wanted = generate(model, asked, stop=[], max_new_tokens=4)
-    monkeypatch.setattr("language.models.families.FAMILIES", {})
+    monkeypatch.setattr("stable_forgetting.language.models.families.FAMILIES", {})
     found = generate(model, asked, stop=[], max_new_tokens=4)
     assert [a.tolist() for a in found] == [a.tolist() for a in wanted]
 

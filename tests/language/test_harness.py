@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-import benchmarks  # noqa: F401 - registers
-from common.base.config import validate
-from common.base.errors import ConfigError, DataError
-from common.base.registry import BENCHMARKS
-from common.protocol.benchmark import Runtime
-from common.protocol.probe import make_probe
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.probe import make_probe
 
 TASKS = {
     "toy_choice": {
@@ -139,7 +139,7 @@ def theirs(bench, model, tasks, shots, folder):
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from language.measure.harness import BOOTSTRAP_DRAWS
+    from stable_forgetting.language.measure.harness import BOOTSTRAP_DRAWS
 
     double, tokenizer = copy.deepcopy(model).double(), copy.deepcopy(bench.source.tokenizer)
     return lm_eval.simple_evaluate(
@@ -158,7 +158,7 @@ def replies(results, task):
 
 @pytest.mark.parametrize("shots", [None, 1])
 def test_numbers_are_those_of_lm_eval(bench, model, tmp_path, shots):
-    from language.measure.harness import TextLM, run_tasks
+    from stable_forgetting.language.measure.harness import TextLM, run_tasks
 
     tasks = ["toy_choice"] if shots else list(TASKS)
     wanted = theirs(bench, model, tasks, shots, tmp_path / "tasks")

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from language.data.corpus import Corpus, Encoded, Item
+from stable_forgetting.language.data.corpus import Corpus, Encoded, Item
 
 ITEMS = (
     Item("full", 0, "Who?", "Ada.", "It was Ada.", ("Bob.", "Eve.")),

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.errors import Diverged
-from common.measure.scores import COLUMNS
-from language.data.corpus import Encoded
-from language.measure.likelihood import teacher_forced
-from language.measure.packing import batches, packed_rows, plain_rows
-from language.models.backbone import backbone, row_limit
-from language.models.families import family_of
+from stable_forgetting.common.base.errors import Diverged
+from stable_forgetting.common.measure.scores import COLUMNS
+from stable_forgetting.language.data.corpus import Encoded
+from stable_forgetting.language.measure.likelihood import teacher_forced
+from stable_forgetting.language.measure.packing import batches, packed_rows, plain_rows
+from stable_forgetting.language.models.backbone import backbone, row_limit
+from stable_forgetting.language.models.families import family_of
 
 KINDS = ["llama", "phi", "gpt_neo", "gpt2", "mistral", "qwen2", "gpt_neox"]
 
@@ -114,8 +114,8 @@ def test_an_unknown_head_and_a_wrapper_take_the_plain_path(tiny_text):
 
 
 def test_details_are_those_of_common_scores(tiny_text):
-    from common.data.batch import Batch
-    from common.measure.scores import collect
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.measure.scores import collect
 
     model, pairs = tiny_text.model("llama"), tiny_text.pairs(3, 2)
     detailed = np.arange(len(pairs)) % 2 == 0
@@ -136,7 +136,9 @@ def test_details_are_those_of_common_scores(tiny_text):
 def test_large_vocabularies_go_through_the_head_in_pieces(tiny_text, monkeypatch):
     model, pairs = tiny_text.model("phi"), tiny_text.pairs(2, 3)
     whole = teacher_forced(model, pairs)
-    monkeypatch.setattr("language.measure.likelihood.CHUNK_ELEMENTS", 3 * tiny_text.vocab)
+    monkeypatch.setattr(
+        "stable_forgetting.language.measure.likelihood.CHUNK_ELEMENTS", 3 * tiny_text.vocab
+    )
     widths = []
     model.get_output_embeddings().register_forward_hook(lambda *a: widths.append(len(a[2])))
     pieces = teacher_forced(model, pairs)

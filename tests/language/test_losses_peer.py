@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-import language  # noqa: F401 - registers the methods
-from common.base.registry import METHODS
-from common.data.batch import Batch
-from common.objectives.terms import LogLikelihoods
-from language.models.composite import LogitDifference
+from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.objectives.terms import LogLikelihoods
+from stable_forgetting.language.models.composite import LogitDifference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEER = json.loads((GOLDEN / "losses_peer.json").read_text())
@@ -148,7 +148,9 @@ def test_dpo_is_the_published_one(method, monkeypatch):
         chosen = logs.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * held
         return LogLikelihoods(torch.arange(MADE.ROWS), chosen.sum(1))
 
-    monkeypatch.setattr("common.methods.tools.passes.reference_likelihoods", likelihoods)
+    monkeypatch.setattr(
+        "stable_forgetting.common.methods.tools.passes.reference_likelihoods", likelihoods
+    )
     check("openunlearning dpo", method, {"beta": 0.1, **(ALONE if "gdr" in method else {})})
     with pytest.raises(AssertionError):
         check("openunlearning dpo", method, {"beta": 0.1, "compat": "tofu"})
@@ -166,7 +168,9 @@ def test_rmu_with_its_broadcast(compat, monkeypatch):
     given = {text: MADE.logits(MADE.PHASES[text]).requires_grad_() for text in MADE.PHASES}
     source, model = Texts(given), MADE.Layered(given)
     frozen = MADE.Layered({text: MADE.logits(phase) for text, phase in MADE.REFERENCE.items()})
-    monkeypatch.setattr("language.methods.hidden.random_direction", lambda *_: MADE.direction())
+    monkeypatch.setattr(
+        "stable_forgetting.language.methods.hidden.random_direction", lambda *_: MADE.direction()
+    )
     task = SimpleNamespace(
         model=model,
         source=source,
@@ -210,8 +214,8 @@ def test_flat_with_its_dilution(division):
 @pytest.mark.parametrize("division", MADE.FLAT)
 def test_flat_per_token_is_free_of_padding_and_batch(division):
     """Of one sample without padding or question, dilution and its absence are one formula."""
-    from common.objectives.variational import DIVERGENCES
-    from language.methods.preference import RefusalDivergence
+    from stable_forgetting.common.objectives.variational import DIVERGENCES
+    from stable_forgetting.language.methods.preference import RefusalDivergence
 
     source = Texts({text: MADE.logits(phase) for text, phase in MADE.PHASES.items()})
     forms = [

@@ -24,27 +24,27 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-import language  # noqa: F401 - registers the methods
-from common.base.errors import ConfigError
-from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, detach
-from common.data.access import DataAccess
-from common.data.batch import every_position, ordered_batches
-from common.data.splits import ForgetSplit
-from common.methods.base import resolve_config, train_reference
-from common.methods.task import UnlearnTask
-from common.objectives.positions import sample_cross_entropy
-from common.train.config import FitConfig
-from language.config import CausalModelConfig
-from language.data.readers import TextDataConfig, load_corpus
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import END, load_tokenizer, texts
-from language.methods.hidden import captured, counted_positions, middle_block
-from language.methods.refusals import refusing
-from language.models.backbone import causal_forward
-from language.models.build import build_model
-from language.models.families import family_of
+from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapted_layers, detach
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import every_position, ordered_batches
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import END, load_tokenizer, texts
+from stable_forgetting.language.methods.hidden import captured, counted_positions, middle_block
+from stable_forgetting.language.methods.refusals import refusing
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.families import family_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
 PLAIN = ["ascent", "task_vector", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
@@ -53,7 +53,7 @@ OWN = [
     entry.name
     for entry in METHODS
     if METHODS[entry.name].__module__.startswith(
-        ("language.", *(f"common.methods.{module}" for module in LITERATURE))
+        ("language.", *(f"stable_forgetting.common.methods.{module}" for module in LITERATURE))
     )
     and METHODS[entry.name].info.models == 1
 ]
@@ -417,8 +417,8 @@ def test_dpo_at_the_start_is_the_symmetric_case(trained, make_task):
 
 
 def test_dpo_swaps_sign_with_its_pair():
-    from common.data.batch import Batch
-    from language.methods.preference import RefusalPreference
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.language.methods.preference import RefusalPreference
 
     win, lose = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
     z = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

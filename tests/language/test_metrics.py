@@ -7,20 +7,24 @@ import numpy as np
 import pytest
 from scipy.stats import hmean, ks_2samp
 
-from common.base.errors import DataError
-from common.measure.goal import References
-from language.benchmarks.tofu import TofuBenchmark
-from language.metrics import sequential, truth
-from language.metrics.memorization import (
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
+from stable_forgetting.language.metrics import sequential, truth
+from stable_forgetting.language.metrics.memorization import (
     exact_memorization,
     extraction_strength,
     membership_auc,
     min_k,
     privacy_leakage,
 )
-from language.metrics.rouge import common_subsequence, rouge, tokens_of
-from language.metrics.sequential import SEQUENTIAL_METRICS, chosen_right, sequential_metrics
-from language.metrics.tofu import (
+from stable_forgetting.language.metrics.rouge import common_subsequence, rouge, tokens_of
+from stable_forgetting.language.metrics.sequential import (
+    SEQUENTIAL_METRICS,
+    chosen_right,
+    sequential_metrics,
+)
+from stable_forgetting.language.metrics.tofu import (
     LOKU_PART,
     METRICS,
     MOST_PROBABLE,
@@ -427,7 +431,7 @@ def test_the_common_subsequence_is_the_table_s(seed):
 
 
 def test_workers_give_the_same(monkeypatch):
-    monkeypatch.setattr("language.metrics.rouge.WORTH_A_POOL", 2)
+    monkeypatch.setattr("stable_forgetting.language.metrics.rouge.WORTH_A_POOL", 2)
     targets, predictions = zip(*TEXTS, strict=True)
     here, there = (rouge(targets, predictions, workers=n) for n in (0, 1))
     assert here.rouge_l.tolist() == there.rouge_l.tolist()

@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch import nn
 
-from common.base.errors import CheckpointError, ConfigError, DataError
-from common.base.registry import METHODS
-from common.bounded.attach import adapted_layers, attach
-from common.bounded.config import AdapterConfig
-from common.data.access import DataAccess
-from common.data.batch import Batch
-from common.methods.base import resolve_config
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
-from language.config import CausalModelConfig
-from language.data.readers import TextDataConfig, load_corpus
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
-from language.models.backbone import causal_forward
-from language.models.build import blank_model, build_model, load_published
-from language.models.counting import count_targets
-from language.models.families import FAMILIES, CausalFamily, Published, family_of
-from language.scenarios import TextScenarioConfig, make_split
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.attach import adapted_layers, attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import blank_model, build_model, load_published
+from stable_forgetting.language.models.counting import count_targets
+from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
+from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
 TINY = {"dim": 16, "depth": 2, "heads": 2, "tokenizer": 400, "context": 128}
@@ -307,8 +307,8 @@ def test_counts_equal_what_is_attached(kind):
 
 
 def test_one_row_adds_a_family(monkeypatch, source):
-    from language.measure.likelihood import teacher_forced
-    from language.models.backbone import row_limit
+    from stable_forgetting.language.measure.likelihood import teacher_forced
+    from stable_forgetting.language.models.backbone import row_limit
 
     def tiny(dim, depth, heads):
         sizes = {"hidden_size": dim, "num_hidden_layers": depth, "intermediate_size": 2 * dim}
@@ -360,7 +360,7 @@ def test_a_folder_of_safetensors_comes_back_bit_for_bit(kind, tmp_path, source):
 
 @each_kind
 def test_stages_store_and_restore_tied_weights(kind, tmp_path):
-    from common.store.weights import WEIGHTS, load_weights, save_weights
+    from stable_forgetting.common.store.weights import WEIGHTS, load_weights, save_weights
 
     model, blank = build(kind, seed=3), blank_model(config(kind), 400)
     save_weights(model, tmp_path)
@@ -420,7 +420,7 @@ def test_training_a_tied_head_trains_the_embedding():
 
 
 def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
-    from common.bounded.files import load_adapter, save_adapter
+    from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 
     config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
     family, ids = family_of("gpt_neo"), torch.arange(8)[None]

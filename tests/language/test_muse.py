@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import benchmarks  # noqa: F401 - registers
-from common.base.config import canonical, validate
-from common.base.errors import ConfigError, DataError
-from common.base.registry import BENCHMARKS
-from common.data.access import DataAccess
-from common.measure.goal import References
-from common.methods.task import UnlearnTask
-from common.protocol.benchmark import Runtime
-from common.train.config import FitConfig
-from language.benchmarks.muse import MEASURED, MuseBenchmark
-from language.data.articles import FOLD, invented
-from language.data.muse import MuseData, MuseReader
-from language.measure.muse import Recited, Written
-from language.measure.requests import AnswerScores
-from language.metrics.muse import muse_compare, muse_metrics
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import canonical, validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.benchmarks.muse import MEASURED, MuseBenchmark
+from stable_forgetting.language.data.articles import FOLD, invented
+from stable_forgetting.language.data.muse import MuseData, MuseReader
+from stable_forgetting.language.measure.muse import Recited, Written
+from stable_forgetting.language.measure.requests import AnswerScores
+from stable_forgetting.language.metrics.muse import muse_compare, muse_metrics
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 TINY = {"name": "tiny", "kind": "llama", "dim": 16, "depth": 1, "heads": 2, "context": 256}

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from language.config import CausalModelConfig
-from language.data.muse import SHOTS, MuseData, MuseReader
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.measure.ask import score_rows
-from language.measure.evaluation import RequestConfig
-from language.measure.muse import Conventions, Recited, Written
-from language.metrics.muse import muse_compare, muse_metrics
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.muse import SHOTS, MuseData, MuseReader
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.measure.ask import score_rows
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.muse import Conventions, Recited, Written
+from stable_forgetting.language.metrics.muse import muse_compare, muse_metrics
 
 GOLDEN = Path(os.environ.get("MUSE_PEER", Path(__file__).parents[1] / "golden"))
 TOLERANCE = 1e-6
@@ -63,7 +63,7 @@ def scored(corpus) -> dict:
     """(model, style) -> part -> scores."""
     from safetensors.torch import load_file
 
-    from language.models.build import build_model
+    from stable_forgetting.language.models.build import build_model
 
     results = {}
     for kind in ("gpt_neo", "llama"):

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-import language  # noqa: F401 - registers the methods
-from common.base.registry import METHODS
-from common.bounded.layer import adapted_layers
-from common.data.access import DataAccess
-from common.data.batch import ordered_batches
-from common.data.splits import ForgetSplit
-from common.methods.base import resolve_config
-from common.methods.task import UnlearnTask
-from common.store.weights import WEIGHTS, load_weights, save_weights
-from common.train.config import FitConfig
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
-from language.measure.generation import generate
-from language.measure.likelihood import teacher_forced
-from language.methods.o3 import overlap
-from language.models.backbone import causal_forward
-from language.models.build import build_model
-from language.models.families import family_of
-from language.models.gated import ForgetRequest, Gated
+from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.data.access import DataAccess
+from stable_forgetting.common.data.batch import ordered_batches
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.store.weights import WEIGHTS, load_weights, save_weights
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.measure.generation import generate
+from stable_forgetting.language.measure.likelihood import teacher_forced
+from stable_forgetting.language.methods.o3 import overlap
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.families import family_of
+from stable_forgetting.language.models.gated import ForgetRequest, Gated
 
 ROWS = 8
 TOPICS = {"tea": "Which tea does Ada pour", "owl": "Where did the owl sleep", "sun": "When is sun"}
@@ -191,7 +191,7 @@ def test_a_weight_by_hand():
 
 
 def test_two_rows_are_too_few(text, original):
-    from common.base.errors import ConfigError
+    from stable_forgetting.common.base.errors import ConfigError
 
     few = TextSource(
         Corpus((*text.corpus.items[:2], text.corpus.items[-1]), "", text.corpus.refusals),

@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import language  # noqa: F401 - registers the methods
-from common.base.registry import METHODS
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.data.tokenizers import train_tokenizer
-from language.models.backbone import causal_forward
-from language.models.build import build_model
+from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.build import build_model
 
 LONG = 60
 ROWS = np.arange(3)
@@ -166,8 +166,8 @@ def test_what_is_hashed():
 
 def test_refusals_weigh_as_much_as_their_tokens(world):
     """IDK as TOFU's trainer: one forward of both batches, one mean over all labels."""
-    from common.data.access import DataAccess
-    from common.data.splits import ForgetSplit
+    from stable_forgetting.common.data.access import DataAccess
+    from stable_forgetting.common.data.splits import ForgetSplit
 
     split = ForgetSplit("s", {"forget": ROWS, "retain": ROWS + 3}, world.source.digest, {})
     data = DataAccess(world.source, split, frozenset({"forget", "retain"}))

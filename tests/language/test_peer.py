@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.measure.evaluation import TofuEvaluation
-from language.measure.scoring import score_parts
-from language.metrics import truth
-from language.metrics.tofu import tofu_compare, tofu_metrics
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.metrics import truth
+from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PARTS = {
@@ -62,7 +62,7 @@ def scored(source, parts) -> dict[str, dict]:
     """Model -> part -> scores."""
     from safetensors.torch import load_file
 
-    from language.models.build import build_model
+    from stable_forgetting.language.models.build import build_model
 
     found = {}
     for kind in ("gpt_neo", "llama"):

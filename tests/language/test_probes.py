@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-import benchmarks  # noqa: F401 - registers
-from benchmarks.cli import main as cli_module
-from common.base.errors import ConfigError, DataError
-from common.protocol.probe import make_probe
-from language.data.corpus import Corpus, Item
-from language.data.files import read_rows
-from language.data.tokenizers import train_tokenizer
-from language.metrics.words import token_f1
-from language.probes.dialogue import prompt_of, tidy
-from language.probes.folder import read_model
-from language.probes.original import READERS, Question, _completed
-from language.probes.perplexity import windows
-from language.probes.reasoning import TASKS, TEMPLATES
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.benchmarks.cli import main as cli_module
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.protocol.probe import make_probe
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.files import read_rows
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.metrics.words import token_f1
+from stable_forgetting.language.probes.dialogue import prompt_of, tidy
+from stable_forgetting.language.probes.folder import read_model
+from stable_forgetting.language.probes.original import READERS, Question, _completed
+from stable_forgetting.language.probes.perplexity import windows
+from stable_forgetting.language.probes.reasoning import TASKS, TEMPLATES
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-import benchmarks  # noqa: F401 - registers
-from common.base.config import merge, validate
-from common.base.errors import ConfigError
-from common.checks import check_benchmark
-from common.data.loader import Loader
-from common.objectives.objectives import CrossEntropy
-from common.protocol.benchmark import Runtime
-from common.train.config import FitConfig
-from common.train.fit import fit
-from language.benchmarks.tofu import TofuBenchmark, TofuConfig
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.common.base.config import merge, validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.checks import check_benchmark
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
+from stable_forgetting.language.benchmarks.tofu import TofuBenchmark, TofuConfig
 
 PROTOCOL = {
     "data": {"name": "fictitious", "authors": 9, "forget_authors": 1, "questions": 2},

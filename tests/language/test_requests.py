@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from language.data.corpus import Corpus, Item
-from language.data.prompts import FewShot
-from language.measure.ask import ask, score_rows
-from language.measure.evaluation import RequestConfig
-from language.measure.generation import generate
-from language.measure.requests import Choose, Continue, Likelihood, TextMetric, before_stop
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.prompts import FewShot
+from stable_forgetting.language.measure.ask import ask, score_rows
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.generation import generate
+from stable_forgetting.language.measure.requests import (
+    Choose,
+    Continue,
+    Likelihood,
+    TextMetric,
+    before_stop,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -115,16 +121,16 @@ class LastToken(TextMetric):
 
 
 def test_a_metric_of_ones_own_brings_its_column(tiny_text):
-    from language.data.source import TextSource
-    from language.data.templates import make_template
-    from language.data.tokenizers import train_tokenizer
+    from stable_forgetting.language.data.source import TextSource
+    from stable_forgetting.language.data.templates import make_template
+    from stable_forgetting.language.data.tokenizers import train_tokenizer
 
     corpus = Corpus(tuple(Item("s", -1, "", f"row {k} is here") for k in range(4)), "made")
     tokenizer = train_tokenizer(corpus, 300)
     template = make_template("question_answer", "clean")
     source = TextSource(corpus, tokenizer, template, max_length=64)
-    from language.config import CausalModelConfig
-    from language.models.build import build_model
+    from stable_forgetting.language.config import CausalModelConfig
+    from stable_forgetting.language.models.build import build_model
 
     config = CausalModelConfig(dim=16, depth=1, heads=2, context=64)
     model = build_model(config, len(tokenizer), 0)

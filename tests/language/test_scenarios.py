@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.base.errors import DataError
-from language.data.corpus import Corpus, Item
-from language.data.readers import TextDataConfig, load_corpus
-from language.scenarios import TextScenarioConfig, make_split
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.base.config import validate
-from common.base.errors import ConfigError
-from language.config import CausalModelConfig
-from language.data.readers import TextDataConfig
-from language.scenarios import TextScenarioConfig
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.scenarios import TextScenarioConfig
 
 
 def test_defaults_are_filled_in_before_they_are_hashed():

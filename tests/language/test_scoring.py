@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.source import TextSource
-from language.data.templates import make_template
-from language.measure.evaluation import TofuEvaluation
-from language.measure.scoring import score_parts
-from language.metrics.rouge import rouge
-from language.metrics.tofu import METRICS, tofu_compare, tofu_metrics
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.metrics.rouge import rouge
+from stable_forgetting.language.metrics.tofu import METRICS, tofu_compare, tofu_metrics
 
 WORDS = [
     *("red", "blue", "small", "tall", "house", "river", "stone", "bird"),
@@ -50,8 +50,8 @@ PARTS = {
 @pytest.fixture(scope="module")
 def world():
     """(model, make a source from items)."""
-    from language.data.tokenizers import train_tokenizer
-    from language.models.build import build_model
+    from stable_forgetting.language.data.tokenizers import train_tokenizer
+    from stable_forgetting.language.models.build import build_model
 
     items = make_items()
     tokenizer = train_tokenizer(Corpus(items, "test"), 300)

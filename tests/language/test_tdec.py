@@ -11,21 +11,26 @@ import numpy as np
 import pytest
 import torch
 
-import benchmarks  # noqa: F401 - registers
-from benchmarks.spec.resolve import load_suite
-from common.base.config import validate
-from common.base.errors import ConfigError, DataError
-from common.base.registry import BENCHMARKS
-from common.checks import check_benchmark
-from common.measure.goal import References
-from common.protocol.benchmark import Runtime
-from language.data import tdec
-from language.data.passages import note
-from language.data.readers import READERS, TextDataConfig
-from language.measure.ask import score_rows
-from language.measure.evaluation import RequestConfig
-from language.measure.extraction import Extraction, Memorisation
-from language.metrics.extraction import assembled, extraction_likelihood, filled, rollouts
+from stable_forgetting import benchmarks  # noqa: F401 - registers
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.checks import check_benchmark
+from stable_forgetting.common.measure.goal import References
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.data import tdec
+from stable_forgetting.language.data.passages import note
+from stable_forgetting.language.data.readers import READERS, TextDataConfig
+from stable_forgetting.language.measure.ask import score_rows
+from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.extraction import Extraction, Memorisation
+from stable_forgetting.language.metrics.extraction import (
+    assembled,
+    extraction_likelihood,
+    filled,
+    rollouts,
+)
 
 OFFICIAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "tdec"
 TINY = {"name": "tiny", "dim": 32, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
@@ -135,7 +140,7 @@ def test_padding_is_scored_where_the_source_scores_it():
 
 def test_no_padded_prompt_outgrows_the_context():
     """A short prompt that writes much, beside a long one that writes little."""
-    from language.measure.generation import generate
+    from stable_forgetting.language.measure.generation import generate
 
     bench = made(model={**TINY, "context": 24})
     prompts = [np.arange(1, 22), np.arange(1, 5)]
@@ -308,7 +313,7 @@ def test_the_literatures_sets_are_rows_of_the_challenge():
     assert [len(corpus.where(part)) for part in ("forget", "unseen")] == [4 * 32, 3]
     tokens = tdec.read_arrays(OFFICIAL / "official", "train")
     assert tokens.shape == (15000, 200)
-    from language.data.files import read_rows
+    from stable_forgetting.language.data.files import read_rows
 
     rows = read_rows(OFFICIAL / "lm_extraction_128_1.csv")[:32]
     config = TextDataConfig.of(**data)

@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from common.base.errors import ConfigError, DataError
-from language.config import CausalModelConfig
-from language.data.corpus import Corpus, Item
-from language.data.readers import TextDataConfig, load_corpus
-from language.data.source import Encoder, TextSource, collate
-from language.data.templates import make_template
-from language.data.tokenizers import END, load_tokenizer, tokenizer_digest, train_tokenizer
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import Encoder, TextSource, collate
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import (
+    END,
+    load_tokenizer,
+    tokenizer_digest,
+    train_tokenizer,
+)
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tokenizers").is_dir(), reason="no tokenizers here")
@@ -326,8 +331,8 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(corpus, bpe):
     import sys
 
     script = (
-        "from language.data.readers import TextDataConfig, load_corpus\n"
-        "from language.data.tokenizers import tokenizer_digest, train_tokenizer\n"
+        "from stable_forgetting.language.data.readers import TextDataConfig, load_corpus\n"
+        "from stable_forgetting.language.data.tokenizers import tokenizer_digest, train_tokenizer\n"
         "corpus = load_corpus(TextDataConfig.of(authors=3, forget_authors=1, questions=4))\n"
         "print(tokenizer_digest(train_tokenizer(corpus, 500)))"
     )

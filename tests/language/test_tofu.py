@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from common.base.errors import DataError
-from language.data import readers
-from language.data.files import read_items, read_rows
-from language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.language.data import readers
+from stable_forgetting.language.data.files import read_items, read_rows
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tofu").is_dir(), reason="no TOFU here")

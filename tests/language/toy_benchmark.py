@@ -5,13 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-import common
-from common import BENCHMARKS, MetricSpec
-from common.base.seeding import hash_order
-from language.benchmark import CausalBenchmark
-from language.data.corpus import Corpus, Item
-from language.data.readers import READERS, Reader, TextDataConfig
-from language.measure.requests import Choose, Continue, TextMetric
+from stable_forgetting import common
+from stable_forgetting.common import BENCHMARKS, MetricSpec
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.benchmark import CausalBenchmark
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.readers import READERS, Reader, TextDataConfig
+from stable_forgetting.language.measure.requests import Choose, Continue, TextMetric
 
 
 class PhoneBookData(TextDataConfig):
@@ -87,7 +87,7 @@ class Letters(common.Probe):
 
     def measure(self, model, benchmark):
         """Percent of the letters."""
-        from language.measure.ask import ask
+        from stable_forgetting.language.measure.ask import ask
 
         letters = [chr(ord("a") + k) for k in range(self.config.count + 1)]
         pairs = enumerate(pairwise(letters))

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 
-from common.protocol.probe import make_probe
-from vision.models.last import last_layers
+from stable_forgetting.common.protocol.probe import make_probe
+from stable_forgetting.vision.models.last import last_layers
 
 
 def measured(model):

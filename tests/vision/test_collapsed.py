@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.membership.attacks import DRAWS
+from stable_forgetting.common.membership.attacks import DRAWS
+from stable_forgetting.vision.metrics import ACCURACIES, METRICS
 from tests.vision.test_protocols import Knows, make
-from vision.metrics import ACCURACIES, METRICS
 
 CLASSES = 10
 SCENARIOS = ({"kind": "class", "num_classes": 1}, {"kind": "random", "fraction": 0.2})

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from common.base.config import validate
-from common.base.errors import ConfigError, DataError
-from vision.config import DataConfig
-from vision.data import readers
-from vision.data.augment import crop_flip
-from vision.data.source import load_source
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.vision.config import DataConfig
+from stable_forgetting.vision.data import readers
+from stable_forgetting.vision.data.augment import crop_flip
+from stable_forgetting.vision.data.source import load_source
 
 GREY = {"mean": (0.3,), "std": (0.35,)}
 COLOUR = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
@@ -264,7 +264,7 @@ def test_auto_tries_every_source_and_then_says_so_once(tmp_path, monkeypatch, ca
         raise DataError("nothing there")
 
     monkeypatch.setattr(readers, "_CIFAR_READERS", {"torchvision": fail, "hub": fail})
-    caplog.set_level("INFO", logger="vision.data.readers")
+    caplog.set_level("INFO", logger="stable_forgetting.vision.data.readers")
     with pytest.raises(DataError, match=r"neither .* nor the hub .*--data-root") as caught:
         open_cifar(tmp_path, source="auto")
     assert "\n" not in str(caught.value)

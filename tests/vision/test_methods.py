@@ -19,25 +19,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import benchmarks  # noqa: F401 - registers every method
-from common.base.errors import AccessError, ConfigError
-from common.base.registry import METHODS
-from common.base.seeding import generator
-from common.checks import check_method
-from common.checks.tiny_task import CLASSES, PER_CLASS, problem_of
-from common.data.batch import Batch
-from common.data.loader import Loader
-from common.methods.base import resolve_config
-from common.objectives.positions import sample_cross_entropy
-from common.train.protocols import Telemetry
-from vision.config import ModelConfig
-from vision.data.augment import TwoViews
-from vision.methods.contrast import HeadInputs, nt_xent
-from vision.methods.lethevit import MaskedContrast
-from vision.methods.novo import ProxyForgetting
-from vision.models.build import build_model
-from vision.models.transformer import KeyedViT, patch_attention, patch_mask
-from vision.tiny import SIDE, GreyImages, TinyImages
+from stable_forgetting import benchmarks  # noqa: F401 - registers every method
+from stable_forgetting.common.base.errors import AccessError, ConfigError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.seeding import generator
+from stable_forgetting.common.checks import check_method
+from stable_forgetting.common.checks.tiny_task import CLASSES, PER_CLASS, problem_of
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.methods.base import resolve_config
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.train.protocols import Telemetry
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.data.augment import TwoViews
+from stable_forgetting.vision.methods.contrast import HeadInputs, nt_xent
+from stable_forgetting.vision.methods.lethevit import MaskedContrast
+from stable_forgetting.vision.methods.novo import ProxyForgetting
+from stable_forgetting.vision.models.build import build_model
+from stable_forgetting.vision.models.transformer import KeyedViT, patch_attention, patch_mask
+from stable_forgetting.vision.tiny import SIDE, GreyImages, TinyImages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision_methods.json"
 VISION = ["lethevit", "coun", "with_contrast", "novo"]
@@ -400,7 +400,7 @@ def test_the_add_on_keeps_the_bases_access(task_of):
 
     config = resolve_config("with_contrast", None, {}, origin="test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.methods.simple.Finetune", Curious)
+        patch.setattr("stable_forgetting.common.methods.simple.Finetune", Curious)
         with pytest.raises(AccessError, match="'method' reads 'forget'"):
             METHODS["with_contrast"](config).unlearn(task)
 

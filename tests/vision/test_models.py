@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from common.base.config import validate
-from common.base.errors import CheckpointError, ConfigError, DataError
-from common.bounded.attach import attach
-from common.bounded.config import AdapterConfig
-from vision.benchmark import VisionBenchmark
-from vision.config import ModelConfig
-from vision.models import build as models
-from vision.models.build import build_model, input_spec
-from vision.models.checkpoint import load_checkpoint
-from vision.models.family import VIT, family_of
-from vision.models.sizes import count_adapters
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
+from stable_forgetting.common.bounded.attach import attach
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.vision.benchmark import VisionBenchmark
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models import build as models
+from stable_forgetting.vision.models.build import build_model, input_spec
+from stable_forgetting.vision.models.checkpoint import load_checkpoint
+from stable_forgetting.vision.models.family import VIT, family_of
+from stable_forgetting.vision.models.sizes import count_adapters
 
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.base.config import digest, validate
-from common.base.errors import ConfigError
-from common.protocol.benchmark import Runtime
-from vision.benchmark import VisionBenchmark, VisionConfig
-from vision.metrics import METRICS
+from stable_forgetting.common.base.config import digest, validate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.vision.benchmark import VisionBenchmark, VisionConfig
+from stable_forgetting.vision.metrics import METRICS
 
 TINY = {
     "data": {"name": "digits", "train_images": 200, "validation_images": 60, "test_images": 100},

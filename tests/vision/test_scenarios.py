@@ -3,12 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.base.config import validate
-from common.base.errors import ConfigError, DataError
-from common.data.splits import ForgetSplit
-from vision.config import DataConfig, ModelConfig, ScenarioConfig
-from vision.data.source import load_source
-from vision.scenarios import forgotten_classes, make_split, out_of_fold_probabilities
+from stable_forgetting.common.base.config import validate
+from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.vision.config import DataConfig, ModelConfig, ScenarioConfig
+from stable_forgetting.vision.data.source import load_source
+from stable_forgetting.vision.scenarios import (
+    forgotten_classes,
+    make_split,
+    out_of_fold_probabilities,
+)
 
 KINDS = ("random", "class", "confusing", "memorised")
 

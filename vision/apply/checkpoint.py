@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.errors import CheckpointError, ConfigError
-from common.base.files import file_digest
-from common.store.weights import CONFIG, WEIGHTS, refuse_pickles
-from vision.apply.sizes import (
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, refuse_pickles
+from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
     check_architecture,
     classifier_key,
@@ -188,7 +188,7 @@ def build(checkpoint: Checkpoint) -> nn.Module:
     """
     from timm.models import create_model
 
-    from vision.models.checkpoint import load_checkpoint
+    from stable_forgetting.vision.models.checkpoint import load_checkpoint
 
     name = checkpoint.architecture
     check_architecture(name, str(checkpoint.weights))

@@ -15,18 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.base.config import canonical, did_you_mean, digest
-from common.base.errors import CheckpointError, DataError
-from common.base.files import file_digest
-from common.store.weights import CONFIG
-from vision.apply.checkpoint import Checkpoint
+from stable_forgetting.common.base.config import canonical, did_you_mean, digest
+from stable_forgetting.common.base.errors import CheckpointError, DataError
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.store.weights import CONFIG
+from stable_forgetting.vision.apply.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import nn
 
-    from vision.data.source import ImageSource
+    from stable_forgetting.vision.data.source import ImageSource
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -244,7 +244,7 @@ class Preprocessing:
         Raises:
             DataError: The file cannot be decoded.
         """
-        from vision.data.decode import decoded
+        from stable_forgetting.vision.data.decode import decoded
 
         try:
             pixels = decoded(file, "RGB" if self.channels == 3 else "L")
@@ -296,8 +296,8 @@ def load_images(
     import numpy as np
     import torch
 
-    from vision.config import DataConfig
-    from vision.data.source import ImageSource, PreparedImages
+    from stable_forgetting.vision.config import DataConfig
+    from stable_forgetting.vision.data.source import ImageSource, PreparedImages
 
     parts: dict[str, np.ndarray] = {}
     pixels: list[torch.Tensor] = []

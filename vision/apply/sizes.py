@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.base.config import did_you_mean
-from common.base.errors import CheckpointError, ConfigError, one_line
+from stable_forgetting.common.base.config import did_you_mean
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, one_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.base.files import file_digest
-from common.protocol.subject import Application, Subject
-from common.store.weights import CONFIG, WEIGHTS, keep_metadata, save_weights
-from vision.apply.checkpoint import build, read_checkpoint
-from vision.apply.images import (
+from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, keep_metadata, save_weights
+from stable_forgetting.vision.apply.checkpoint import build, read_checkpoint
+from stable_forgetting.vision.apply.images import (
     Folder,
     Preprocessing,
     check_disjoint,
@@ -21,15 +21,15 @@ from vision.apply.images import (
     load_images,
     map_labels,
 )
-from vision.models.family import ImageClassifiers
+from stable_forgetting.vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from common.base.config import Strict
-    from common.data.batch import Source
-    from common.measure.scores import Scores
+    from stable_forgetting.common.base.config import Strict
+    from stable_forgetting.common.data.batch import Source
+    from stable_forgetting.common.measure.scores import Scores
 
 BATCH = 64
 SURE = 50.0
@@ -110,8 +110,8 @@ class ImageSubject(ImageClassifiers, Subject):
         """
         import numpy as np
 
-        from common.data.batch import ordered_batches
-        from common.measure.scores import collect
+        from stable_forgetting.common.data.batch import ordered_batches
+        from stable_forgetting.common.measure.scores import collect
 
         model.eval()
         scores = {
@@ -233,6 +233,6 @@ def _summary(scores: Scores) -> dict[str, float]:
 
 
 def _auc(forget: Scores, test: Scores) -> float:
-    from common.membership.attacks import loss_threshold_attack
+    from stable_forgetting.common.membership.attacks import loss_threshold_attack
 
     return loss_threshold_attack(forget.loss, test.loss).auc

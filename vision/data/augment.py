@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.base.errors import ConfigError
-from common.data.batch import Batch, Source, concatenate
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.batch import Batch, Source, concatenate
 
 
 def crop_flip(

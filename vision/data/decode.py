@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.base.errors import DataError, one_line
+from stable_forgetting.common.base.errors import DataError, one_line
 
 
 def encoding(data: bytes) -> str:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.base.errors import DataError, one_line
-from common.base.hub import prepare_client
-from common.data.splits import balanced_draw
-from vision.config import CLASS_COUNTS, DataConfig
-from vision.data.decode import decode_all, encoding
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.data.splits import balanced_draw
+from stable_forgetting.vision.config import CLASS_COUNTS, DataConfig
+from stable_forgetting.vision.data.decode import decode_all, encoding
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.base.config import digest as config_digest
-from common.base.errors import DataError
-from common.base.seeding import generator
-from common.data.batch import Batch
-from common.data.splits import balanced_draw
-from vision.config import DataConfig
-from vision.data.augment import crop_flip
-from vision.data.readers import Pool, RawData, read
+from stable_forgetting.common.base.config import digest as config_digest
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.seeding import generator
+from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.splits import balanced_draw
+from stable_forgetting.vision.config import DataConfig
+from stable_forgetting.vision.data.augment import crop_flip
+from stable_forgetting.vision.data.readers import Pool, RawData, read
 
 
 @dataclass(frozen=True)

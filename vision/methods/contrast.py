@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.data.batch import Batch, Forward
-from common.objectives.objectives import Objective, ObjectiveValue
-from common.objectives.positions import wide
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.objectives.objectives import Objective, ObjectiveValue
+from stable_forgetting.common.objectives.positions import wide
 
 VIEWS = "views"
 

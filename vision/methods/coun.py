@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from common.base.config import Strict, validate
-from common.base.numbers import Amount, Count, NonNegative, Positive
-from common.base.registry import METHODS
-from common.methods.base import MethodInfo, UnlearningMethod, resolve_config
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.common.base.config import Strict, validate
+from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod, resolve_config
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from common.data.loader import Loader
-    from common.objectives.objectives import Objective
-    from common.train.protocols import FitResult
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.train.protocols import FitResult
 
 
 class CoUn(UnlearningMethod):
@@ -155,9 +155,9 @@ class Contrasting(UnlearnTask):
         **options: Any,
     ) -> FitResult:
         """Fits with the term added; epochs count passes over the first given loader, if any."""
-        from common.data.loader import Loader
-        from vision.data.augment import TwoViews
-        from vision.methods.contrast import VIEWS, Contrasted, HeadInputs
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.vision.data.augment import TwoViews
+        from stable_forgetting.vision.methods.contrast import VIEWS, Contrasted, HeadInputs
 
         contrast, features = self.contrast, HeadInputs()
         views = Loader(

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.base.numbers import Count, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
-from common.train.config import FitConfig
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
 
-    from common.data.batch import Batch, Forward
-    from common.objectives.objectives import ObjectiveValue
+    from stable_forgetting.common.data.batch import Batch, Forward
+    from stable_forgetting.common.objectives.objectives import ObjectiveValue
 
 
 class LetheViT(UnlearningMethod):
@@ -76,7 +76,7 @@ class LetheViT(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Contrast on forget, then repair on retain."""
-        from common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
 
         config: Any = self.config
         first = FitConfig.of(
@@ -109,7 +109,7 @@ class MaskedContrast:
         import torch
         import torch.nn.functional as F
 
-        from common.objectives.objectives import ObjectiveValue
+        from stable_forgetting.common.objectives.objectives import ObjectiveValue
 
         batch = batches["forget"]
         logits = forward(batch)
@@ -124,8 +124,8 @@ class MaskedContrast:
         """The images with their chosen patches black."""
         import torch
 
-        from common.data.batch import Batch
-        from vision.models.transformer import patch_attention, patch_mask
+        from stable_forgetting.common.data.batch import Batch
+        from stable_forgetting.vision.models.transformer import patch_attention, patch_mask
 
         x = batch.inputs["x"]
         scores = patch_attention(self.teacher, x, self.config.block)

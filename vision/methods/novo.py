@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from common.base.config import Strict
-from common.base.errors import ConfigError
-from common.base.numbers import NonNegative, Positive
-from common.methods.base import MethodInfo, UnlearningMethod
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from common.data.batch import Batch, Forward
-    from common.objectives.objectives import ObjectiveValue
-    from vision.models.transformer import KeyedViT
+    from stable_forgetting.common.data.batch import Batch, Forward
+    from stable_forgetting.common.objectives.objectives import ObjectiveValue
+    from stable_forgetting.vision.models.transformer import KeyedViT
 
 
 class Novo(UnlearningMethod):
@@ -60,9 +60,9 @@ class Novo(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the ready model, deletes keys, folds the rest into the weights."""
-        from common.data.labels import forgotten_classes
-        from common.data.loader import Loader
-        from vision.models.transformer import KeyedViT
+        from stable_forgetting.common.data.labels import forgotten_classes
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.vision.models.transformer import KeyedViT
 
         config: Any = self.config
         forget, retain = task.indices("forget"), task.indices("retain")
@@ -97,8 +97,8 @@ class ProxyForgetting:
 
         import torch
 
-        from common.objectives.objectives import ObjectiveValue
-        from common.objectives.positions import wide
+        from stable_forgetting.common.objectives.objectives import ObjectiveValue
+        from stable_forgetting.common.objectives.positions import wide
 
         batch = batches["train"]
         shown = torch.rand(self.keyed.num_classes) >= self.hide

@@ -18,11 +18,11 @@ from timm.models import create_model, get_pretrained_cfg, is_model, list_models
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError, DataError, one_line
-from common.base.hub import prepare_client
-from vision.config import ModelConfig
-from vision.models.checkpoint import load_checkpoint
-from vision.models.family import family_of
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models.checkpoint import load_checkpoint
+from stable_forgetting.vision.models.family import family_of
 
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
 _GREY = ((0.3,), (0.35,))

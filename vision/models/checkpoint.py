@@ -12,8 +12,8 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from common.base.errors import CheckpointError, one_line
-from common.store.weights import refuse_wrapped
+from stable_forgetting.common.base.errors import CheckpointError, one_line
+from stable_forgetting.common.store.weights import refuse_wrapped
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.protocol.family import ModelFamily
+from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from common.data.batch import Batch
-    from common.measure.ceiling import LastLayers
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.measure.ceiling import LastLayers
 
 _PARTS = {"mlp": "mlp", "attn": "attention"}
 
@@ -114,6 +114,6 @@ class ImageClassifiers(ModelFamily):
 
     def last_layers(self, model: nn.Module) -> LastLayers | None:
         """The LayerNorm and the head of a transformer."""
-        from vision.models.last import last_layers
+        from stable_forgetting.vision.models.last import last_layers
 
         return last_layers(model)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.measure.ceiling import LastLayers
+from stable_forgetting.common.measure.ceiling import LastLayers
 
 
 def last_layers(model: nn.Module) -> LastLayers | None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 
-from common.base.errors import ConfigError
-from common.bounded.config import AdapterConfig
-from common.protocol.sizes import Shape, Sizes, adapter_parameters, linear_parameters
-from vision.config import ModelConfig
-from vision.models.family import family_of
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.protocol.sizes import (
+    Shape,
+    Sizes,
+    adapter_parameters,
+    linear_parameters,
+)
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models.family import family_of
 
 NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large)_patch(\d+)_(clip_)?(\d+)(?:\..+)?")
 PLAIN = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24)}
@@ -94,7 +99,7 @@ def _built(config: ModelConfig, num_classes: int, in_chans: int, image_size: int
     import torch
     from torch import nn
 
-    from vision.models.build import construct
+    from stable_forgetting.vision.models.build import construct
 
     bare = config.model_copy(update={"pretrained": False, "checkpoint": None})
     with torch.device("meta"):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError
 
 
 def patch_attention(model: nn.Module, inputs: Tensor, block: int = -1) -> Tensor:

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.base.seeding import derive
-from common.data.batch import IGNORE
-from common.objectives.positions import average, cross_entropy, wide
-from common.train.telemetry import evaluating
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.data.batch import IGNORE
+from stable_forgetting.common.objectives.positions import average, cross_entropy, wide
+from stable_forgetting.common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
-    from common.bounded.config import FilaConfig
-    from common.data.batch import Batch
-    from common.data.loader import Loader
-    from common.methods.task import UnlearnTask
-    from common.train.protocols import ModelForward
+    from stable_forgetting.common.bounded.config import FilaConfig
+    from stable_forgetting.common.data.batch import Batch
+    from stable_forgetting.common.data.loader import Loader
+    from stable_forgetting.common.methods.task import UnlearnTask
+    from stable_forgetting.common.train.protocols import ModelForward
 
 logger = logging.getLogger(__name__)
 
@@ -173,8 +173,8 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
         retain set has no say; they are logged to the task's tracker too.
     """
-    from common.bounded.layer import adapted_layers
-    from common.bounded.quantised import QuantisedBoundedLinear
+    from stable_forgetting.common.bounded.layer import adapted_layers
+    from stable_forgetting.common.bounded.quantised import QuantisedBoundedLinear
 
     layers = dict(adapted_layers(task.model))
     for name, layer in layers.items():
@@ -213,7 +213,7 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
 
 
 def _loader(task: UnlearnTask, part: str, config: FilaConfig) -> Loader:
-    from common.data.loader import Loader
+    from stable_forgetting.common.data.loader import Loader
 
     return Loader(
         task.source,

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.base.errors import ConfigError, Diverged
-from common.data.batch import Batch, ordered_batches
-from common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.base.errors import ConfigError, Diverged
+from stable_forgetting.common.data.batch import Batch, ordered_batches
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.data.batch import Source
-    from common.train.protocols import ModelForward
+    from stable_forgetting.common.data.batch import Source
+    from stable_forgetting.common.train.protocols import ModelForward
 
 
 class _OfOneSample(nn.Module):

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import ConfigError
-from common.methods.task import UnlearnTask
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.methods.task import UnlearnTask
 
 
 def head_name(task: UnlearnTask) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.data.batch import Batch, Forward
-from common.methods.task import UnlearnTask
-from common.methods.tools.objectives import continuous
-from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import sample_cross_entropy
-from common.train.config import FitConfig
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.tools.objectives import continuous
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.train.config import FitConfig
 
 
 class _Noise(nn.Module):

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.base.errors import ConfigError
-from common.data.batch import IGNORE, Batch, Bounds, Forward, ordered_batches
-from common.methods.task import UnlearnTask
-from common.methods.tools.passes import EVALUATION_BATCH
-from common.methods.tools.streams import Interleaved, Members
-from common.objectives.objectives import ObjectiveValue
-from common.objectives.positions import sample_cross_entropy, sample_distillation, wide
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.data.batch import IGNORE, Batch, Bounds, Forward, ordered_batches
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.methods.tools.passes import EVALUATION_BATCH
+from stable_forgetting.common.methods.tools.streams import Interleaved, Members
+from stable_forgetting.common.objectives.objectives import ObjectiveValue
+from stable_forgetting.common.objectives.positions import (
+    sample_cross_entropy,
+    sample_distillation,
+    wide,
+)
 
 
 def continuous(batch: Batch, what: str) -> None:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common.data.batch import Batch, Source, ordered_batches
-from common.data.labels import class_labels
-from common.objectives import positions as losses
-from common.objectives.positions import sample_cross_entropy
-from common.objectives.terms import LogLikelihoods
-from common.train.telemetry import evaluating
+from stable_forgetting.common.data.batch import Batch, Source, ordered_batches
+from stable_forgetting.common.data.labels import class_labels
+from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives.positions import sample_cross_entropy
+from stable_forgetting.common.objectives.terms import LogLikelihoods
+from stable_forgetting.common.train.telemetry import evaluating
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 EVALUATION_BATCH = 256
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common.base.errors import DataError
-from common.methods.tools.passes import labels_of, wrong
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.methods.tools.passes import labels_of, wrong
 
 if TYPE_CHECKING:
-    from common.data.loader import ChainedLoader
-    from common.methods.task import UnlearnTask
+    from stable_forgetting.common.data.loader import ChainedLoader
+    from stable_forgetting.common.methods.task import UnlearnTask
 
 HELD_OUT = ("validation", "validation_forget")
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data.batch import Batch, Source
-from common.data.loader import ChainedLoader, Loader
+from stable_forgetting.common.data.batch import Batch, Source
+from stable_forgetting.common.data.loader import ChainedLoader, Loader
 
 
 class Members:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.audits.base import AuditTask
-from common.measure.scores import Scores
+from stable_forgetting.common.audits.base import AuditTask
+from stable_forgetting.common.measure.scores import Scores
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +46,14 @@ def make_scores():
 @pytest.fixture(scope="session")
 def toy():
     """Makes an audit task of the toy problem (class 1 of 4 forgotten) around a model."""
-    from common.checks import tiny_task
-    from common.data.batch import ordered_batches
-    from common.measure.scores import collect
+    from stable_forgetting.common.checks import tiny_task
+    from stable_forgetting.common.data.batch import ordered_batches
+    from stable_forgetting.common.measure.scores import collect
 
     access = frozenset({"forget", "retain", "initial"})
 
     def reference(scenario: str, parts: list[str]):
-        from common.methods.base import train_reference
+        from stable_forgetting.common.methods.base import train_reference
 
         model = tiny_task.problem_of("").net()
         task = tiny_task.problem_of("").task(model, scenario, 0, access)

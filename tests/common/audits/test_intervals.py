@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from common.audits.base import Measure
-from common.audits.intervals import (
+from stable_forgetting.common.audits.base import Measure
+from stable_forgetting.common.audits.intervals import (
     LARGE,
     accuracy,
     bootstrap,

@@ -5,11 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from common.audits.base import Measure, NotApplicable
-from common.audits.boundary import OverUnlearning
-from common.audits.recovery import RemoveAdapter, Requantise, requantise, requantise_
-from common.audits.relearning import RelearnFromRetain, RelearnTime, anamnesis
-from common.audits.representations import (
+from stable_forgetting.common.audits.base import Measure, NotApplicable
+from stable_forgetting.common.audits.boundary import OverUnlearning
+from stable_forgetting.common.audits.recovery import (
+    RemoveAdapter,
+    Requantise,
+    requantise,
+    requantise_,
+)
+from stable_forgetting.common.audits.relearning import RelearnFromRetain, RelearnTime, anamnesis
+from stable_forgetting.common.audits.representations import (
     LinearProbe,
     Prototype,
     collect_features,
@@ -17,7 +22,7 @@ from common.audits.representations import (
     prototypes,
     unit,
 )
-from common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch
 
 # Relearning
 
@@ -199,7 +204,7 @@ def test_over_unlearning_of_original_is_zero_and_of_another_is_not(toy):
 
 
 def test_the_signed_step_raises_originals_loss(toy):
-    from common.audits.boundary import input_signs, moved
+    from stable_forgetting.common.audits.boundary import input_signs, moved
 
     task = toy.task()
     batch = task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
@@ -215,7 +220,7 @@ def test_the_signed_step_raises_originals_loss(toy):
 
 
 def test_tokens_have_no_neighbourhood(toy):
-    from common.audits.boundary import input_signs
+    from stable_forgetting.common.audits.boundary import input_signs
 
     tokens = Batch(
         {"x": torch.zeros(2, 48, dtype=torch.int64)}, torch.zeros(2).long(), torch.arange(2)

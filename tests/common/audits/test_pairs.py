@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from common.audits import pairs
-from common.audits.base import NotApplicable, wanted_parts
-from common.base.errors import DataError
-from common.data.parts import PARTS, Part, Role, utility_parts
-from common.measure.scores import auc
+from stable_forgetting.common.audits import pairs
+from stable_forgetting.common.audits.base import NotApplicable, wanted_parts
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.parts import PARTS, Part, Role, utility_parts
+from stable_forgetting.common.measure.scores import auc
 
 
 def softmax(x):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.audits.base import NotApplicable
-from common.audits.challenge import (
+from stable_forgetting.common.audits.base import NotApplicable
+from stable_forgetting.common.audits.challenge import (
     EpsilonScore,
     attack_epsilon,
     epsilon_credit,
@@ -15,10 +15,10 @@ from common.audits.challenge import (
     shown_epsilon,
     threshold_counts,
 )
-from common.audits.populations import KLoM, bin_shares, klom_per_sample
-from common.audits.ulira import ULira, ulira_scores
-from common.base.errors import DataError
-from common.data.parts import PARTS, Part, Role
+from stable_forgetting.common.audits.populations import KLoM, bin_shares, klom_per_sample
+from stable_forgetting.common.audits.ulira import ULira, ulira_scores
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.parts import PARTS, Part, Role
 
 # KLoM
 

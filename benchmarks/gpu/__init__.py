@@ -1,5 +1,0 @@
-"""First contact with a GPU: one command per question, each with a table of its own.
-
-``python -m benchmarks.gpu ls`` says which there are; ``docs/gpu.md`` says which come first where a
-card is lent for minutes.
-"""

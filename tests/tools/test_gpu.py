@@ -1,0 +1,130 @@
+"""Every question to a GPU, asked of the CPU at tiny size; no number of it means anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tools.gpu.__main__ import app, listing
+from tools.gpu.items import ITEMS, LIMIT
+from tools.gpu.record import Record, failed
+
+PLAN = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+
+
+def ask(out: Path, *args: object):
+    options = [*args, "--out", out, "--tiny", "--device", "cpu"]
+    return CliRunner().invoke(app, [str(option) for option in options])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each == "kernels" else pytest.mark.hours) for each in ITEMS],
+)
+def test_every_item_answers_on_a_cpu(name, tmp_path):
+    done = ask(tmp_path, name)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["complete"] and record["rows"] and record["tiny"]
+    assert record["machine"]["card"] and record["environment"]["packages"]["torch"]
+    text = (tmp_path / f"{name}.md").read_text()
+    assert ITEMS[name].shows in text and "TINY" in text
+    assert all(str(head) in text for row in record["rows"] for head in row)
+    CHECKS.get(name, lambda rows: None)(record["rows"])
+
+
+def _steps(rows):
+    ways = {"ours, sine ms", "PEFT LoRA ms", "eager path ms", "three products ms", "frozen ms"}
+    assert all(ways <= row.keys() for row in rows)
+    assert any("merged, compiled ms" in row for row in rows)
+    assert all(("met" in row) == (row["type"] == "bfloat16") for row in rows)
+
+
+def _kernels(rows):
+    assert {row["type"] for row in rows} == {"float32", "bfloat16", "float16"}
+    assert {row["rank"] for row in rows} == {4, 8, 16, 32}
+
+
+def _llama(rows):
+    kinds = [row["kind"] for row in rows]
+    assert {"original", "unlearn", "score", "measure"} <= set(kinds)
+    assert all(row["steps"] == 2 for row in rows if row["kind"] == "unlearn")
+
+
+def _bits(rows):
+    again = {row["what"]: row for row in rows if "files" in row}
+    assert len(again) == 6 and all(row["other bits"] == 0 for row in again.values())
+    killed = [row for row in rows if "kills" in row]
+    assert killed and all(row["same bits"] == row["kills"] for row in killed)
+
+
+CHECKS = {"steps": _steps, "kernels": _kernels, "llama": _llama, "bits": _bits}
+
+
+def test_no_item_is_longer_than_its_limit():
+    assert all(0 < item.minutes * 60 <= LIMIT for item in ITEMS.values())
+
+
+def test_the_plan_names_every_item_and_its_minutes_fit():
+    """The commands of each sitting fit into its minutes, by the items' own estimates."""
+    text, listed = PLAN.read_text(), listing()
+    assert all(f"`{name}`" in text and f"`{name}`" in listed for name in ITEMS)
+    sittings = re.findall(
+        r"python -m stable_forgetting.benchmarks\.gpu ([a-z ]+) --minutes (\d+)", text
+    )
+    assert [int(minutes) for _, minutes in sittings] == [10, 30, 45, 30]
+    for names, minutes in sittings:
+        assert sum(ITEMS[name].minutes for name in names.split()) <= int(minutes)
+
+
+def test_an_item_that_fails_leaves_its_rows_and_says_so(tmp_path, monkeypatch):
+    def rows(self, job):
+        yield {"what": "first", "ok": True}
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr("tools.gpu.items.Item.rows", rows)
+    assert ask(tmp_path, "kernels").exit_code == 1
+    record = json.loads((tmp_path / "kernels.json").read_text())
+    assert not record["complete"] and [row["ok"] for row in record["rows"]] == [True, False]
+    assert "illegal memory access" in (tmp_path / "kernels.md").read_text()
+
+
+def test_rows_are_on_the_disk_before_the_next_one_is_made(tmp_path, monkeypatch):
+    def rows(self, job):
+        yield {"what": "first"}
+        text = (tmp_path / "kernels.md").read_text()
+        assert "first" in text and "cut off" in text
+        yield {"what": "second", "ok": False}
+
+    monkeypatch.setattr("tools.gpu.items.Item.rows", rows)
+    assert ask(tmp_path, "kernels").exit_code == 1
+    assert "cut off" not in (tmp_path / "kernels.md").read_text()
+
+
+def test_items_in_turn_end_with_the_minutes(tmp_path):
+    done = ask(tmp_path, "kernels", "layers", "--minutes", 0)
+    assert done.exit_code == 1
+    assert (tmp_path / "SUMMARY.md").read_text().count("no time left") == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [(["kernel"], "did you mean 'kernels'"), (["kernels", "--device", "nowhere"], "--device")],
+)
+def test_what_is_not_there_is_one_line(args, words):
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0]
+
+
+def test_what_failed_is_what_says_so(tmp_path):
+    record = Record(tmp_path, "kernels", ITEMS["kernels"], "cpu", tiny=True)
+    record.add({"a": 1.0})
+    record.add({"a": 2.0, "ok": True})
+    record.add({"a": 3.0, "ok": False})
+    assert failed(record.rows) == [{"a": 3.0, "ok": False}]

@@ -1,0 +1,225 @@
+"""Suites mutated at random, and files that were made to hurt: one clear line each, and soon."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tools.faults.child import Ended, command
+from tools.faults.tally import Tally
+from tools.faults.world import SUITE, World
+
+LIMIT = 30.0
+"""Seconds of wall time after which an answer is late."""
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1e308, float("nan"), 10**30, "", "x", "no", "../..", [], {}, [[]], ["x"],
+    {"x": 1}, "1e-3", "\u202e", "a" * 300, [1] * 50,
+)  # fmt: skip
+
+
+def fuzzed(world: World, random: Random, count: int, until: float) -> Tally:
+    """Plans suites with a few random changes each."""
+    tally = Tally("fuzzed suite (planned)")
+    folder = world.root / "fuzz"
+    folder.mkdir()
+    while tally.tried < count and time.monotonic() < until:
+        suite = copy.deepcopy(SUITE)
+        for _ in range(random.randint(1, 3)):
+            _mutate(random, suite)
+        text = bytearray(json.dumps(suite).encode())
+        if random.random() < 0.3:
+            spot = random.randrange(len(text))
+            text[spot : spot + random.randint(0, 3)] = random.randbytes(2)
+        path = folder / "suite.yaml"
+        path.write_bytes(text)
+        ended = command(folder / "log", "plan", path, "--store", folder / "store").wait(LIMIT)
+        _judge(tally, ended, bytes(text[-200:]).decode(errors="replace"))
+    return tally
+
+
+def _mutate(random: Random, value: Any) -> None:
+    """Changes, drops, renames or adds one thing, at any depth."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return
+        key = random.choice(keys)
+        if not isinstance(value[key], dict | list) or random.random() < 0.25:
+            break
+        value = value[key]
+    way = random.random()
+    if way < 0.15:
+        del value[key]
+    elif way < 0.3 and isinstance(value, dict):
+        value[f"{key}{random.choice('sx_ ')}"] = value.pop(key)
+    elif way < 0.4 and isinstance(value, dict):
+        value[random.choice(("extends", "after", "tune", "folds", "x"))] = copy.deepcopy(
+            random.choice(_VALUES)
+        )
+    else:
+        value[key] = copy.deepcopy(random.choice(_VALUES))
+
+
+def _judge(tally: Tally, ended: Ended, what: str) -> None:
+    lines = ended.err.strip().splitlines()
+    if ended.traceback:
+        tally.note("traceback", f"{what}: {ended.err[-200:]}")
+    elif ended.code < 0:
+        tally.note("late", f"{what}: no answer after {LIMIT:g} s")
+    elif ended.code == 2 and len(lines) == 1:
+        tally.note("clear line")
+    elif ended.code == 0:
+        tally.note("ran")
+    else:
+        tally.note(f"code {ended.code}", f"{what}: {ended.err[-200:]}")
+
+
+# Named attacks -----------------------------------------------------------------------------------
+
+
+def attacks(world: World, until: float) -> Tally:
+    """Every hostile file once."""
+    tally = Tally("hostile file")
+    for number, (name, arguments) in enumerate(_attacks(world)):
+        if time.monotonic() > until:
+            break
+        ended = command(world.root / "attacks" / f"log-{number}", *arguments).wait(LIMIT)
+        _judge(tally, ended, name)
+        if ended.code == 0:
+            tally.breaches.append(f"{tally.what}: {name} was taken")
+    return tally
+
+
+def _attacks(world: World) -> Iterator[tuple[str, list[object]]]:
+    folder = world.root / "attacks"
+    folder.mkdir()
+    text = world.suite.read_text()
+    for name, make in _SUITES.items():
+        place = folder / name
+        place.mkdir()
+        path = make(place, text)
+        yield name, ["plan", path, "--store", place / "store"]
+    yield "no name for a store", ["run", world.suite, "--store", _link(folder)]
+    yield "a store below a file", ["run", world.suite, "--store", world.suite / "x"]
+    yield "more threads than exist", ["run", world.suite, "--threads", "999999999999"]
+    for name, spoil in _SUBJECTS.items():
+        subject = folder / f"subject-{name}"
+        shutil.copytree(world.root / "subject", subject)
+        spoil(subject)
+        arguments = world.arguments("apply", subject)
+        parts = {"model", "forget", "retain"}
+        own = [
+            subject / a.name if isinstance(a, Path) and a.name in parts else a for a in arguments
+        ]
+        yield name, own
+
+
+def _link(folder: Path) -> Path:
+    (folder / "link").symlink_to(folder / "nowhere" / "at-all")
+    return folder / "link"
+
+
+def _written(place: Path, text: str) -> Path:
+    (place / "s.yaml").write_text(text)
+    return place / "s.yaml"
+
+
+def _laughs(place: Path, text: str) -> Path:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]")
+    return _written(place, "\n".join(lines))
+
+
+def _extends(place: Path, text: str) -> Path:
+    for number in range(20):
+        parent = f"e{number + 1}.yaml"
+        (place / f"e{number}.yaml").write_text(f"extends: [{parent}, {parent}]\nk{number}: 1\n")
+    (place / "e20.yaml").write_text(text)
+    return place / "e0.yaml"
+
+
+def _pipe(place: Path, text: str) -> Path:
+    os.mkfifo(place / "s.yaml")
+    return place / "s.yaml"
+
+
+_SUITES: dict[str, Callable[[Path, str], Path]] = {
+    "billion laughs": _laughs,
+    "extends twice, twenty deep": _extends,
+    "extends a device": lambda place, text: _written(place, "extends: /dev/zero\n"),
+    "a pipe": _pipe,
+    "600,000 keys": lambda place, text: _written(
+        place, "".join(f"k{number}: 1\n" for number in range(600_000))
+    ),
+    "a number of 4,300 digits": lambda place, text: _written(place, f"version: 0x{'f' * 4300}\n"),
+    "a model of 100,000 blocks": lambda place, text: _written(
+        place, text.replace('"depth": 1', '"depth": 100000')
+    ),
+    "brackets, 100,000 deep": lambda place, text: _written(place, "a: " + "[" * 100_000),
+    "a Python object": lambda place, text: _written(
+        place, "suite: !!python/object/apply:os.system ['touch hacked']\n"
+    ),
+    "bytes that are no text": lambda place, text: _binary(place),
+}
+
+
+def _binary(place: Path) -> Path:
+    (place / "s.yaml").write_bytes(b"\xff\xfe\x00suite")
+    return place / "s.yaml"
+
+
+def _with_image(subject: Path, name: str, mode: str) -> None:
+    from PIL import Image
+
+    Image.new(mode, (16, 16), 1000).save(subject / "forget" / "a" / name)
+
+
+def _as_integers(subject: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = subject / "model" / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("qkv.weight"))
+    save_file({**tensors, name: tensors[name].char()}, path)
+
+
+def _config(subject: Path, **values: Any) -> None:
+    path = subject / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _pickle(subject: Path) -> None:
+    model = subject / "model"
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+
+
+def _folder_for_weights(subject: Path) -> None:
+    path = subject / "model" / "model.safetensors"
+    path.unlink()
+    path.mkdir()
+
+
+_SUBJECTS: dict[str, Callable[[Path], None]] = {
+    "a 16-bit image": lambda subject: _with_image(subject, "deep.png", "I;16"),
+    "a float image": lambda subject: _with_image(subject, "float.tiff", "F"),
+    "a pipe named as an image": lambda subject: os.mkfifo(subject / "forget" / "a" / "x.png"),
+    "a link to nowhere among images": lambda subject: (
+        subject / "forget" / "a" / "x.png"
+    ).symlink_to(subject / "nowhere"),
+    "weights of integers": _as_integers,
+    "a standard deviation that is text": lambda subject: _config(
+        subject, pretrained_cfg={"std": ["x"]}
+    ),
+    "a crop of a billionth": lambda subject: _config(subject, pretrained_cfg={"crop_pct": 1e-9}),
+    "a pickle": _pickle,
+    "weights cut short": lambda subject: os.truncate(subject / "model" / "model.safetensors", 999),
+    "a folder for weights": _folder_for_weights,
+}

@@ -1,0 +1,144 @@
+"""The questions to a GPU, most telling first, and what each of them is given."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT = 600.0
+"""Seconds that an item may take."""
+Row = Mapping[str, Any]
+"""One row of an item's table; ``ok: False`` says that a promise does not hold."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How an item is run.
+
+    Attributes:
+        work: Folder for stores and models; a later run of the item goes on from there.
+        device: Torch device name.
+        tiny: Sizes that a CPU does in seconds.
+        data_root: Where local data lie, if anywhere.
+        seconds: Wall time that is left.
+    """
+
+    work: Path
+    device: str
+    tiny: bool = False
+    data_root: Path | None = None
+    seconds: float = LIMIT
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question.
+
+    Attributes:
+        shows: What the table answers.
+        minutes: Wall time on one card of 80 to 140 GB, derived from sizes: nothing was measured.
+        basis: What the minutes are derived from.
+        place: ``module:function``, which yields rows for a :class:`Job`.
+    """
+
+    shows: str
+    minutes: float
+    basis: str
+    place: str
+
+    def rows(self, job: Job) -> Iterator[Row]:
+        """Runs it; torch is imported here at the earliest."""
+        module, _, name = self.place.partition(":")
+        run: Callable[[Job], Iterator[Row]] = getattr(importlib.import_module(module), name)
+        return run(job)
+
+
+ITEMS: Mapping[str, Item] = {
+    "kernels": Item(
+        "Triton's kernels against float64: output and gradients of every phi, rank and type",
+        1.5,
+        "60 small problems, one compilation each of about a second",
+        "tools.gpu.kernels:errors",
+    ),
+    "steps": Item(
+        "full training steps and their memory: ours, PEFT, eager, compiled and the floor; the goal",
+        4,
+        "4 models x 4 cases x 6 ways of 1 s, and 8 compilations of 10 s",
+        "tools.gpu.speed:steps",
+    ),
+    "rehearsals": Item(
+        "every row of both arms takes its first and last steps on the device and is evaluated",
+        4,
+        "70 rows of one to three seconds, as on a CPU: they are bound by launches, not by sizes",
+        "tools.gpu.stores:rehearsals",
+    ),
+    "layers": Item(
+        "one layer, forward and backward: the models' shapes, ranks 4-32, float32 and bfloat16",
+        7,
+        "6 shapes x 8 cases x 6 ways of 0.8 s, and 12 compilations of 10 s",
+        "tools.gpu.speed:layers",
+    ),
+    "bits": Item(
+        "run, audit, map and apply again, and after kill -9 at random times: same seed, same bits",
+        7,
+        "12 commands of five to ten seconds; four jobs, killed and taken up again for 75 s each",
+        "tools.gpu.stores:bits",
+    ),
+    "processes": Item(
+        "two workers on one card, and `accelerate launch` with one process: equal results",
+        2,
+        "three runs of a small suite, and five starts of a process of 10 s",
+        "tools.gpu.stores:processes",
+    ),
+    "precision": Item(
+        "bf16 and fp16 against float32 on a table that is known from a CPU (digits-class)",
+        6,
+        "3 tables x 7 models x 2,000 steps of 8 ms",
+        "tools.gpu.stores:precision",
+    ),
+    "llama": Item(
+        "LLaMA-2-7B's shape through fine-tuning, unlearning and evaluation: seconds and memory",
+        9,
+        "13.5 GB written three times and read 12 times at 1 GB/s, 60 steps, 5 evaluations",
+        "tools.gpu.llama:stages",
+    ),
+    "profile": Item(
+        "where the time of a step of LLaMA's shape goes: the longest kernels, ours and PEFT's",
+        1,
+        "two models, six steps each",
+        "tools.gpu.speed:profile",
+    ),
+    "tests": Item(
+        "the test suite where --device auto is the GPU",
+        9,
+        "60 minutes of one core over 12 processes, which share the card",
+        "tools.gpu.stores:tests",
+    ),
+    "cifar": Item(
+        "cifar10-scratch-all, one sitting; run again until the table is complete",
+        10,
+        "a sitting is cut off; `unlearn plan cifar10-scratch-all` derives the hours of all",
+        "tools.gpu.tables:cifar",
+    ),
+    "transfer": Item(
+        "cifar100-class10-small-all at ViT-S size, one sitting",
+        10,
+        "a sitting is cut off",
+        "tools.gpu.tables:transfer",
+    ),
+    "tofu": Item(
+        "tofu-small with a GPT-Neo of 90 million parameters on all 200 authors, one sitting",
+        10,
+        "a sitting is cut off",
+        "tools.gpu.tables:tofu",
+    ),
+    "tdec": Item(
+        "tdec-small with a GPT-Neo of 90 million parameters, one sitting",
+        10,
+        "a sitting is cut off",
+        "tools.gpu.tables:tdec",
+    ),
+}
