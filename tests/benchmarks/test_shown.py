@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import stable_forgetting
 from stable_forgetting.benchmarks.cli import run
 from stable_forgetting.benchmarks.cli.show import _time, documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
@@ -22,9 +23,6 @@ from stable_forgetting.benchmarks.spec.reading import read_suite
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.stages import StageStore
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("common", "vision", "language", "benchmarks")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +86,15 @@ def test_show_explains_the_defaults_and_names_the_class(cli):
 def configs(cls=Strict):
     """Every config of the packages that a user writes or reads; stages are the harness's own."""
     for each in cls.__subclasses__():
-        if each is not StageSpec and each.__module__.partition(".")[0] in PACKAGES:
+        if each is not StageSpec and each.__module__.startswith("stable_forgetting."):
             yield each
             yield from configs(each)
 
 
 def test_every_setting_is_explained():
-    for package in PACKAGES:
-        for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(stable_forgetting.__path__, "stable_forgetting."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     silent = {
         f"{each.__module__}.{each.__qualname__}.{name}"
         for each in configs()

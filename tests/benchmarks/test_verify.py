@@ -213,7 +213,8 @@ def test_all_published_values_are_met_and_the_papers_original_is_not():
 
 def test_verifying_needs_no_torch():
     script = (
-        "import sys, benchmarks.machine.verify, language.metrics.rouge;"
+        "import sys, stable_forgetting.benchmarks.machine.verify;"
+        "import stable_forgetting.language.metrics.rouge;"
         "print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -55,10 +55,12 @@ def untouched(monkeypatch):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import common",
-        "import common; list(common.METHODS)",
-        "import common; common.METHODS['gd_sine'].Config(); common.METHODS['retrain']",
-        "from stable_forgetting.common.methods.base import resolve_config; import common; "
+        "from stable_forgetting import common",
+        "from stable_forgetting import common; list(common.METHODS)",
+        "from stable_forgetting.common import METHODS;"
+        "METHODS['gd_sine'].Config(); METHODS['retrain']",
+        "from stable_forgetting.common.methods.base import resolve_config; "
+        "from stable_forgetting import common;"
         "resolve_config('gd_sine', None, {'adapter': {'rank': 2}}, origin='x')",
     ],
 )
@@ -69,7 +71,9 @@ def test_listing_and_configuring_do_not_import_torch(statement):
 
 
 def test_every_shipped_method_resolves():
-    names = [entry.name for entry in METHODS if str(entry.target).startswith("common.")]
+    names = [
+        entry.name for entry in METHODS if str(entry.target).startswith("stable_forgetting.common.")
+    ]
     assert len(names) >= 20
     for name in names:
         cls = METHODS[name]
