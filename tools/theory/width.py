@@ -38,7 +38,7 @@ ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
 RATES = {"adamw": (1e-4, 1.0, 10.0), "sgd": (1.0, 1e-5, 1e-4)}
 """Optimizer -> learning rate, retain weight, forget weight: both readings of the paper's rates."""
-BATCH, FIT_STEPS, SEQUENCES, LENGTH, VOCABULARY = 32, 300, 64, 16, 256
+BATCH, FIT_STEPS, SEQUENCES, LENGTH, VOCABULARY = 32, 1200, 64, 16, 256
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
     updates = Updates(list(model.parameters()), "adamw", rate, sign=-1.0)
     batches = draws((whole[0], whole[1]), generator(cell.seed, "width", "fit"))
     average = 1.0
-    for _ in range(FIT_STEPS * (4 if cell.family == "gpt_neo" else 1)):
+    for _ in range(FIT_STEPS):
         loss = loss_of(model, *next(batches))
         loss.backward()
         updates.step()
