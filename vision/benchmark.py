@@ -28,6 +28,7 @@ from stable_forgetting.vision.config import (
     ScenarioConfig,
 )
 from stable_forgetting.vision.metrics import (
+    ANSWERS,
     GAP,
     MAP_AXES,
     METRICS,
@@ -324,6 +325,15 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
         return vision_metrics(
             scores, trial=trial, seed=derive(seed, "mia"), features=self.config.evaluation.features
         )
+
+    @classmethod
+    def compare(
+        cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
+    ) -> dict[str, float | None]:
+        """How far the answers lie from Retrain's, image by image."""
+        from stable_forgetting.common.measure.answers import answer_distances
+
+        return answer_distances(scores, target, ANSWERS)
 
     def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """Accuracies and forget loss, without the attacks."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.measure.scores import Scores
 
 METRICS = tuple(
-    MetricSpec(name, "target", **fields)
+    MetricSpec(**{"name": name, "better": "target", **fields})
     for name, fields in tomllib.loads(
         Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     ).items()
@@ -28,7 +28,7 @@ METRICS = tuple(
 GAP = GapRule(
     metrics=("ua", "ra", "ta", "mia"),
     trial=("ua", "ra", "va", "mia_validation"),
-    columns=("fa", "ra", "ta", "mia"),
+    columns=("fa", "ra", "ta", "mia", "js_forget", "changed_forget", "js_test"),
     title="AG4",
     words="AG4 = mean |gap| over UA, RA, TA, MIA; AG2 over TA, MIA.",
     compact=("fa", "ua", "ra", "ta", "mia"),
@@ -49,6 +49,9 @@ MAP_AXES = MapAxes(
     also=("forget_loss",),
     parts=("forget", "retain", "test"),
 )
+
+ANSWERS = ("forget", "test")
+"""The parts on which a model's answers are compared with those of Retrain."""
 
 ACCURACIES = {
     "fa": "forget",

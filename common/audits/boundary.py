@@ -14,10 +14,11 @@ from stable_forgetting.common.audits.base import (
     NotApplicable,
 )
 from stable_forgetting.common.audits.intervals import bootstrap_mean
-from stable_forgetting.common.audits.pairs import kl_rows, over_retained
+from stable_forgetting.common.audits.pairs import over_retained
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative
 from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.measure.answers import kl_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -28,6 +28,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Positive
 from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.common.measure.answers import js_rows, kl_rows
 from stable_forgetting.common.measure.scores import Scores, auc
 
 PARTS = ("forget", "retain", "test", "test_forget")
@@ -75,20 +76,6 @@ def distributions(
             yield part, one.probs.astype(np.float64), two.probs.astype(np.float64)
     if none:
         raise NotApplicable("needs a softmax over classes, or wrong answers beside the right one")
-
-
-def kl_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """(N,) KL(p || q) in nats of (N, C) distributions; q is floored at 1e-38, 0 ln 0 is 0."""
-    ratio = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(q, _TINY))
-    divergences: np.ndarray = np.where(p > 0, p * ratio, 0.0).sum(axis=1)
-    return divergences
-
-
-def js_rows(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """(N,) Jensen-Shannon divergence in nats of (N, C) distributions, 0 to ln 2."""
-    middle = (p + q) / 2
-    divergences: np.ndarray = np.maximum((kl_rows(p, middle) + kl_rows(q, middle)) / 2, 0.0)
-    return divergences
 
 
 class JensenShannon(PairAudit):

@@ -19,6 +19,7 @@ from torch import nn
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.polynomial import OddPolynomial
 from stable_forgetting.common.bounded.quantised import (
     QuantisedBoundedLinear,
     base_weight,
@@ -52,12 +53,12 @@ def attach(
 
     Raises:
         ConfigError: A pattern matches nothing, or something that is not a linear layer; or the
-            layer is quantised and the mode is not ``split``.
+            layer is quantised and the mode is ``merged``.
     """
     modules = outside_quantised(model)
     names = chosen_layers(model, targets)
     for name in names:
-        if is_quantised(modules[name]) and config.mode != "split":
+        if is_quantised(modules[name]) and config.mode == "merged":
             raise ConfigError(
                 f"adapter target '{name}' is a quantised {type(modules[name]).__name__}, whose "
                 "rounding would swallow a merged update; use mode: split"
@@ -126,7 +127,7 @@ def merges_exactly(model: nn.Module) -> bool:
     """
     return not any(
         isinstance(layer, QuantisedBoundedLinear)
-        or (layer.config.mode == "split" and layer.weight.element_size() < 4)
+        or (layer.config.mode != "merged" and layer.weight.element_size() < 4)
         for _, layer in adapted_layers(model)
     )
 
@@ -196,10 +197,12 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
         whose |argument| is above :attr:`Bound.curved_from`; ``certificate``: ||dW||_F over the
         bound's own ceiling (0 if none).
         The two ratios to W0 are left out where a quantised layer gives no dense weight.
+        With a polynomial mode also ``polynomial_layers``: share of the layers whose dW is a product
+        of monomials at these factors; ``polynomial_error``: the largest relative error of theirs.
     """
     delta2 = base2 = active = entries = ceiling2 = 0.0
     worst = largest = 0.0
-    measurable = True
+    measurable, fitted = True, []
     with torch.no_grad():
         for _, layer in adapted_layers(model):
             moved = float(layer.delta().float().square().sum())
@@ -213,6 +216,8 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
             active += float((arguments > layer.bound.curved_from).sum())
             entries += arguments.numel()
             ceiling2 += layer.entry_bound**2 * arguments.numel()
+            if layer.config.polynomial:
+                fitted.append(layer.polynomial())
     ratios = {
         "delta_ratio": math.sqrt(delta2 / base2) if base2 else 0.0,
         "delta_ratio_max": worst,
@@ -221,4 +226,15 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
         "max_argument": largest,
         "bound_active": active / max(entries, 1.0),
         "certificate": math.sqrt(delta2 / ceiling2) if math.isfinite(ceiling2) else 0.0,
+        **_polynomials(fitted),
+    }
+
+
+def _polynomials(fitted: Sequence[OddPolynomial | None]) -> dict[str, float]:
+    if not fitted:
+        return {}
+    errors = [polynomial.error for polynomial in fitted if polynomial is not None]
+    return {
+        "polynomial_layers": len(errors) / len(fitted),
+        "polynomial_error": max(errors, default=0.0),
     }

@@ -42,7 +42,11 @@ class AdapterConfig(Strict):
         init_std: Standard deviation of A where phi starts at random (relu, without slope at zero).
         mode: ``merged``: one product with W0 + dW.  ``split``: one with W0 and one with dW, a third
             slower, for low-precision weights, whose rounding would swallow a small dW.  Quantised
-            layers take this mode alone, and stay adapted.
+            layers take this mode, and stay adapted.  ``polynomial``: dW as a low-rank product of
+            monomials, which costs little more than LoRA where the rank is small; while the argument
+            of phi is too large for it, the exact product.  ``auto``: ``polynomial`` where it takes
+            less work, which is in wide layers.  Both keep dW apart, as ``split`` does, where the
+            weights are of low precision.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
         grad_gemm_dtype: ``bfloat16`` multiplies the weight-sized gradient product alone in
             bfloat16: faster, at a gradient error of about 3e-3 (relative, Frobenius).
@@ -60,7 +64,7 @@ class AdapterConfig(Strict):
     train_head: bool = False
     trained: tuple[str, ...] = ()
     init_std: Positive = 1e-3
-    mode: Literal["merged", "split"] = "merged"
+    mode: Literal["merged", "split", "polynomial", "auto"] = "merged"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     grad_gemm_dtype: Literal["bfloat16"] | None = None
 
@@ -76,6 +80,8 @@ class AdapterConfig(Strict):
         low_rank = PHIS[self.phi].linear
         if self.dropout and self.mode != "split" and not low_rank:
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
+        if self.mode == "polynomial" and not low_rank and self.phi not in ("sine", "tanh"):
+            raise ValueError("mode: polynomial takes phi: sine or tanh; use mode: auto")
         if self.grad_gemm_dtype and low_rank:
             raise ValueError("grad_gemm_dtype takes a phi (identity has no weight-sized gradient)")
         return self
@@ -86,6 +92,11 @@ class AdapterConfig(Strict):
             names = " or ".join(name for name, phi in PHIS.items() if phi.relative)
             raise ValueError(f"bound: relative takes phi: {names}")
         return self
+
+    @property
+    def polynomial(self) -> bool:
+        """Whether dW may be a low-rank product of monomials."""
+        return self.mode in ("polynomial", "auto")
 
     @property
     def scale(self) -> float:

@@ -14,6 +14,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.function import build_weight, gemm_dtype
 from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.polynomial import OddPolynomial, choose
 from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
 from stable_forgetting.common.bounded.shared import shared_weight
 
@@ -49,6 +50,7 @@ class BoundedLinear(nn.Module):
         generator: torch.Generator,
     ) -> None:
         self.config = config
+        self._certified: tuple[tuple[int, ...], OddPolynomial | None] | None = None
         self.bound = _bound_of(config, self)
         reach = 1.0 / math.sqrt(d)
         Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * reach
@@ -95,8 +97,29 @@ class BoundedLinear(nn.Module):
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
         """What x is multiplied with, (k, d), without a graph: W0 + dW, or dW alone if split."""
         assert not self.bound.record.linear, "the low-rank path has no effective weight"
-        base = None if self.config.mode == "split" else self.weight
+        base = None if self.split else self.weight
         return build_weight(base, Update(self.A, self.Bt, self.bound, self.start), dtype)
+
+    @property
+    def split(self) -> bool:
+        """Whether an exact dW is multiplied apart from W0."""
+        if self.config.polynomial:
+            return self.weight.element_size() < 4
+        return self.config.mode == "split"
+
+    def polynomial(self) -> OddPolynomial | None:
+        """What stands for phi at the factors as they are; None where phi itself is computed.
+
+        Certified anew when A or Bt changed: forwards between two steps share it.
+        """
+        if not self.config.polynomial or self.bound.record.linear:
+            return None
+        place = (self.A.data_ptr(), self.A._version, self.Bt.data_ptr(), self.Bt._version)
+        if self._certified is None or self._certified[0] != place:
+            by_cost = self.config.mode == "auto"
+            fitted = choose(self.bound, self.A, self.Bt, self.start, by_cost=by_cost)
+            self._certified = (place, fitted)
+        return self._certified[1]
 
     @property
     def entry_bound(self) -> float:
@@ -119,7 +142,8 @@ class BoundedLinear(nn.Module):
         """``x (W0 + dW)^T + b``, or ``x dW^T`` without a weight."""
         config = self.config
         built = None
-        if not self.bound.record.linear:
+        fitted = self.polynomial()
+        if not self.bound.record.linear and fitted is None:
             factors = (self.A, self.Bt)
             built = shared_weight(self, factors, gemm_dtype(x, weight), self.effective_weight)
         return bounded_linear(
@@ -130,10 +154,11 @@ class BoundedLinear(nn.Module):
             self.Bt,
             self.bound,
             start=self.start,
-            split=config.mode == "split",
+            split=self.split,
             dropout=config.dropout if self.training else 0.0,
             grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
             built=built,
+            fitted=fitted,
         )
 
     def merged(self) -> nn.Linear:

@@ -25,6 +25,7 @@ from torch import Tensor
 from stable_forgetting.common.bounded.eager import Start, factor_dtype
 from stable_forgetting.common.bounded.function import BoundedLinearFunction, gemm_dtype
 from stable_forgetting.common.bounded.phi import Bound
+from stable_forgetting.common.bounded.polynomial import OddPolynomial, polynomial_product
 
 
 def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:
@@ -51,6 +52,7 @@ def bounded_linear(
     dropout: float = 0.0,
     grad_gemm_dtype: torch.dtype | None = None,
     built: Tensor | None = None,
+    fitted: OddPolynomial | None = None,
 ) -> Tensor:
     """``x (W0 + dW)^T + b`` with one product on the merged weight.
 
@@ -69,20 +71,25 @@ def bounded_linear(
             linear phi.
         grad_gemm_dtype: Precision of the weight-sized gradient product alone, if lower.
         built: W0 + dW (dW alone if ``split``) in the product's dtype, if it exists already.
+        fitted: What stands for phi, if dW is to be a low-rank product of monomials.
 
     Returns:
         (..., k).
     """
-    low_rank = bound.record.linear
+    low_rank = bound.record.linear or fitted is not None
     assert not dropout or split or low_rank, "a merged product has no input of its own"
     assert split or weight is not None, "dW stands alone in split mode only"
     base = None
     if weight is not None and (split or low_rank):
         base = F.linear(x, weight, bias)
     if low_rank:
+        y: Tensor
         low = F.dropout(x, dropout) if dropout else x
         kind = x.dtype if weight is None else weight.dtype
-        y: Tensor = _low_rank(low, kind, A, Bt, bound.outer * bound.inner, start)
+        if fitted is not None:
+            y = polynomial_product(low, kind, A, Bt, bound, fitted, start)
+        else:
+            y = _low_rank(low, kind, A, Bt, bound.outer * bound.inner, start)
         return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
     if dropout:

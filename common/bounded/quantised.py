@@ -27,7 +27,7 @@ class QuantisedBoundedLinear(BoundedLinear):
 
     Args:
         base: A layer for which :func:`is_quantised` holds; shared, kept under ``base``, frozen.
-        config: Rank, bound and scales, with ``mode: split``.
+        config: Rank, bound and scales, with any mode but ``merged``.
         generator: Draws B, as for :class:`BoundedLinear`.
 
     Raises:
@@ -36,7 +36,7 @@ class QuantisedBoundedLinear(BoundedLinear):
 
     def __init__(self, base: nn.Module, config: AdapterConfig, generator: torch.Generator):
         nn.Module.__init__(self)
-        assert config.mode == "split", "a quantised weight is not merged"
+        assert config.mode != "merged", "a quantised weight is not merged"
         self.base = base.requires_grad_(False)
         stored = _stored(base)
         self._drops_gradient = stored is not None and stored.is_quantized

@@ -1,17 +1,19 @@
-"""Verdicts: whether a model can be told from a Retrain, as tests that hold at any number of seeds.
+"""Verdicts: whether a model differs from a Retrain, as tests that hold at any number of seeds.
 
 On every seed there is a model and K >= 2 Retrains, K + 1 *members*, with a distance between any
 two.  A model as good as a Retrain is one more member: which of them it is, is chance.
 
-- **Outside**: the model is told from a Retrain.  By how much a member is the odd one out is its
-  :func:`oddness`; the p-value is exact over all (K + 1)^n ways to name one member of each seed the
-  model (:func:`odd_one_out`), without any assumption on distributions, and the p-values of a table
-  are corrected by Benjamini and Hochberg.  A model that is odd on every seed has p = (K + 1)^-n, as
-  in a binomial test of how often it is odd; below that, sizes count too, which tells smaller gaps.
-- **Inside**: an equivalence test.  The upper end of the interval of the median log ratio stays
-  below a margin.  The interval is made of order statistics and holds for any distribution; it
-  takes five seeds.  Student's, with three, misses in up to one case of ten: logs of small gaps
-  are skewed.
+- **Different**: by how much a member is the odd one out is its :func:`oddness`.  The p-value is
+  exact over all (K + 1)^n ways to name one member of each seed the model (:func:`odd_one_out`),
+  without any assumption on distributions.  The p-values of a table are corrected by Benjamini and
+  Hochberg.  A model that is odd on every seed has p = (K + 1)^-n.
+- **Indistinguishable**: an equivalence test, twice.  On averages (the distance of the benchmark's
+  rule) and on answers (the distance per sample) the model's distance to both Retrains is to be
+  below :data:`MARGIN` times that between them.  Each is a sign test of the median log ratio, which
+  is the model's oddness.  The larger p counts, corrected by Holm for the rows of the table.  With n
+  seeds it is 2^-n at least: ten seeds carry a table of fifty rows, five seeds a single row.
+- Below :data:`LEAST_SEEDS` seeds there is no verdict, and a table has p-values alone.  With three
+  seeds all rows that are odd on each share one p, so a row's mark would hang on its neighbours.
 
 This module imports nothing heavier than NumPy: reports read it.
 """
@@ -21,19 +23,36 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 LEVEL = 0.05
 MARGIN = math.log(2.0)
-Word = Literal["outside", "inside", "near", "unclear"]
+LEAST_SEEDS = 5
+Word = Literal["different", "indistinguishable", "undecided", "untested"]
 _ENUMERATED = 2**20
 _SAMPLED = 2**16
 _TIE = 1e-9
 _LARGEST = math.log(1e6)
 _HALVINGS = 16
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict on a row rests on.
+
+    Attributes:
+        averages: (n, K + 1, K + 1) distances by the benchmark's rule, the model's in row 0.
+        resolution: The smallest step of that distance: below it a distance says nothing.
+        answers: The same distances per sample, averaged over the samples; None where the scores
+            that they take are not there.  Then no row is called indistinguishable.
+    """
+
+    averages: np.ndarray
+    resolution: float
+    answers: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -54,18 +73,18 @@ class Median:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model can be told from a Retrain.
+    """Whether a model differs from a Retrain.
 
     Attributes:
         n: Seeds.
         odd: Seeds on which the model is the odd one out; k members that tie count 1/k each.
-        ratio: Log ratio of its distance to the Retrains over that between them, over seeds.
+        ratio: Log ratio of its distance to the Retrains over that between them, by averages.
         p: Of :func:`odd_one_out`.
-        q: p corrected for the rows of the table.
-        outside: Whether the model is told from a Retrain: q at most :data:`LEVEL`.
-        inside: Whether it is shown to be no further than :data:`MARGIN`.
-        told_from: Of an unclear model the median log ratio from which on these seeds, with the
-            row's own spread, would have told it; None where none could.
+        q: p corrected for the rows of the table (Benjamini and Hochberg).
+        answers: The log ratio by answers; None where they are not known.
+        p_equivalent: Of the equivalence test, corrected for the rows (Holm); None without answers.
+        detectable: Of an undecided model the median log oddness from which on these seeds, with the
+            row's own spread, would have shown a difference; None where none could.
     """
 
     n: int
@@ -73,16 +92,20 @@ class Verdict:
     ratio: Median
     p: float
     q: float
-    outside: bool
-    inside: bool
-    told_from: float | None
+    answers: Median | None
+    p_equivalent: float | None
+    detectable: float | None
 
     @property
     def word(self) -> Word:
-        """``near`` is both: told from a Retrain, and within the margin; ``unclear`` neither."""
-        if self.outside:
-            return "near" if self.inside else "outside"
-        return "inside" if self.inside else "unclear"
+        """``different`` wins where a table shows both: a small difference is one."""
+        if self.n < LEAST_SEEDS:
+            return "untested"
+        if self.q <= LEVEL + _TIE:
+            return "different"
+        if self.p_equivalent is not None and self.p_equivalent <= LEVEL + _TIE:
+            return "indistinguishable"
+        return "undecided"
 
 
 def oddness(distances: np.ndarray, resolution: float) -> np.ndarray:
@@ -94,7 +117,7 @@ def oddness(distances: np.ndarray, resolution: float) -> np.ndarray:
 
     Args:
         distances: (n, K + 1, K + 1), symmetric, not negative; K >= 2.
-        resolution: Added to each: one sample's worth, below which a distance says nothing.
+        resolution: Added to each: the smallest step, below which a distance says nothing.
     """
     count = distances.shape[-1]
     assert count >= 3 and resolution > 0, "two or more Retrains and a positive resolution"
@@ -170,37 +193,72 @@ def benjamini_hochberg(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def judge(rows: Mapping[str, np.ndarray], *, margin: float = MARGIN) -> dict[str, Verdict]:
+def sign_test(ratios: np.ndarray, margin: float) -> float:
+    """P that so many of n log ratios lie below a margin if their median does not."""
+    n, below = len(ratios), int((ratios < margin).sum())
+    return sum(math.comb(n, k) for k in range(below, n + 1)) / 2**n
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """P-values corrected for their number: the chance of any false one stays below the level.
+
+    Source: Holm 1979.  Valid however the tests depend on each other.
+    """
+    order = np.argsort(p)
+    steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return corrected
+
+
+def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, Verdict]:
     """The verdicts of a table's rows, corrected for how many they are.
 
     Args:
-        rows: Label -> (n, K + 1) :func:`oddness`, the model's in column 0.
+        rows: Label -> what it rests on.
         margin: Log ratio below which a model counts as near.
     """
-    p = {label: odd_one_out(scores) for label, scores in rows.items()}
-    corrected = benjamini_hochberg(list(p.values()))
+    scores = {label: oddness(row.averages, row.resolution) for label, row in rows.items()}
+    answers = {
+        label: oddness(row.answers, _TIE)[:, 0]  # a mean over samples has no smallest step
+        for label, row in rows.items()
+        if row.answers is not None
+    }
+    p = {label: odd_one_out(score) for label, score in scores.items()}
+    q = dict(zip(p, benjamini_hochberg([*p.values()]).tolist(), strict=True))
+    equivalent = {
+        label: max(sign_test(scores[label][:, 0], margin), sign_test(ratios, margin))
+        for label, ratios in answers.items()
+    }
+    corrected = dict(zip(equivalent, holm([*equivalent.values()]).tolist(), strict=True))
     verdicts = {}
-    for (label, scores), q in zip(rows.items(), corrected.tolist(), strict=True):
-        ratio, outside = median(scores[:, 0].tolist()), q <= LEVEL + _TIE
-        inside = ratio.high is not None and ratio.high < margin
-        told_from = None
-        if not (outside or inside):
-            told_from = _told_from(scores, _allowed([p[other] for other in p if other != label]))
-        verdicts[label] = Verdict(
-            len(scores), odd_seeds(scores), ratio, p[label], q, outside, inside, told_from
+    for label, row in rows.items():
+        verdict = Verdict(
+            n=len(row.averages),
+            odd=odd_seeds(scores[label]),
+            ratio=median(scores[label][:, 0].tolist()),
+            p=p[label],
+            q=q[label],
+            answers=median(answers[label].tolist()) if label in answers else None,
+            p_equivalent=corrected.get(label),
+            detectable=None,
         )
+        if verdict.word == "undecided":
+            allowed = _allowed([p[other] for other in p if other != label])
+            verdict = replace(verdict, detectable=_detectable(scores[label], allowed))
+        verdicts[label] = verdict
     return verdicts
 
 
 def _allowed(others: list[float]) -> float:
-    """The largest p with which one more row of a table would be told, given the others'."""
+    """The largest p with which one more row of a table would differ, given the others'."""
     below = np.sort(others)
     steps = LEVEL * np.arange(len(others) + 1, 0, -1) / (len(others) + 1)
     counts = np.searchsorted(below, steps + _TIE, side="right")
     return float(steps[counts >= np.arange(len(others), -1, -1)][0])
 
 
-def _told_from(scores: np.ndarray, allowed: float) -> float | None:
+def _detectable(scores: np.ndarray, allowed: float) -> float | None:
     """The median log ratio at which the row's p would be ``allowed``; None where it cannot be."""
     low, high = -_LARGEST, _LARGEST
     if odd_one_out(_moved(scores, high)) > allowed + _TIE:

@@ -13,14 +13,18 @@ from scipy import stats
 
 from stable_forgetting.common.measure import verdict
 from stable_forgetting.common.measure.verdict import (
+    LEAST_SEEDS,
     LEVEL,
     MARGIN,
+    Evidence,
     benjamini_hochberg,
+    holm,
     judge,
     median,
     odd_one_out,
     odd_seeds,
     oddness,
+    sign_test,
 )
 
 
@@ -31,8 +35,18 @@ def triangle(to_first: float, to_second: float, between: float) -> np.ndarray:
     )
 
 
+def distances(*triangles: tuple[float, float, float]) -> np.ndarray:
+    return np.array([triangle(*sides) for sides in triangles])
+
+
 def seeds(*triangles: tuple[float, float, float], resolution: float = 0.01) -> np.ndarray:
-    return oddness(np.array([triangle(*sides) for sides in triangles]), resolution)
+    return oddness(distances(*triangles), resolution)
+
+
+def evidence(*triangles, answers=None, resolution: float = 0.01) -> Evidence:
+    """A row whose answers agree as its averages do, unless others are given; None for none."""
+    made = distances(*triangles)
+    return Evidence(made, resolution, made if answers is None else answers)
 
 
 FAR, NEAR, SAME = (8.0, 9.0, 1.0), (1.0, 1.1, 1.2), (1.0, 1.0, 1.0)
@@ -95,24 +109,57 @@ def test_correction_is_that_of_scipy(p):
 
 
 def test_the_correction_counts_the_rows_of_the_table():
-    alone = judge({"far": seeds(*[FAR] * 3)})["far"]
-    assert alone.outside and alone.q == pytest.approx(1 / 27)
-    crowd = judge({"far": seeds(*[FAR] * 3), "near": seeds(NEAR, NEAR, FAR)})["far"]
-    assert not crowd.outside and crowd.q == pytest.approx(2 / 27)
-    assert crowd.word == "unclear" and crowd.told_from is None, "no gap is told by three seeds"
-    five = judge({"far": seeds(*[FAR] * 5), "near": seeds(*[NEAR] * 5)})
-    assert five["far"].outside and five["far"].word == "outside"
+    alone = judge({"far": evidence(*[FAR] * 5)})["far"]
+    assert alone.word == "different" and alone.q == pytest.approx(3**-5)
+    rows = {f"near {k}": evidence(*[NEAR] * 5) for k in range(15)}
+    crowd = judge({"far": evidence(*[FAR] * 5), **rows})["far"]
+    assert crowd.q == pytest.approx(16 * 3**-5) and crowd.word == "undecided"
+    assert crowd.detectable is None, "no size is shown by five seeds beside so many equal rows"
 
 
-def test_inside_needs_the_whole_interval_below_the_margin():
-    like = [NEAR, (1.1, 1.0, 1.2), (0.9, 1.0, 1.0), SAME, (1.0, 1.1, 1.0)]
-    row = judge({"row": seeds(*like)})["row"]
-    assert row.inside and row.word == "inside" and row.ratio.high < MARGIN
-    once = judge({"row": seeds(*like[:4], (6.0, 6.0, 1.0))})["row"]
-    assert once.ratio.value < MARGIN < once.ratio.high
-    assert not once.inside and once.word == "unclear"
-    four = judge({"row": seeds(*like[:4])})["row"]
-    assert not four.inside and four.ratio.high is None, "four seeds bound no median"
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_few_seeds_carry_p_and_no_mark(n):
+    row = judge({"far": evidence(*[FAR] * n)})["far"]
+    assert row.word == "untested" and row.p == pytest.approx(3**-n) and n < LEAST_SEEDS
+
+
+def test_indistinguishable_takes_averages_and_answers():
+    like, off = [NEAR, (1.1, 1.0, 1.2), (0.9, 1.0, 1.0), SAME, (1.0, 1.1, 1.0)], (6.0, 6.0, 1.0)
+    both = judge({"row": evidence(*like)})["row"]
+    assert both.word == "indistinguishable" and both.p_equivalent == 2**-5
+    once = judge({"row": evidence(*like[:4], off)})["row"]
+    assert once.word == "undecided" and once.p_equivalent == pytest.approx(6 / 32)
+    wrong = judge({"row": evidence(*like, answers=distances(*[off] * 5))})["row"]
+    assert wrong.word == "undecided" and wrong.p_equivalent == 1, "right averages, other answers"
+    unknown = judge({"row": Evidence(distances(*like), 0.01)})["row"]
+    assert unknown.word == "undecided" and unknown.p_equivalent is None and unknown.answers is None
+
+
+def test_indistinguishable_is_corrected_for_the_rows():
+    def words(n: int, rows: int) -> set[str]:
+        made = judge(
+            {str(k): evidence(*[NEAR, SAME] * (n // 2), *[SAME] * (n % 2)) for k in range(rows)}
+        )
+        return {row.word for row in made.values()}
+
+    assert words(5, 1) == {"indistinguishable"} and words(5, 2) == {"undecided"}
+    assert words(10, 50) == {"indistinguishable"} and words(10, 52) == {"undecided"}
+
+
+@given(st.lists(st.floats(1e-9, 1), min_size=1, max_size=12))
+def test_holm_rejects_step_by_step(p):
+    corrected, order = holm(p), np.argsort(p)
+    for level in (0.01, 0.05, 0.3):
+        rejected = 0
+        while rejected < len(p) and p[order[rejected]] * (len(p) - rejected) <= level:
+            rejected += 1
+        assert (corrected <= level).sum() == rejected
+    assert len(holm([])) == 0
+
+
+def test_the_sign_test_is_the_binomial_one():
+    ratios = np.array([-1.0, 0.2, 0.5, 0.9, 0.1])
+    assert sign_test(ratios, 0.7) == pytest.approx(stats.binomtest(4, 5, 0.5, "greater").pvalue)
 
 
 @pytest.mark.parametrize(("n", "outer"), [(4, 0), (5, 1), (8, 2), (10, 2), (20, 6)])
@@ -126,24 +173,24 @@ def test_the_interval_of_a_median_is_the_sign_test(n, outer):
     assert stats.binomtest(n - outer, n, 0.5, "greater").pvalue > LEVEL
 
 
-def test_told_apart_and_within_the_margin_is_near():
-    row = judge({"row": seeds(*[(1.3, 1.31, 1.0), (1.32, 1.3, 1.01)] * 4)})["row"]
-    assert row.outside and row.inside and row.word == "near"
+def test_a_small_difference_is_a_difference():
+    row = judge({"row": evidence(*[(1.3, 1.31, 1.0), (1.32, 1.3, 1.01)] * 4)})["row"]
+    assert row.word == "different" and row.p_equivalent <= LEVEL
 
 
-def test_an_unclear_row_says_from_which_gap_it_would_have_been_told():
+def test_an_undecided_row_says_which_size_would_have_been_a_difference():
     sides = [(1.5, 1.4, 1.0), (2.0, 1.0, 1.4), (3.0, 2.0, 1.0), (1.0, 1.1, 1.2), (0.9, 1.4, 1.0)]
-    others = {"far": seeds(*[FAR] * 5), "near": seeds(*[NEAR] * 5)}
-    row = judge({"row": seeds(*sides, resolution=1e-9), **others})["row"]
-    assert row.word == "unclear" and row.told_from > row.ratio.value
+    others = {"far": evidence(*[FAR] * 5), "near": evidence(*[NEAR] * 5)}
+    row = judge({"row": evidence(*sides, resolution=1e-9), **others})["row"]
+    assert row.word == "undecided" and row.detectable > row.ratio.value
 
     def scaled(by):
         further = [(by * first, by * second, between) for first, second, between in sides]
-        return judge({"row": seeds(*further, resolution=1e-9), **others})["row"]
+        return judge({"row": evidence(*further, resolution=1e-9), **others})["row"]
 
-    factor = math.exp(row.told_from - row.ratio.value)
-    assert scaled(1.01 * factor).outside and not scaled(0.99 * factor).outside
-    assert scaled(1.01 * factor).ratio.value == pytest.approx(row.told_from, abs=0.02)
+    factor = math.exp(row.detectable - row.ratio.value)
+    assert scaled(1.01 * factor).word == "different" and scaled(0.99 * factor).word != "different"
+    assert scaled(1.01 * factor).ratio.value == pytest.approx(row.detectable, abs=0.02)
 
 
 def test_a_second_retrain_is_missing():

@@ -99,7 +99,9 @@ def test_every_final_metric_is_declared_and_every_declared_one_is_measured(
         for name, ids in by_class.parts(split, trial=False, seed=1).items()
     }
     metrics = by_class.evaluate(scores, trial=False, seed=1)
-    assert set(metrics) == {spec.name for spec in METRICS}
+    compared = by_class.compare(by_class.config, scores, scores)
+    assert metrics.keys() | compared.keys() == {spec.name for spec in METRICS}
+    assert set(compared.values()) == {0.0}, "a model answers as it does itself"
     trial = by_class.evaluate(
         {k: v for k, v in scores.items() if not k.startswith("test")}, trial=True, seed=1
     )

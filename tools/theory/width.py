@@ -1,0 +1,224 @@
+"""Does the bound act at real size?  The largest |omega A B^T| over the steps of an unlearning run.
+
+Adam moves every factor by at most the learning rate per step, so |omega A B^T| can reach
+omega r (max|A| + lr T) lr T.  That is 3.4 at rank 8, lr 1e-4 and T = 500 steps for the A of a layer
+of width 768, where sine's bound would act.  Nothing but a measurement says whether it does.  A cell
+trains a base model, attaches an adapter to its MLPs and runs gradient difference at the paper's
+rates: a ViT on scikit-learn's digits (one class forgotten), or a GPT-Neo on random sequences that
+it has learnt by heart (a quarter forgotten).  Cells that the folder holds are not run again.
+
+``python -m tools.theory.width --out DIR --widths 64,192 --depths 2``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stable_forgetting.common import AdapterConfig, attach
+from stable_forgetting.common.base.seeding import derive, generator
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.train.guard import first_nonfinite
+from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.models.build import build_model
+from tools.theory.ascent import ACTIVE, Updates
+
+ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
+TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
+RATES = {"adamw": (1e-4, 1.0, 10.0), "sgd": (1.0, 1e-5, 1e-4)}
+"""Optimizer -> learning rate, retain weight, forget weight: both readings of the paper's rates."""
+BATCH, FIT_STEPS, SEQUENCES, LENGTH, VOCABULARY = 32, 1200, 64, 16, 256
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what is trained, how, and for how long."""
+
+    family: str
+    width: int
+    depth: int
+    optimizer: str
+    adapter: str
+    steps: int
+    seed: int
+
+
+def base_model(cell: Cell) -> nn.Module:
+    """An untrained model of the cell's size: heads of width 64."""
+    seed, heads = derive(cell.seed, "width", cell.family), max(1, cell.width // 64)
+    if cell.family == "vit":
+        config = ModelConfig(
+            image_size=8, patch_size=2, dim=cell.width, depth=cell.depth, heads=heads
+        )
+        return build_model(config, num_classes=10, in_chans=1, generator_seed=seed)
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    torch.manual_seed(seed)
+    return GPTNeoForCausalLM(
+        GPTNeoConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=cell.width,
+            num_layers=cell.depth,
+            num_heads=heads,
+            attention_types=[[["global"], cell.depth]],
+            max_position_embeddings=LENGTH,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def load_parts(cell: Cell) -> dict[str, tuple[Tensor, Tensor]]:
+    """``forget`` and ``retain``: (inputs, labels) of digits, or of random sequences."""
+    if cell.family == "gpt_neo":
+        order = generator(cell.seed, "width", "texts")
+        texts = torch.randint(VOCABULARY, (SEQUENCES, LENGTH), generator=order)
+        forgotten = torch.arange(SEQUENCES) < SEQUENCES // 4
+        return {
+            "forget": (texts[forgotten, :-1], texts[forgotten, 1:]),
+            "retain": (texts[~forgotten, :-1], texts[~forgotten, 1:]),
+        }
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images[:, None] / 16).float()
+    labels = torch.tensor(digits.target)
+    forgotten = labels == cell.seed % 10
+    return {
+        "forget": (images[forgotten], labels[forgotten]),
+        "retain": (images[~forgotten], labels[~forgotten]),
+    }
+
+
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per label."""
+    logits = model(inputs)
+    logits = getattr(logits, "logits", logits)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def draws(part: tuple[Tensor, Tensor], order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches of a part."""
+    while True:
+        for batch in torch.randperm(len(part[1]), generator=order).split(BATCH):
+            yield part[0][batch], part[1][batch]
+
+
+def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
+    """The base model, trained on both parts until its loss is below 0.05 nats."""
+    model = base_model(cell).train()
+    whole = tuple(torch.cat([part[i] for part in parts.values()]) for i in range(2))
+    rate = min(1e-3, 0.1 / cell.width)
+    updates = Updates(list(model.parameters()), "adamw", rate, sign=-1.0)
+    batches = draws((whole[0], whole[1]), generator(cell.seed, "width", "fit"))
+    average = 1.0
+    for _ in range(FIT_STEPS):
+        loss = loss_of(model, *next(batches))
+        loss.backward()
+        updates.step()
+        average = 0.9 * average + 0.1 * float(loss.detach())
+        if average < 0.05:
+            break
+    return model
+
+
+def trace(cell: Cell) -> dict[str, Any]:
+    """Runs a cell.
+
+    Returns:
+        The cell with the steps ``logged`` and, at each, :func:`arguments_of`; the losses on both
+        parts before and after, and ``seconds``.
+    """
+    began = time.monotonic()
+    parts = load_parts(cell)
+    model = fit_base(cell, parts)
+    before = part_losses(model, parts)
+    phi = "identity" if cell.adapter == "control" else cell.adapter
+    adapter = AdapterConfig(phi=phi, omega=ADAPTERS[cell.adapter])
+    attach(model, TARGETS[cell.family], adapter, generator(cell.seed, "width", "adapter"))
+    rate, keep, forget = RATES[cell.optimizer]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    updates = Updates(trained, cell.optimizer, rate, sign=-1.0)
+    order = generator(cell.seed, "width", "batches")
+    batches = {name: draws(part, order) for name, part in parts.items()}
+    every = max(1, cell.steps // 50)
+    logged: list[tuple[float, ...]] = []
+    for step in range(1, cell.steps + 1):
+        losses = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
+        total = keep * losses["retain"] - forget * losses["forget"]
+        if first_nonfinite([("loss", total)]):
+            break
+        total.backward()
+        updates.step()
+        if step % every == 0:
+            logged.append((step, *arguments_of(model)))
+    names = ("logged", "largest", "past_half", "past_peak")
+    traces = dict(zip(names, map(list, zip(*logged, strict=True)), strict=True))
+    after = {f"{name}_after": value for name, value in part_losses(model, parts).items()}
+    seconds = round(time.monotonic() - began, 1)
+    return {**asdict(cell), **traces, **before, **after, "seconds": seconds}
+
+
+@torch.no_grad()
+def arguments_of(model: nn.Module) -> tuple[float, float, float]:
+    """(largest, past 0.5, past pi / 2) of |omega A B^T|: the last two as shares of all entries."""
+    values = torch.cat([layer.arguments().abs().flatten() for _, layer in adapted_layers(model)])
+    shares = (float((values > limit).float().mean()) for limit in (ACTIVE, math.pi / 2))
+    return float(values.max()), *shares
+
+
+@torch.no_grad()
+def part_losses(model: nn.Module, parts: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Name -> mean loss of at most 256 samples of a part."""
+    return {
+        f"{name}_loss": float(loss_of(model, *(tensor[:256] for tensor in part)))
+        for name, part in parts.items()
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the asked cells that the folder lacks; one JSON line each in ``width.jsonl``."""
+    parser = argparse.ArgumentParser(prog="python -m tools.theory.width", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--families", default="vit,gpt_neo")
+    parser.add_argument("--widths", default="64,192,384,768")
+    parser.add_argument("--depths", default="2")
+    parser.add_argument("--optimizers", default="adamw,sgd")
+    parser.add_argument("--adapters", default=",".join(ADAPTERS))
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", default="1")
+    asked = parser.parse_args(arguments)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / "width.jsonl"
+    fields = Cell.__dataclass_fields__
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {Cell(**{name: line[name] for name in fields}) for line in lines}
+    numbers = [[int(n) for n in text.split(",")] for text in (asked.depths, asked.widths)]
+    words = [text.split(",") for text in (asked.families, asked.optimizers, asked.adapters)]
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    for seed, depth, width, family, optimizer, adapter in product(
+        seeds, numbers[0], numbers[1], *words
+    ):
+        cell = Cell(family, width, depth, optimizer, adapter, asked.steps, seed)
+        if cell in done:
+            continue
+        measured = trace(cell)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(measured) + "\n")
+        largest, active = max(measured["largest"]), max(measured["past_half"])
+        print(f"{cell}: largest {largest:.3g}, past 0.5: {100 * active:.2f} %", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
