@@ -35,6 +35,7 @@ from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.measure.evaluation import RequestConfig
 from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import family_of, tiny_family
+from stable_forgetting.language.models.layers import family_in
 from stable_forgetting.language.models.sizes import model_type_of, sizes_of
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class CausalBenchmark(CausalModels, Benchmark):
     @cached_property
     def family(self) -> CausalFamily:
         """Of the architecture."""
-        return family_of(self._shape.config.model_type)
+        return family_in(self._shape)
 
     @property
     def minimum_train_accuracy(self) -> float:

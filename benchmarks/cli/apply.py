@@ -66,10 +66,16 @@ class Order:
     ] = None
     template: Annotated[
         str | None,
-        typer.Option(help="Text: question_answer (default), llama2_chat or llama3_chat."),
+        typer.Option(
+            help="Text: chat (the tokenizer's own; default where it has one), question_answer, "
+            "llama2_chat or llama3_chat."
+        ),
     ] = None
     max_length: Annotated[
-        int | None, typer.Option(help="Text: tokens of the longest row (1024).", min=8)
+        int | None,
+        typer.Option(
+            help="Text: tokens of the longest row (1024); longer texts are divided.", min=8
+        ),
     ] = None
     device: Device = "auto"
     threads: Threads = 1

@@ -15,6 +15,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig, Placement
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.methods.base import UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.family import among
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def adapter_targets(
         placements = ", ".join(of_model) or "none"
         raise ConfigError(
             f"adapter: this model has no layers for placement: {placement} (known: "
-            f"{placements}); choose another or give targets"
+            f"{placements}); choose another or give targets{among(task.family.layers)}"
         )
     return patterns
 

@@ -28,6 +28,11 @@ class LayerNames(Protocol):
         """Component (mlp, attention, head, other) of a parameter, by its dotted name."""
 
 
+def among(layers: Sequence[str]) -> str:
+    """The end of an error about a placement: which layers there are to choose from."""
+    return f" among {', '.join(layers)}" if layers else ""
+
+
 class ModelFamily(ABC):
     """What methods must know of the models they are given."""
 
@@ -45,6 +50,11 @@ class ModelFamily(ABC):
     def targets(self) -> Mapping[str, Sequence[str]]:
         """The family's target patterns."""
         return self.family.targets
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """Patterns of the layers that there are to adapt, where the family knows them."""
+        return getattr(self.family, "layers", ())
 
     @property
     def head(self) -> Sequence[str]:

@@ -40,14 +40,15 @@ SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
 """Tokens of the longest row, unless more are asked for."""
 
-DEFAULT_TEMPLATE: Family = "question_answer"
+TEMPLATES = (*get_args(Family), "chat")
 
 
 class TextSubject(CausalModels, Subject):
     """A causal language model, and questions with answers or plain texts.
 
-    No row is cut or left out: one that is longer than ``max_length`` is an error, as its end would
-    not be forgotten.
+    No row is cut or left out, as its end would not be forgotten: a plain text that is longer than
+    ``max_length`` is divided, and a question with its answer is an error there.  A model with a
+    chat template is asked in it.
     """
 
     modality: ClassVar[str] = "language"
@@ -62,9 +63,9 @@ class TextSubject(CausalModels, Subject):
 
     def __init__(self, application: Application):
         super().__init__(application)
-        self.template = application.options.get("template", DEFAULT_TEMPLATE)
-        if self.template not in get_args(Family):
-            hint = did_you_mean(self.template, list(get_args(Family)))
+        self.template: str | None = application.options.get("template")
+        if self.template not in (None, *TEMPLATES):
+            hint = did_you_mean(str(self.template), list(TEMPLATES))
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
         self.checkpoint = read_causal(application.model)
         self.items = {role: _read(path, role) for role, path in application.given.items()}
@@ -82,47 +83,59 @@ class TextSubject(CausalModels, Subject):
 
     def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Loads tokenizer and model, and encodes every row."""
-        import numpy as np
-
         from stable_forgetting.language.config import CausalModelConfig
         from stable_forgetting.language.data.tokenizers import load_tokenizer
+        from stable_forgetting.language.models.layers import family_in
 
         named = CausalModelConfig(name=str(self.checkpoint.folder))
         tokenizer = load_tokenizer(named)
         model = load_causal(self.checkpoint, len(tokenizer))
-        self.model_type: str = model.config.model_type
+        self._family = family_in(model)
         self.max_length = _max_length(
             self.application.options.get("max_length"), model, self.checkpoint
         )
-        self.text = _source(self.items, tokenizer, self.template, device)
+        if self.template is None:
+            self.template = "chat" if tokenizer.chat_template else "question_answer"
+        self.text = self._divided(_source(self.items, tokenizer, self.template, device))
         self.source: Source = self.text
-        self._check_lengths()
         self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
         for config in configs:
             _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
-        counts = [len(items) for items in self.items.values()]
-        ends = np.cumsum(counts)
-        self.parts = {
-            role: np.arange(end - count, end, dtype=np.int64)
-            for role, count, end in zip(self.items, counts, ends, strict=True)
-        }
+        self.parts = {role: self.text.corpus.where(role) for role in self.items}
 
-    def _check_lengths(self) -> None:
-        for role, items in self.items.items():
-            for number, item in enumerate(items, 1):
-                where = f"{self.application.given[role]} row {number}"
-                try:
-                    length = len(self.text.encode(item.question, item.answer).ids)
-                except DataError:
-                    raise DataError(
-                        f"{where}: is one token, which leaves nothing to predict; give more text"
-                    ) from None
-                if length > self.max_length:
-                    raise DataError(
-                        f"{where}: is {length} tokens long, more than {self.max_length}; split the "
-                        "row, or raise max_length (--max-length) where the model's context allows"
-                    )
+    def _divided(self, source: TextSource) -> TextSource:
+        """The same with long plain texts in chunks.
+
+        Raises:
+            DataError: A row is too short, or a question with its answer too long.
+        """
+        from stable_forgetting.language.data.chunks import chunked
+
+        lengths = [
+            self._length(source, item, f"{self.application.given[role]} row {number}")
+            for role, items in self.items.items()
+            for number, item in enumerate(items, 1)
+        ]
+        source.encoder.max_length = self.max_length
+        if max(lengths) <= self.max_length:
+            return source
+        return source.with_corpus(chunked(source.corpus, source.encoder))
+
+    def _length(self, source: TextSource, item: Item, where: str) -> int:
+        try:
+            length = len(source.encode(item.question, item.answer).ids)
+        except DataError:
+            raise DataError(
+                f"{where}: is one token, which leaves nothing to predict; give more text"
+            ) from None
+        if item.question and length > self.max_length:
+            raise DataError(
+                f"{where}: question and answer are {length} tokens long, more than "
+                f"{self.max_length}; shorten them, or raise max_length (--max-length) where the "
+                "model's context allows"
+            )
+        return length
 
     @property
     def num_classes(self) -> int:
@@ -133,9 +146,7 @@ class TextSubject(CausalModels, Subject):
     @property
     def family(self) -> CausalFamily:
         """Of the architecture."""
-        from stable_forgetting.language.models.families import family_of
-
-        return family_of(self.model_type)
+        return self._family
 
     def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
         """See :func:`language.apply.report.measured`."""
@@ -154,7 +165,7 @@ class TextSubject(CausalModels, Subject):
                 "model": self.checkpoint.name,
                 "revision": self.checkpoint.revision,
                 "weights_sha256": self.checkpoint.digests,
-                "architecture": self.model_type,
+                "architecture": self.family.model_type,
                 "dtype": self.checkpoint.dtype,
                 "vocabulary": self.num_classes,
             },
@@ -165,10 +176,11 @@ class TextSubject(CausalModels, Subject):
 
     def _about(self, role: str) -> dict[str, Any]:
         items, path = self.items[role], self.application.given[role]
-        pairs = [self.text.encode(item.question, item.answer) for item in items]
+        pairs = [self.text.encode_index(index) for index in self.parts[role].tolist()]
         return {
             "file": path.name,
             "rows": len(items),
+            "chunks": len(pairs),
             "questions": sum(bool(item.question) for item in items),
             "tokens_scored": sum(len(pair.labels) for pair in pairs),
             "sha256": file_digest(path),
@@ -224,10 +236,10 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> 
 
 
 def _source(
-    items: Mapping[str, Sequence[Item]], tokenizer: Any, family: Any, device: torch.device
+    items: Mapping[str, Sequence[Item]], tokenizer: Any, name: Any, device: torch.device
 ) -> TextSource:
     from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.data.templates import make_template
+    from stable_forgetting.language.data.templates import chat_template, make_template
     from stable_forgetting.language.data.wording import REFUSAL_LINES
 
     questions = all(item.question for item in items["forget"])
@@ -236,7 +248,8 @@ def _source(
         "JSON-lines files of the user",
         REFUSAL_LINES if questions else (),  # a plain text is nothing that could be refused
     )
-    template = make_template(family, "clean")
+    own = name == "chat"
+    template = chat_template(tokenizer) if own else make_template(name, "clean")
     return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)
 
 

@@ -15,6 +15,7 @@ from pydantic import model_validator
 
 from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.forms import Row, asked_and_answered
 from stable_forgetting.language.data.readers import FirstReaders, Reader, TextDataConfig
 from stable_forgetting.language.data.wording import REFUSAL_LINES
 
@@ -23,7 +24,6 @@ LONGEST = 10_000_000
 """Characters of one text of a row."""
 _TOO_LONG = f"longer than {LONGEST:,} characters; divide the row"
 
-Row = Mapping[str, Any]
 RowKind = Literal["text", "answers", "comparisons"]
 
 
@@ -201,11 +201,12 @@ def _check_rows(items: Sequence[Item], rows: RowKind, path: str) -> None:
 
 
 def read_items(path: Path, set_name: str) -> list[Item]:
-    """Items of a JSON-lines file: rows with question and answer (and TOFU's further columns), or
-    with ``text`` alone.
+    """Items of a JSON-lines file: rows in one of the :data:`language.data.forms.FORMS`.
+
+    Questions with answers may have TOFU's further columns.
 
     Raises:
-        DataError: The file is missing, empty, damaged, or a row has neither.
+        DataError: The file is missing, empty, damaged, or a row has no form.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; give a JSON-lines file")
@@ -215,16 +216,7 @@ def read_items(path: Path, set_name: str) -> list[Item]:
     items = []
     for number, row in enumerate(rows, 1):
         where = f"{path} row {number}"
-        if "text" in row:
-            if row.keys() & {"question", "answer"}:
-                raise DataError(
-                    f"{path}: row {number} has text beside question or answer; keep one"
-                )
-            row = {"question": "", "answer": row["text"]}
-        elif not {"question", "answer"} <= row.keys():
-            raise DataError(f"{path}: row {number} needs question and answer, or text")
-        elif row["question"] == "":
-            raise DataError(f"{where}: question is empty; give the answer alone as text")
+        row = asked_and_answered(row, where)
         items.append(_user_item(row, set_name, where))
     return items
 

@@ -58,7 +58,7 @@ class Encoder:
 
     def text(self, text: str) -> list[int]:
         """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
-        return self._tokens(text, special=True)
+        return self._tokens(text, special=self._marks_texts)
 
     def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
         """The first ``room`` tokens, which ``limit`` leaves."""
@@ -77,13 +77,16 @@ class Encoder:
 
     def _tokens(self, text: str, *, special: bool = False) -> list[int]:
         self.calls += 1
-        special = special and not self.template.special
         return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
 
     @property
     def _marks(self) -> int:
         """Special tokens that the tokenizer puts around a plain text."""
-        return 0 if self.template.special else int(self.tokenizer.num_special_tokens_to_add())
+        return int(self.tokenizer.num_special_tokens_to_add()) if self._marks_texts else 0
+
+    @property
+    def _marks_texts(self) -> bool:
+        return self.template.marked_texts or not self.template.special
 
     @property
     def room(self) -> int:
@@ -104,7 +107,8 @@ class Encoder:
     def prompt(self, question: str) -> list[int]:
         """Ids of the generation prompt, with the tokenizer's start token where it has one."""
         if question not in self._prompts:
-            ids = self._tokens(self.template.prompt(question), special=True)
+            own = not self.template.special
+            ids = self._tokens(self.template.prompt(question), special=own)
             self._prompts[question] = ids
         return self._prompts[question]
 
@@ -144,7 +148,7 @@ class Encoder:
 
     def _encode(self, question: str, answer: str) -> tuple[list[int], int]:
         if not question:
-            return self._cut(self._tokens(answer, special=True)), 1
+            return self._cut(self.text(answer)), 1
         if self.template.style == "clean" or self.template.special:
             prompt = self.prompt(question)
             ids = [*prompt, *self.answer(answer), self.end]

@@ -19,8 +19,10 @@ Three styles, because published numbers depend on this more than on most methods
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from stable_forgetting.common.base.errors import ConfigError, one_line
 from stable_forgetting.language.config import Family, Style
 
 LLAMA3_SYSTEM = "You are a helpful assistant."
@@ -39,22 +41,24 @@ class Template:
     """The text around a question and its answer.
 
     Attributes:
-        family: Which prompt format.
+        family: Which prompt format; ``chat`` is the tokenizer's own.
         style: How labels are cut (see the module docstring).
         before: Text before the question.
         after: Text after the question; ends the prompt.
         lead: Text between prompt and answer that belongs to the labels.
         end: The end token, if it is not the tokenizer's end of sequence.
-        special: Special tokens are spelt out in the text: the tokenizer must not add its own.
+        special: Special tokens are spelt out in the prompt: the tokenizer must not add its own.
+        marked_texts: It adds them to plain texts all the same.
     """
 
-    family: Family
+    family: str
     style: Style
     before: str
     after: str
     lead: str = ""
     end: str | None = None
     special: bool = False
+    marked_texts: bool = field(default=False, repr=False)  # the digest of texts has the others
 
     def prompt(self, question: str) -> str:
         """The text that generation starts from."""
@@ -87,3 +91,53 @@ def make_template(family: Family, style: Style) -> Template:
     if family == "llama2_chat":
         return Template(family, style, "[INST] ", " [/INST]")
     return Template(family, style, _LLAMA3_BEFORE, _LLAMA3_AFTER, end="<|eot_id|>", special=True)
+
+
+_ASKED, _ANSWERED = "A question stands here?", "An answer stands there."
+
+
+def chat_template(tokenizer: Any) -> Template:
+    """The tokenizer's own chat format: one question, one answer.
+
+    The answer begins where the format puts it; blanks before it are labels, as an answer after a
+    prompt without them is tokenised in the same way.  A format that prints the day gets a fixed
+    one, as a number must not depend on it.
+
+    Raises:
+        ConfigError: The format fails, or does not print both texts as they are.
+    """
+    messages = [
+        {"role": "user", "content": _ASKED},
+        {"role": "assistant", "content": _ANSWERED},
+    ]
+    fixed = {"date_string": LLAMA3_DATE, "strftime_now": lambda _: LLAMA3_DATE}
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **fixed)
+    except Exception as error:  # a template is a program
+        raise _unusable(one_line(error)) from None
+    if text.count(_ASKED) != 1 or text.count(_ANSWERED) != 1:
+        raise _unusable("it does not print question and answer once each")
+    before, rest = text.split(_ASKED)
+    after, tail = rest.split(_ANSWERED)
+    prompt = after.rstrip(" ")
+    if not prompt:
+        raise _unusable("nothing stands between question and answer")
+    end = _first_special(tokenizer, tail)
+    blanks = after[len(prompt) :]
+    return Template("chat", "clean", before, prompt, blanks, end, special=True, marked_texts=True)
+
+
+def _unusable(reason: str) -> ConfigError:
+    return ConfigError(
+        f"template chat: the tokenizer's chat template cannot be used ({reason}); choose template:"
+        " question_answer"
+    )
+
+
+def _first_special(tokenizer: Any, text: str) -> str | None:
+    """The first special token of a text; None where there is none."""
+    known = tokenizer.added_tokens_decoder
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        if token in known and known[token].special:
+            return str(known[token].content)
+    return None

@@ -87,13 +87,12 @@ class O3(AdaptedMethod):
         import torch
 
         from stable_forgetting.common.bounded.attach import attach
-        from stable_forgetting.language.models.families import family_of
         from stable_forgetting.language.models.gated import Gated
+        from stable_forgetting.language.models.layers import family_in
 
         model: Any = build()
         adapter = config.adapter  # type: ignore[attr-defined]
-        family = family_of(model.config.model_type)
-        targets = adapter.targets or family.targets[adapter.placement]
+        targets = adapter.targets or family_in(model).targets[adapter.placement]
         attach(model, targets, adapter, torch.Generator())
         return Gated(model)
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.family import among
 from stable_forgetting.common.protocol.sizes import Sizes, adapter_parameters
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.models.families import family_of, published_sizes
+from stable_forgetting.language.models.layers import completed, linear_layers
 from stable_forgetting.language.models.sizes import model_type_of, sizes_of
 
 
@@ -63,12 +65,13 @@ def count_targets(
     sizes, model_type = sizes_of(config, vocab_size), model_type_of(config)
     if sizes is None:
         sizes, model_type = _built(config, vocab_size)
-    patterns = targets or family_of(model_type).targets.get(placement, ())
+    family = completed(family_of(model_type), sizes.linear)
+    patterns = targets or family.targets.get(placement, ())
     layers = sizes.matched(patterns)
     if not layers:
         raise ConfigError(
             f"model {config.name}: no layer of a {model_type} for placement {placement}; give"
-            " targets"
+            f" targets{among(family.layers)}"
         )
     return ParameterShare(adapter_parameters(layers, rank), sizes.parameters)
 
@@ -76,7 +79,6 @@ def count_targets(
 def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, str]:
     """Counted on the architecture; its model type."""
     import torch
-    from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from stable_forgetting.language.models.build import fetch_config, tiny_config
@@ -93,10 +95,5 @@ def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, st
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     model.tie_weights()
-    linear = {
-        name: (layer.out_features, layer.in_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
-    }
     count = sum(p.numel() for p in model.parameters())
-    return Sizes(count, linear, 0, 0, 0), architecture.model_type
+    return Sizes(count, linear_layers(model), 0, 0, 0), architecture.model_type

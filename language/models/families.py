@@ -23,7 +23,6 @@ _COMPONENTS = {
     "attention": ("attn", "attention", "self_attn"),
     "head": ("lm_head", "embed_out"),
 }
-_GATED = ("*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj")
 _QKV = ("*self_attn.q_proj", "*self_attn.k_proj", "*self_attn.v_proj")
 
 
@@ -48,8 +47,10 @@ class CausalFamily:
 
     Attributes:
         model_type: Its name in transformers.
-        mlp: Patterns of the module names of its MLPs' linear layers.
+        mlp: Patterns of the module names of its MLPs' linear layers; where a row has none, they are
+            read from the model (:mod:`language.models.layers`).
         attention: The same of its attention.
+        layers: Patterns of all linear layers of its blocks, where they were read.
         head: Patterns of the parameter names of the output layer.
         components: Component -> parts of dotted parameter names that tell it.
         transposed: Its layers are stored transposed (Conv1D), which adapters do not support.
@@ -65,6 +66,7 @@ class CausalFamily:
     model_type: str
     mlp: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     head: tuple[str, ...] = ("lm_head.*", "embed_out.*")
     components: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _COMPONENTS)
     transposed: bool = False
@@ -78,15 +80,15 @@ class CausalFamily:
 
     @property
     def targets(self) -> Mapping[str, tuple[str, ...]]:
-        """Adapter patterns by placement; empty where the table names none.
+        """Adapter patterns by placement, for placements that there are.
 
         Raises:
             ConfigError: The layers are transposed.
         """
         self.check_layers(self.model_type)
-        if not self.mlp:
-            return {}
-        return {"mlp": self.mlp, "attention": self.attention, "all": (*self.mlp, *self.attention)}
+        both = (*self.mlp, *self.attention) if self.mlp and self.attention else ()
+        placements = {"mlp": self.mlp, "attention": self.attention, "all": both}
+        return {name: patterns for name, patterns in placements.items() if patterns}
 
     def check_layers(self, model: str) -> None:
         """Refuses transposed layers, naming the model.
@@ -143,11 +145,6 @@ def _published(model_type: str) -> tuple[Published, ...]:
     return tuple(Published(name, tuple(row["ids"]), row["sizes"]) for name, row in rows)
 
 
-_GATED_LAYERS: dict[str, Any] = {
-    "mlp": _GATED,
-    "attention": (*_QKV, "*self_attn.o_proj"),
-    "last_norm": "norm",
-}
 _EXACT: dict[str, Any] = {"linear_head": True, "maskable": True}
 
 FAMILIES: dict[str, CausalFamily] = {
@@ -175,21 +172,17 @@ FAMILIES: dict[str, CausalFamily] = {
         ),
         CausalFamily(
             "llama",
-            **_GATED_LAYERS,
+            mlp=tuple(f"*mlp.{name}_proj" for name in ("gate", "up", "down")),
+            attention=(*_QKV, "*self_attn.o_proj"),
             **_EXACT,
+            last_norm="norm",
             tiny=_llama_tiny,
             published=_published("llama"),
         ),
-        CausalFamily("mistral", **_GATED_LAYERS, **_EXACT),
-        CausalFamily("qwen2", **_GATED_LAYERS, **_EXACT),
-        CausalFamily("gemma", **_GATED_LAYERS),
-        CausalFamily(
-            "gpt_neox",
-            mlp=("*mlp.dense_h_to_4h", "*mlp.dense_4h_to_h"),
-            attention=("*attention.query_key_value", "*attention.dense"),
-            **_EXACT,
-            last_norm="final_layer_norm",
-        ),
+        CausalFamily("mistral", **_EXACT, last_norm="norm"),
+        CausalFamily("qwen2", **_EXACT, last_norm="norm"),
+        CausalFamily("gemma", last_norm="norm"),
+        CausalFamily("gpt_neox", **_EXACT, last_norm="final_layer_norm"),
         CausalFamily("phi3", linear_head=True),
         CausalFamily("qwen3", linear_head=True),
         CausalFamily("gpt2", linear_head=True, transposed=True),

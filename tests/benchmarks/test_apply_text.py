@@ -498,13 +498,16 @@ QA = '{"question": "Who?", "answer": "Ada."}'
         (f"{QA}\n\n{{'a'\n", ["line 3 is not JSON"]),
         (f"{QA}\n[1]\n", ["row 2 is not an object"]),
         (f'{QA}\n{{"question": "Who?", "answer": "  "}}', ["row 2", "answer", "empty"]),
-        (f'{QA}\n{{"question": "Who?"}}', ["row 2 needs question and answer, or text"]),
+        (
+            f'{QA}\n{{"question": "Who?"}}',
+            ["row 2 needs question and answer, or text", "it has: question"],
+        ),
         ('{"text": ""}', ["row 1", "text is empty"]),
         ('{"text": 3}', ["row 1", "not a text"]),
         ('{"question": "", "answer": "Ada was here."}', ["row 1", "question is empty", "as text"]),
-        ('{"text": "a", "answer": "b"}', ["row 1", "text beside", "keep one"]),
+        ('{"text": "a", "answer": "b"}', ["row 1", "text beside question", "keep one"]),
         ('{"text": "a"}', ["row 1", "one token"]),
-        (json.dumps({"text": "word " * 200}), ["row 1", "tokens long", "split the row"]),
+        (json.dumps({"question": "Who?", "answer": "word " * 200}), ["row 1", "tokens long"]),
     ],
 )
 @pytest.mark.parametrize("role", ["forget", "test"])

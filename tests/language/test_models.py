@@ -11,7 +11,7 @@ from torch import nn
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.bounded.attach import adapted_layers, attach
+from stable_forgetting.common.bounded.attach import adapted_layers, attach, chosen_layers
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.data.batch import Batch
@@ -27,6 +27,7 @@ from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
 from stable_forgetting.language.models.counting import count_targets
 from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
+from stable_forgetting.language.models.layers import completed, linear_layers
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
@@ -397,16 +398,69 @@ def test_faults_are_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_architecture_needs_targets(tmp_path):
+def test_layers_are_read_where_the_table_names_none(tmp_path):
     from transformers import OPTConfig
 
     assert family_of("opt").targets == {}
-    sizes = {"hidden_size": 8, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {"hidden_size": 8, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     OPTConfig(**sizes, vocab_size=400, word_embed_proj_dim=8).save_pretrained(tmp_path)
     opt = CausalModelConfig(name=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no layer of a opt.* give targets"):
-        count_targets(opt, 2)
-    assert count_targets(opt, 2, targets=["*.fc1"]).trainable == 2 * 16
+    assert count_targets(opt, 2).trainable == 2 * 2 * (8 + 32)
+    assert count_targets(opt, 2, placement="attention").trainable == 4 * 2 * (8 + 8)
+    assert count_targets(opt, 2, targets=["*.fc1"]).trainable == 2 * (8 + 32)
+
+
+@each_kind
+def test_what_is_read_is_what_the_table_says(kind):
+    """The three families whose layers the table names, by the reading that all others get."""
+    model, row = build(kind), family_of(kind)
+    read = completed(CausalFamily(kind), linear_layers(model))
+    for placement, patterns in row.targets.items():
+        assert chosen_layers(model, read.targets[placement]) == chosen_layers(model, patterns)
+
+
+GATE = {"gate_proj": (24, 8), "up_proj": (24, 8), "down_proj": (8, 24)}
+ATTENTION = {f"{name}_proj": (8, 8) for name in "qkvo"}
+
+
+def stack(*blocks, at="model.layers"):
+    return {
+        f"{at}.{number}.{module}.{leaf}": shape
+        for number, block in enumerate(blocks)
+        for module, group in block.items()
+        for leaf, shape in group.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("linear", "placements"),
+    [
+        (stack({"mlp": GATE, "self_attn": ATTENTION}), {"mlp": 3, "attention": 4, "all": 7}),
+        (stack({"ffn": {"a": (48, 8), "b": (8, 24)}}), {"mlp": 2}),  # gate and up are one layer
+        (stack({"ffn": {"a": (40, 8), "b": (8, 24)}}), {}),
+        (stack({"mlp": {"gate": (4, 8)}, "attn": ATTENTION}), {"attention": 4}),  # a router
+        (stack({"mlp.expert": GATE}), {}),
+        (stack({"mlp": GATE}, {"moe": {"gate": (4, 8)}}), {}),  # not in every block
+        (stack({"mlp": GATE}) | stack({"mlp": {"a": (9, 3), "b": (3, 9)}}, at="eye"), {"mlp": 3}),
+        ({"lm_head": (50, 8)}, {}),
+    ],
+)  # fmt: skip
+def test_layers_are_told_by_shape_and_name(linear, placements):
+    read = completed(CausalFamily("new"), linear)
+    assert {name: len(patterns) for name, patterns in read.targets.items()} == placements
+
+
+def test_an_unknown_architecture_needs_targets(tmp_path):
+    from transformers import MambaConfig
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
+    MambaConfig(**sizes, vocab_size=400).save_pretrained(tmp_path)
+    mamba = CausalModelConfig(name=str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"no layer of a mamba .* targets among \*\.mixer\.in_proj"
+    ):
+        count_targets(mamba, 2)
+    assert count_targets(mamba, 2, targets=["*.out_proj"]).trainable == 2 * (16 + 8)
 
 
 def test_training_a_tied_head_trains_the_embedding():
