@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
-from stable_forgetting.benchmarks.cli.session import finish, working
+from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Section, table
@@ -113,7 +114,9 @@ def audit(
         missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
         show_shipped(resolved.name, missing, under="Audits")
         return
-    failed = _work(planner, chosen, shadows, yes=population.yes, how=(runtime, pool))
+    with executing(runtime, pool) as executor:
+        how = (runtime, pool, executor)
+        failed = _work(planner, chosen, shadows, yes=population.yes, how=how)
     if not failed and processes.is_main():
         _report(planner, chosen, shadows)
     finish(failed)
@@ -214,7 +217,7 @@ def _work(
     shadows: Shadows | None,
     *,
     yes: bool,
-    how: tuple[Runtime, Pool],
+    how: tuple[Runtime, Pool, Executor],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     from stable_forgetting.benchmarks.audits.plan import stream_plan
@@ -238,11 +241,11 @@ def _work(
     return _run(Plan(planner.suite, planner.probes(probes)), how) if probes else {}
 
 
-def _run(plan: Plan, how: tuple[Runtime, Pool]) -> dict[str, str]:
+def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
     from stable_forgetting.benchmarks.pipeline.schedule import run_plan
 
-    runtime, pool = how
-    with working(f"{plan.suite.name} audits", runtime, pool) as (executor, display):
+    runtime, pool, executor = how
+    with watching(f"{plan.suite.name} audits", runtime, pool) as display:
         execution = run_plan(plan, runtime, executor, watcher=display)
     return execution.failed
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import Machine, Pool, Selection, console
-from stable_forgetting.benchmarks.cli.session import finish, run_with_audits, working
+from stable_forgetting.benchmarks.cli.session import executing, finish, run_with_audits, watching
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base import processes
@@ -54,7 +54,8 @@ def map(
     board = make_board(resolved, StageStore(runtime.store))
     suite = probe_suite(board)
     if suite.audits and not report and not failed:
-        failed = run_with_audits(suite, runtime, pool)[1]
+        with executing(runtime, pool) as executor:
+            failed = run_with_audits(suite, runtime, pool, executor)[1]
         board.probes = audit_tables(suite, StageStore(runtime.store))
     if not board.lines and not failed:
         missing = f"no complete seed of {resolved.name} in {machine.store}; run: unlearn map {name}"
@@ -75,7 +76,8 @@ def _run(resolved: ResolvedMap, runtime: Runtime, pool: Pool) -> dict[str, str]:
     from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 
     planner = planner_of(resolved)
-    with working(resolved.name, runtime, pool) as (executor, display):
+    watched = watching(resolved.name, runtime, pool)
+    with executing(runtime, pool) as executor, watched as display:
         execution = run_suite(resolved.suite, runtime, executor, watcher=display, planner=planner)
     return execution.failed
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     print_error,
 )
-from stable_forgetting.benchmarks.cli.session import finish, run_with_audits
+from stable_forgetting.benchmarks.cli.session import executing, finish, run_with_audits
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
@@ -155,10 +156,11 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
 
     boards = []
     failed: dict[str, str] = {}
-    for suite in suites:
-        board, failed_here = _run(suite, runtime, pool)
-        boards.append(board)
-        failed |= failed_here
+    with executing(runtime, pool) as executor:
+        for suite in suites:
+            board, failed_here = _run(suite, runtime, pool, executor)
+            boards.append(board)
+            failed |= failed_here
     for board in boards:
         show(console, sections(board))
     for suite in suites:
@@ -166,11 +168,13 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
     return failed
 
 
-def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboard, dict[str, str]]:
+def _run(
+    suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
+) -> tuple[Leaderboard, dict[str, str]]:
     from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
     from stable_forgetting.benchmarks.leaderboard.write import write_report
 
-    executed, failed = run_with_audits(suite, runtime, pool)
+    executed, failed = run_with_audits(suite, runtime, pool, executor)
     try:
         board = make_leaderboard(suite, StageStore(runtime.store))
         exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
@@ -180,7 +184,7 @@ def _run(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> tuple[Leaderboar
         if not error.set_aside:
             raise
         print_error(str(error))
-        return _run(suite, runtime, pool)
+        return _run(suite, runtime, pool, executor)
     return board, failed
 
 

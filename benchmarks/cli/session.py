@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor, Display]]:
-    """An executor and a display around the running of a plan; an interruption stops the workers."""
-    count = pool.workers or default_workers(runtime.device)
-    executor = make_executor(pool.executor, count, runtime.threads, plugin_files())
+def executing(runtime: Runtime, pool: Pool) -> Iterator[Executor]:
+    """One executor for all that a command runs; an interruption stops its workers."""
+    executor = make_executor(
+        pool.executor, _workers(runtime, pool), runtime.threads, plugin_files()
+    )
     try:
-        with Display(console, title, StageStore(runtime.store), count) as display:
-            yield executor, display
+        yield executor
     except BaseException:
         if isinstance(executor, WorkerPool):
             executor.abandon()
@@ -43,8 +43,17 @@ def working(title: str, runtime: Runtime, pool: Pool) -> Iterator[tuple[Executor
     executor.shutdown()
 
 
+def watching(title: str, runtime: Runtime, pool: Pool) -> Display:
+    """The display around the running of a plan."""
+    return Display(console, title, StageStore(runtime.store), _workers(runtime, pool))
+
+
+def _workers(runtime: Runtime, pool: Pool) -> int:
+    return pool.workers or default_workers(runtime.device)
+
+
 def run_with_audits(
-    suite: ResolvedSuite, runtime: Runtime, pool: Pool
+    suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[int, dict[str, str]]:
     """Runs what the store lacks of a suite and of its own audits.
 
@@ -61,7 +70,7 @@ def run_with_audits(
     folder = runtime.store / "suites" / suite.name
     first, began = processes.is_main() and not folder.exists(), False
     try:
-        with working(suite.name, runtime, pool) as (executor, display):
+        with watching(suite.name, runtime, pool) as display:
             if processes.is_main():  # by its name the run can be reported, even if it is cut short
                 write_files(folder, suite_files(suite))
             try:

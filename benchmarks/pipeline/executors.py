@@ -125,11 +125,11 @@ def placed(executor: Executor, resources: Resources) -> Executor:
 
 
 class WorkerPool(Executor):
-    """Runs tasks in processes of its own; once, a pool that lost one is replaced."""
+    """Runs tasks in processes of its own, which start with the first task."""
 
     def __init__(self, workers: int, setup: tuple[Any, ...]):
         self._workers, self._setup = workers, (*setup, os.getpid())
-        self._pool, self._spare = self._fresh(), True
+        self._pool = self._fresh()
 
     def _fresh(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -143,13 +143,10 @@ class WorkerPool(Executor):
         """Runs ``fn`` in the next free process."""
         return self._pool.submit(_until_stopped, fn, *args, **kwargs)
 
-    def renew(self) -> bool:
-        """Replaces the pool after the death of a worker; whether it could, which is once."""
-        if not self._spare:
-            return False
+    def renew(self) -> None:
+        """Replaces the processes after the death of one."""
         self._pool.shutdown()
-        self._pool, self._spare = self._fresh(), False
-        return True
+        self._pool = self._fresh()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the processes."""

@@ -48,11 +48,19 @@ class Watcher(Protocol):
 
 @dataclass
 class Execution:
-    """What became of a plan: the last one, what failed in it, and how many stages were run."""
+    """What became of a plan.
+
+    Attributes:
+        plan: The last one.
+        failed: What failed in it.
+        executed: How many stages were run.
+        renewed: Whether the worker processes were replaced after the death of one.
+    """
 
     plan: Plan
     failed: dict[str, str] = field(default_factory=dict)
     executed: int = 0
+    renewed: bool = False
 
 
 EVENTS = "tensorboard"
@@ -193,12 +201,14 @@ class _Round:
             raise
 
     def _renew(self) -> None:
-        """A new pool for the next round; a second loss is no accident."""
-        if not (isinstance(self.executor, WorkerPool) and self.executor.renew()):
+        """New workers for the next round; a second loss is no accident."""
+        if self.execution.renewed or not isinstance(self.executor, WorkerPool):
             raise WorkerError(
                 "a worker process died (out of memory?); run again with fewer --workers: what is "
                 "complete is kept"
             )
+        self.executor.renew()
+        self.execution.renewed = True
         logger.warning("a worker process died; its stage starts again in a new one")
 
     def _submit_ready(self) -> None:

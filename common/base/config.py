@@ -85,7 +85,7 @@ _UniqueKeyLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 def parse_yaml(text: str, origin: str) -> Any:
     """Parses YAML text; every failure is a one-line :class:`ConfigError` naming ``origin``."""
     try:
-        value = yaml.load(text, Loader=_UniqueKeyLoader)
+        value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a safe one
         _check_amount(value)
         return value
     except ConfigError as error:

@@ -52,7 +52,7 @@ def make_deterministic(threads: int | None = None) -> None:
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports the compiler
     torch.backends.cudnn.benchmark = False
     if threads:
         torch.set_num_threads(threads)

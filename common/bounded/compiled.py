@@ -31,7 +31,13 @@ def _gradient_body(G: Tensor, z: Tensor, scale: float, phi: str, *arguments: flo
 
 @cache
 def _fused(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compiled at first use: the compiler's own import takes seconds."""
+    """Compiled at first use: the compiler's own import takes seconds.
+
+    It learns here that kernels are to be deterministic, which
+    :func:`common.base.seeding.make_deterministic` has told torch alone.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)
     return torch.compile(body, dynamic=True)
 
 
