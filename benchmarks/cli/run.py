@@ -79,6 +79,7 @@ def plan(
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     from stable_forgetting.benchmarks.audits.cost import costs, time_line
+    from stable_forgetting.benchmarks.leaderboard.sweep import skipped_lines
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -95,6 +96,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         f"{label}: not applicable ({reason}); it is not run"
         for label, reason in planned.inapplicable.items()
     ]
+    text += skipped_lines(suite)
     if planned.undrawn:
         text.append(
             f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "

@@ -55,9 +55,15 @@ class Row(Strict):
 class Budget(Strict):
     """What every row that reads retain data may spend on its training, whatever batch it uses.
 
-    A row that gives a length of its own keeps it and is marked.  A method without a length (one
-    shot, or its own number of passes) is not planned: its passes are counted, like everybody's.
-    Seconds are printed and are no budget: a number must not depend on a machine's load.
+    Which length holds: a row's own ``steps`` or ``epochs``, else the budget, else ``defaults_of``,
+    else ``defaults``, else the method's.  A row with a length of its own is marked in the report.
+    What is written later replaces what is written earlier: a file the one that it extends, and
+    ``--set`` both.  So ``--set defaults.steps=300`` (or ``epochs``, ``schedule``), and the same in
+    a file that extends another, also replaces that part of a budget which was there before.
+
+    A method without a length (one shot, or its own number of passes) is not planned: its passes
+    are counted, like everybody's.  Seconds are printed and are no budget: a number must not depend
+    on a machine's load.
 
     Attributes:
         unit: ``epochs`` are passes over the retain set, so that all rows read equally many of its
@@ -125,8 +131,8 @@ class Suite(Strict):
         defaults: Params of every row; a row that cannot take one of them is an error.  Null takes
             away one of an extended suite.
         defaults_of: Kind of rows -> params of these rows, over ``defaults``.
-        budget: Length and schedule of the rows that read retain data; each method's own when
-            absent.
+        budget: Length and schedule of the rows that read retain data, over ``defaults``; each
+            method's own when absent.  :class:`Budget` says which length holds.
         tune: Tuning on a separate seed, if wanted.
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
@@ -183,9 +189,6 @@ class Suite(Strict):
                 raise ValueError("seeds holds a seed twice")
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
-        for params in (self.defaults, *self.defaults_of.values()) if self.budget else ():
-            if twice := {key for key in BUDGETED if params.get(key) is not None}:
-                raise ValueError(f"{min(twice)} is in defaults and in budget; keep one of them")
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self

@@ -163,7 +163,8 @@ def resolve_config(
             hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
             raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
         overrides = cls.presets[preset]
-    config = over(over(cls.Config().model_dump(), overrides), params)
+    config = over(cls.Config().model_dump(), overrides)
+    config = over(config, cls.Config.by_field(params))
     whole: Strict = validate(cls.Config, config, origin)
     return whole
 
