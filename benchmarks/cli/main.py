@@ -12,6 +12,7 @@ import typer
 from stable_forgetting.benchmarks.cli import (  # noqa: F401
     apply,
     audit,
+    demo,
     machine,
     map,
     probe,
