@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.common.methods.base import ALIASES
 
 SUBJECT_OPTIONS = ("arch", "num_classes", "image_size", "template", "max_length")
 """Options that one kind of checkpoint knows."""
@@ -124,6 +125,7 @@ def apply(order: Order, plugin: Plugins = None) -> None:
 
     options = dict(vars(order))
     strict = options.pop("strict")
+    options["method"] = ",".join(ALIASES.get(n, n) for n in options["method"].split(","))
     options["audits"] = tuple(filter(None, (options.pop("audits") or "").split(",")))
     params = tuple(options.pop("set_") or ())
     subject = {name: options.pop(name) for name in SUBJECT_OPTIONS}

@@ -13,6 +13,7 @@ from stable_forgetting.benchmarks.cli import (  # noqa: F401
     apply,
     audit,
     demo,
+    ls,
     machine,
     map,
     probe,

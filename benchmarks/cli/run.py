@@ -29,6 +29,9 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError, Damaged
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
+SECONDS = 0.5
+"""Known time from which a plan says how long it takes."""
+
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
     from stable_forgetting.common.protocol.benchmark import Runtime
@@ -88,7 +91,8 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     if suite.audits:
         text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
     priced = costs(planned, store, ())
-    if any(cost.missing for cost in priced) and any(cost.seconds for cost in priced):
+    known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
+    if known >= SECONDS:
         text.append(time_line(priced))
     heads = ["stage", "kind", "key", ""]
     by_stage = Section(suite.name, content=table(heads, listed, words=True))

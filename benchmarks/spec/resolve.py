@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,10 +29,12 @@ from stable_forgetting.common.base.config import (
 )
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.methods.base import MethodInfo, resolve_config
+from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
 
 if TYPE_CHECKING:
     from stable_forgetting.common.audits.base import Audit
+    from stable_forgetting.common.protocol.benchmark import Benchmark
+    from stable_forgetting.common.train.config import FitConfig
     from stable_forgetting.common.train.rehearsal import Rehearsal
 
 
@@ -121,6 +124,7 @@ def load_suite(
     spec = spec.model_copy(update={"methods": {**further, **spec.methods}})
     benchmark = BENCHMARKS[spec.benchmark]
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    _check_warmup(benchmark, protocol, str(path))
     probes = make_probes(spec, str(path))
     spec = with_columns(spec, protocol, probes, str(path))
     _check_labels(spec, str(path))
@@ -136,6 +140,22 @@ def load_suite(
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
     return _folded(resolved, str(path)) if spec.folds else resolved
+
+
+def _check_warmup(benchmark: type[Benchmark], protocol: Any, origin: str) -> None:
+    """Refuses a warm-up that is longer than the training of Original, as far as sizes are known."""
+    train: FitConfig | None = getattr(protocol, "train", None)
+    if train is None or not train.warmup_steps or not train.epochs:
+        return
+    work = benchmark.workload(protocol)
+    if work is None:
+        return
+    steps = math.ceil(sum(work.parts.values()) / train.batch_size) * train.epochs
+    if train.warmup_steps >= steps:
+        raise ConfigError(
+            f"{origin}: protocol.train.warmup_steps: a warm-up of {train.warmup_steps} steps "
+            f"leaves nothing of a run of {steps:g}; give fewer warmup_steps or more epochs"
+        )
 
 
 def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
@@ -227,6 +247,7 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
 
 def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     method = row.method or label
+    method = method if method in METHODS else ALIASES.get(method, method)
     where = f"{origin}: methods.{label}"
     try:
         cls = METHODS[method]

@@ -12,11 +12,11 @@ from stable_forgetting.benchmarks.spec.tune import Tune
 from stable_forgetting.benchmarks.spec.variables import variants
 from stable_forgetting.common.base.config import (
     Strict,
-    did_you_mean,
+    close_to,
     read_yaml,
 )
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive, Seed
 from stable_forgetting.common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -159,7 +159,7 @@ class Suite(Strict):
     notes: str = ""
     benchmark: str = "vision"
     protocol: dict[str, Any]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1, 2, 3)
     retrains: Annotated[int, Field(ge=1, le=8)] = 2
     columns: tuple[str, ...] = ()
     methods: dict[Name, Row | None]
@@ -222,4 +222,5 @@ def find_suite(name: str) -> Path:
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-    raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
+    hint = close_to(name, [*suite_names(), *groups]) or "; see: unlearn ls suites"
+    raise ConfigError(f"unknown suite '{name}'{hint}")

@@ -24,7 +24,7 @@ from stable_forgetting.common.base.config import (
     merge,
 )
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.numbers import Count, Seed
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.methods.base import over, resolve_config
@@ -118,7 +118,7 @@ class Tune(Strict):
         round: Trials that ``tpe`` draws at once (they run in parallel); the first round is ``qmc``.
     """
 
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     trials: Count
     grids: dict[str, dict[str, list[Any]]] = {}
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}

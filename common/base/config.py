@@ -336,6 +336,17 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f"; known: {', '.join(sorted(names))}" if names else ""
 
 
+def close_to(name: str, names: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near.
+
+    Args:
+        name: What was asked for.
+        names: What there is.
+    """
+    hint = did_you_mean(name, names)
+    return "" if hint.startswith("; known") else hint
+
+
 def canonical(value: Any) -> Any:
     """Plain JSON types with tuples as lists and whole floats kept floats."""
     if isinstance(value, BaseModel):

@@ -20,6 +20,8 @@ from stable_forgetting.common.methods.task import UnlearnTask
 if TYPE_CHECKING:
     from torch import nn
 
+ALIASES = {"ga": "ascent", "ft": "finetune", "rl": "random_label"}
+"""The literature's short names -> registered methods."""
 Length = Literal["steps", "epochs"]
 """What lengths of trainings are given in."""
 
