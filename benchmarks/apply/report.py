@@ -123,13 +123,13 @@ def sections(statement: Mapping[str, Any], subject: Subject, name: str) -> list[
     """The report of a deletion: what was measured first, what it does not show last."""
     method, made = statement["method"], statement["input"]
     intro = (
-        f"{made['model']} ({made['architecture']}) was made to forget "
-        f"{_count(statement['data']['forget'], subject)} by {method['name']} on "
+        f"Model: {made['model']} ({made['architecture']}). To forget: "
+        f"{_count(statement['data']['forget'], subject)}. Method: {method['name']}, on "
         f"{statement['created']}."
     )
     words = " ".join([*subject.outcome(statement), *_recovery(statement)])
     return filled(
-        Section(f"Deletion report: {name}", (intro,), depth=1),
+        Section(f"Deletion report: {name}", (statement["verdict"]["line"], intro), depth=1),
         Section("Before and after", (), before_and_after(statement, subject)),
         *_choice(statement["choice"], subject),
         Section("What was measured", (words,)),

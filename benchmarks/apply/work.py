@@ -23,6 +23,7 @@ from stable_forgetting.benchmarks.apply.lineage import STATEMENT, earlier_reques
 from stable_forgetting.benchmarks.apply.place import Workplace, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, sections, weight_change, write_pages
+from stable_forgetting.benchmarks.apply.verdict import verdict
 from stable_forgetting.benchmarks.pipeline.worksite import check_device
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base import processes
@@ -148,6 +149,10 @@ class _Run:
                 statement["after"] = self.subject.measured(best.model)
             except Diverged as error:
                 return self._diverged(statement, str(error), place)
+            goal = self.application.goal or 0.0
+            statement["verdict"] = verdict(
+                statement["before"], statement["after"], self.subject.yardstick, goal
+            )
             change = weight_change(self.subject.original, best.model, best.adapters)
             statement["weight_change"] = change
             audits = self.application.audits

@@ -17,9 +17,11 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.common.methods.base import ALIASES
 
 SUBJECT_OPTIONS = ("arch", "num_classes", "image_size", "template", "max_length")
 """Options that one kind of checkpoint knows."""
+TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try --method a,b,c."
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class Order:
     audits: Annotated[
         str | None, typer.Option(help="relearn: how soon fine-tuning brings the forgotten back.")
     ] = None
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit code 3 where the model has hardly changed."),
+    ] = False
 
 
 @command(
@@ -124,6 +130,8 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     from stable_forgetting.benchmarks.report.terminal import show
 
     options = dict(vars(order))
+    strict = options.pop("strict")
+    options["method"] = ",".join(ALIASES.get(n, n) for n in options["method"].split(","))
     options["audits"] = tuple(filter(None, (options.pop("audits") or "").split(",")))
     params = tuple(options.pop("set_") or ())
     subject = {name: options.pop(name) for name in SUBJECT_OPTIONS}
@@ -137,6 +145,10 @@ def apply(order: Order, plugin: Plugins = None) -> None:
         raise typer.Exit(1)
     show(console, result.page)
     console.print(result.message, highlight=False, markup=False)
+    if result.statement["verdict"]["word"] == "hardly changed":
+        console.print(TRY, highlight=False, markup=False)
+        if strict:
+            raise typer.Exit(3)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import typer
 from stable_forgetting.benchmarks.cli import (  # noqa: F401
     apply,
     audit,
+    demo,
+    ls,
     machine,
     map,
     probe,

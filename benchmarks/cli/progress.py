@@ -109,7 +109,9 @@ class Display:
             patience = 1 + (now - self._started) / PATIENCE
             if now - self._spoke > self._every * patience or self.done == self.total:
                 trainings = [self._training(key, at) for key, at in positions.items()]
-                parts = [left, *trainings] if trainings else [left, f"last: {self._last}"]
+                last = f"last: {self._last}" if self._last else "starting workers, loading data"
+                left = "" if self.done == self.total else left
+                parts = [left, *trainings] if trainings else [left, last]
                 self._say(", ".join([f"{self.done}/{self.total} stages", *filter(None, parts)]))
             return
         self._bars.update(self._tasks[""], total=self.total, completed=self.done, note=left)

@@ -1,11 +1,9 @@
-"""The commands on suites: ``plan``, ``run``, ``report``, ``stage`` and ``demo``."""
+"""The commands on suites: ``plan``, ``run``, ``report`` and ``stage``."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,8 +18,6 @@ from stable_forgetting.benchmarks.cli.options import (
     Pool,
     Selection,
     Store,
-    Threads,
-    Workers,
     console,
     print_error,
 )
@@ -34,27 +30,12 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError, Damaged
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
+SECONDS = 0.5
+"""Known time from which a plan says how long it takes."""
+
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
     from stable_forgetting.common.protocol.benchmark import Runtime
-
-NEXT = (
-    ("report digits-class", "the tables again, from the records"),
-    ("show metrics", "what each column means, and what it cannot say"),
-    ("show gd_sine", "what a method is, and its defaults"),
-    ("run lethevit-cifar10-small", "real CIFAR-10 on two cores (downloads, or --data-root)"),
-    ("run tofu-small", "real TOFU on two cores (the same)"),
-)
-
-
-def _next_lines(store: Path) -> Iterator[str]:
-    """Commands that work as printed: with the program's path where it is not on PATH."""
-    program = Path(sys.executable).with_name("unlearn")
-    name = "unlearn" if shutil.which("unlearn") or not program.exists() else _short_path(program)
-    for arguments, text in NEXT:
-        kept = f" --store {store}" if store != STORE and not arguments.startswith("show") else ""
-        yield f"{name} {arguments}{kept}".ljust(60) + f"  {text}"
-    yield "CONTRIBUTING.md".ljust(60) + "  add a baseline in 20 lines"
 
 
 @command(
@@ -80,6 +61,7 @@ def plan(
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     from stable_forgetting.benchmarks.audits.cost import costs, time_line
+    from stable_forgetting.benchmarks.leaderboard.sweep import skipped_lines
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -96,6 +78,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         f"{label}: not applicable ({reason}); it is not run"
         for label, reason in planned.inapplicable.items()
     ]
+    text += skipped_lines(suite)
     if planned.undrawn:
         text.append(
             f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
@@ -109,7 +92,8 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     if suite.audits:
         text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
     priced = costs(planned, store, ())
-    if any(cost.missing for cost in priced) and any(cost.seconds for cost in priced):
+    known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
+    if known >= SECONDS:
         text.append(time_line(priced))
     heads = ["stage", "kind", "key", ""]
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
@@ -151,26 +135,23 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
 
 
 def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
-    """Runs suites one after the other, then prints all boards; returns what failed."""
+    """Runs suites one after the other and prints the board of each; returns what failed."""
     from stable_forgetting.benchmarks.leaderboard.report import sections
 
-    boards = []
     failed: dict[str, str] = {}
     with executing(runtime, pool) as executor:
         for suite in suites:
-            board, failed_here = _run(suite, runtime, pool, executor)
-            boards.append(board)
+            board, failed_here = execute(suite, runtime, pool, executor)
             failed |= failed_here
-    for board in boards:
-        show(console, sections(board))
-    for suite in suites:
-        _print_places(suite, runtime)
+            show(console, sections(board))
+            _print_places(suite, runtime)
     return failed
 
 
-def _run(
+def execute(
     suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[Leaderboard, dict[str, str]]:
+    """Runs a suite and writes its report; returns its board and what failed."""
     from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
     from stable_forgetting.benchmarks.leaderboard.write import write_report
 
@@ -184,14 +165,14 @@ def _run(
         if not error.set_aside:
             raise
         print_error(str(error))
-        return _run(suite, runtime, pool, executor)
+        return execute(suite, runtime, pool, executor)
     return board, failed
 
 
 def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
     """Where everything was written."""
-    folder = _short_path(runtime.store / "suites" / suite.name)
-    events = _short_path(runtime.store / "tensorboard" / suite.name / "summary")
+    folder = short_path(runtime.store / "suites" / suite.name)
+    events = short_path(runtime.store / "tensorboard" / suite.name / "summary")
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",
@@ -200,7 +181,8 @@ def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
         console.print(text, highlight=False)
 
 
-def _short_path(path: Path) -> str:
+def short_path(path: Path) -> str:
+    """A path as it can be typed here."""
     return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
@@ -304,34 +286,3 @@ def _print(board: Leaderboard, form: str) -> None:
         show(console, sections(board) + published_sections(board.suite.spec.published))
     else:
         sys.stdout.write(FORMATS[form][1](board))
-
-
-@command("unlearn demo", "unlearn demo --quick")
-def demo(
-    store: Store = STORE,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One seed, fewer rows, a shorter training.")
-    ] = False,
-    workers: Workers = 0,
-    threads: Threads = 1,
-) -> None:
-    """Real digits, invented authors and notes: class, random, author and text forgetting."""
-    started = time.monotonic()
-    runtime = Machine(store, device="cpu", threads=threads).runtime()
-    fewer = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
-    rows = "ascent,gd_tanh,gd_ul," + fewer
-    one_class, random = Selection(None, "1,2,3", rows), Selection(None, "1,2,3", fewer)
-    authors, notes = Selection(None, "1,2,3"), Selection()
-    if quick:
-        epochs = ["protocol.train.epochs=12", "protocol.minimum_train_accuracy=95"]
-        one_class = random = Selection(epochs, "1", fewer)
-        authors = Selection(None, "1", fewer)
-        notes = Selection(None, "1", fewer.removeprefix("finetune,"))
-    suites = [one_class.suite("digits-class", store), random.suite("digits-random", store)]
-    suites += [authors.suite("authors", store), notes.suite("tdec-notes", store)]
-    failed = run_all(suites, runtime, Pool(workers))
-    minutes = (time.monotonic() - started) / 60
-    console.print(f"\nDone in {minutes:.1f} minutes. What next:", highlight=False)
-    for line in _next_lines(store):
-        console.print(f"  {line}", highlight=False)
-    finish(failed)

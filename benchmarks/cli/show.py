@@ -1,15 +1,13 @@
-"""The commands ``ls`` and ``show``."""
+"""The command ``show``."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -17,127 +15,32 @@ import yaml
 from rich.markup import escape
 
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
-from stable_forgetting.benchmarks.report.cells import MISSING, duration, settings
+from stable_forgetting.benchmarks.cli.options import Plugins, console, register_all
+from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
-from stable_forgetting.benchmarks.report.shipped import recorded_seconds
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
-from stable_forgetting.benchmarks.spec.needs import needs
-from stable_forgetting.benchmarks.spec.reading import read_suite
 from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_groups, suite_names
-from stable_forgetting.common.base.config import Strict, canonical, did_you_mean, read_yaml
+from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
+from stable_forgetting.common.base.config import Strict, canonical, close_to
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.bounded.presets import PRESETS
-
-TIMES = (
-    "time: of the trainings one after the other, from this store's report or from the one that "
-    "comes with the project; – where there is none (of large models: ls suites --paper)."
-)
-LISTS = ("methods", "suites", "maps", "benchmarks")
-
-
-@command(
-    "unlearn ls",
-    "unlearn ls methods",
-    "unlearn ls suites --filter digits",
-    "unlearn ls suites --paper",
-    name="ls",
-)
-def list_all(
-    what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
-    ] = False,
-    words: Annotated[
-        str | None, typer.Option("--filter", help="Only lines with all these words.")
-    ] = None,
-    store: Store = STORE,
-    plugin: Plugins = None,
-) -> None:
-    """List suites, maps, methods and benchmarks."""
-    register_all(plugin)
-    from stable_forgetting.benchmarks.maps.resolve import find_map, map_names
-
-    if paper:
-        _list_paper(what)
-        return
-    if what not in ("all", *LISTS):
-        raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
-    suites = [_suite_line(name, store) for name in suite_names()]
-    suites += [
-        [name, "as its suites", _time(of, store), ", ".join(of)]
-        for name, of in suite_groups().items()
-    ]
-    maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
-    registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
-    for name, title, heads, rows in (
-        ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
-        ("maps", "Stability maps", ["map", "what it asks"], maps),
-        *(
-            (
-                name,
-                name.capitalize(),
-                ["name", "what it is"],
-                [[e.name, e.summary] for e in entries],
-            )
-            for name, entries in registered.items()
-        ),
-    ):
-        if what in ("all", name):
-            _show_words(title, heads, _filtered(rows, words))
-        if name == "suites" and what in ("all", name):
-            console.print(TIMES, style="dim", highlight=False)
-    if what in ("all", "methods"):
-        crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
-        heads = ["name", "what is trained"]
-        _show_words("Any method with an adapter, through", heads, _filtered(crossed, words))
-
-
-def _suite_line(name: str, store: Path) -> list[str]:
-    data = read_suite(name)[1]
-    what = ", ".join(needs(data)) or "nothing"
-    return [name, what, _time([name], store), str(data.get("title", ""))]
-
-
-def _time(names: Sequence[str], store: Path) -> str:
-    """``~12 min`` of all suites together; a dash where one of them was never measured."""
-    seconds = [recorded_seconds(name, store) for name in names]
-    if None in seconds:
-        return MISSING
-    return f"~{duration(math.fsum(value for value in seconds if value is not None))}"
-
-
-def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
-    """The rows in which every word stands, in any column."""
-    wanted = (words or "").lower().split()
-    return [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
-
-
-def _list_paper(what: str) -> None:
-    from stable_forgetting.benchmarks.paper.coverage import coverage_section
-
-    if what != "suites":
-        raise ConfigError(f"ls {what} --paper: suites measure the paper: ls suites --paper")
-    show_sections(console, [coverage_section()])
-
-
-def _show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    show_sections(console, [Section(title, content=table(heads, rows, words=True))])
+from stable_forgetting.common.methods.base import ALIASES
 
 
 @command(
     "unlearn show gd_sine",
     "unlearn show digits-class",
     "unlearn show metrics",
+    "unlearn show MIA",
     "unlearn show tofu-phi-1.5-forget10 --resolved",
     "unlearn show lethevit-cifar10 --published",
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
-    name: Annotated[str, typer.Argument(help="A method, suite, benchmark; or: metrics, bounded.")],
+    name: Annotated[
+        str, typer.Argument(help="A method, suite, benchmark or metric; or: metrics, bounded.")
+    ],
     plan: Annotated[
         str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
     ] = None,
@@ -162,6 +65,7 @@ def show(
     if plan is not None:
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
+    name = ALIASES.get(name.lower(), name)
     is_suite = name in suite_names() or name.endswith((".yaml", ".yml"))
     for option, given in (("--resolved", resolved), ("--published", published)):
         if given and not is_suite:
@@ -176,8 +80,12 @@ def show(
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
-        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded", "metrics"]
-        raise ConfigError(f"nothing is called '{name}'{did_you_mean(name, names)}; see: unlearn ls")
+        show_metric(name)
+
+
+def show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    """Prints a table of words."""
+    show_sections(console, [Section(title, content=table(heads, rows, words=True))])
 
 
 def _show_glossary() -> None:
@@ -185,6 +93,25 @@ def _show_glossary() -> None:
 
     register_all(None)
     show_sections(console, glossary())
+
+
+def show_metric(name: str) -> None:
+    """What a column of a table is, wherever one is called so.
+
+    Raises:
+        ConfigError: Nothing is called so.
+    """
+    from stable_forgetting.benchmarks.machine.glossary import sections_of
+
+    found = sections_of(name)
+    if not found:
+        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded", "metrics"]
+        hint = close_to(name, [*names, *ALIASES])
+        raise ConfigError(
+            f"nothing is called '{name}'{hint}; see: unlearn ls, or of columns: unlearn show "
+            "metrics"
+        )
+    show_sections(console, found)
 
 
 def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
@@ -273,7 +200,7 @@ def show_benchmark(name: str) -> None:
     about = (module and inspect.getdoc(module)) or inspect.getdoc(cls) or ""
     console.print(about, highlight=False, markup=False)
     rows = [[m.name, m.title, m.arrow, m.unit, m.doc] for m in cls.metrics]
-    _show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)
+    show_words("Metrics", ["name", "head", "goal", "unit", "what"], rows)
 
 
 def show_suite(name: str) -> None:
@@ -292,7 +219,7 @@ def show_resolved(name: str) -> None:
     suite = load_suite(name)
     lines = [*pretraining_table(suite), *resolved_table(suite)]
     cells = [[line[head] for head in HEADS] for line in lines]
-    _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
+    show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
 
 
 def show_published(name: str) -> None:
@@ -314,7 +241,7 @@ def _show_tuning(suite: ResolvedSuite) -> None:
     seeds = ", ".join(map(str, tune.seeds))
     title = f"Tuning: {tune.trials} trials per row on seed {seeds}"
     cells = [[*source] for source in sources(suite)]
-    _show_words(title, ["rows", "sampler", "from"], cells)
+    show_words(title, ["rows", "sampler", "from"], cells)
     drawn: dict[str, list[str]] = defaultdict(list)
     for row in suite.rows:
         if row.search is not None and row.search.sampler != "grid":
@@ -322,7 +249,7 @@ def _show_tuning(suite: ResolvedSuite) -> None:
     cells = [[", ".join(labels), trials] for trials, labels in drawn.items()]
     if cells:
         heads = ["rows", "first round" if tune.sampler == "tpe" else "trials"]
-        _show_words("Drawn", heads, cells)
+        show_words("Drawn", heads, cells)
 
 
 def _show_adapters(suite: ResolvedSuite) -> None:
@@ -346,4 +273,4 @@ def _show_adapters(suite: ResolvedSuite) -> None:
             cells.append([str(rank), where, f"{trained:,}", f"{base:,}", percent, rows])
     if cells:
         heads = ["rank", "on", "trained", "of the model's", "share of both", "rows"]
-        _show_words("Adapters, counted", heads, cells)
+        show_words("Adapters, counted", heads, cells)

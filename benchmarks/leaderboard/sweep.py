@@ -31,6 +31,19 @@ SAMPLERS = {
 }
 
 
+def skipped_lines(suite: ResolvedSuite) -> list[str]:
+    """Which rows lack a parameter of the default space: they are tuned over the others."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in suite.rows:
+        if row.search is not None and row.search.skipped:
+            rows.setdefault(row.search.skipped, []).append(row.label)
+    return [
+        f"Without {', '.join(keys)} of the default space, which they do not have: "
+        f"{', '.join(labels)}."
+        for keys, labels in rows.items()
+    ]
+
+
 def sources(suite: ResolvedSuite) -> list[tuple[str, str, str]]:
     """(rows, sampler, grid or space) of every tuned row; rows that share theirs come together."""
     rows: dict[tuple[str, str], list[str]] = {}
@@ -96,6 +109,7 @@ def tuning_sections(board: Leaderboard) -> list[Section]:
     lines = [
         f"{rows}: {SAMPLERS[sampler]}, {space}" for rows, sampler, space in sources(board.suite)
     ]
+    lines += skipped_lines(board.suite)
     edges = [f"{row.label} ({', '.join(row.edges)})" for row in board.rows if row.edges]
     if edges:
         lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stable_forgetting.benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
 from stable_forgetting.benchmarks.report.section import Section, Table, table
@@ -44,6 +45,41 @@ def glossary() -> list[Section]:
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
     sections.append(_others("Columns of stability maps", {**MAP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
+
+
+def sections_of(name: str) -> list[Section]:
+    """What is known of a column, by its head or its key; nothing where none is called so.
+
+    Args:
+        name: Such as ``MIA``, ``mia`` or ``AG4``; case does not matter.
+    """
+    found = [section for entry in BENCHMARKS for section in _distances(entry.name, name)]
+    for section in glossary():
+        if isinstance(section.content, Table):
+            rows = tuple(row for row in section.content.rows if _is_called(row, name))
+            if rows:
+                found.append(Section(section.title, content=replace(section.content, rows=rows)))
+    return found
+
+
+def _distances(benchmark: str, name: str) -> list[Section]:
+    """The distance of a benchmark, one of its axes or what else its rule derives."""
+    rule = BENCHMARKS[benchmark].gap
+    title, wanted = f"Benchmark {benchmark}", name.lower()
+    if not isinstance(rule, GapRule):
+        return [Section(title, _rule(rule))] if getattr(rule, "title", "").lower() == wanted else []
+    if wanted in {rule.title.lower(), *(axis.title.lower() for axis in rule.axes)}:
+        return [Section(title, (rule.words,))]
+    return [
+        Section(title, (f"{column.title} {column.doc}.",))
+        for column in rule.also
+        if column.title.strip(" ↑↓→").lower() == wanted
+    ]
+
+
+def _is_called(row: Sequence[str], name: str) -> bool:
+    """Whether a line of a table is of a column: its head without the arrow, or its key."""
+    return name.lower() in (row[0].strip(" ↑↓→").lower(), *(cell.lower() for cell in row[1:2]))
 
 
 def _metrics(specs: Sequence[MetricSpec]) -> Table:

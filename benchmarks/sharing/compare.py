@@ -14,8 +14,8 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 
 DIFFERENCE = "is the mean paired difference, with its 95 % t-interval"
-NARROW = 3
-"""Metrics that a narrow terminal keeps, the distance among them."""
+MOST = 8
+"""Metrics of the table."""
 
 
 @dataclass
@@ -118,23 +118,28 @@ def sections(comparison: Comparison) -> list[Section]:
     """The differences of the main columns, and what is no pair."""
     first, second = comparison.first, comparison.second
     main = [name for name in comparison.metrics if name in {**first.titles, **second.titles}]
-    names = (main or comparison.metrics)[:8]
+    names = (main or comparison.metrics)[:MOST]
     titles: Mapping[str, tuple[str, int]] = {**second.titles, **first.titles}
 
     def shown(names: Sequence[str]) -> tuple[list[str | Column], list[list[str]]]:
         heads: list[str | Column] = ["method", Column("pairs", doc="counts the seeds of both")]
         heads += [Column(titles.get(n, (n, 2))[0], doc=DIFFERENCE) for n in names]
-        heads.append(Column("p", doc="is of a paired t-test of the first, for this row alone"))
+        of = titles.get(_tested(names), (_tested(names), 2))[0]
+        heads.append(Column("p", doc=f"is of a paired t-test of {of}, for this row alone"))
         return heads, [_cells(comparison, row, names, titles) for row in comparison.differences]
 
     text = f"{first.name} − {second.name}: below 0 the first has the lower value."
-    narrow = table(*shown(names[:NARROW]))
-    content = table(*shown(names), narrow=narrow)
+    content = table(*shown(names))
     result = [Section(f"{first.name} and {second.name}", depth=1)]
     result.append(Section(text=(text,), content=content, tone="muted"))
     if comparison.unpaired:
         result.append(Section("Not compared", lines=tuple(comparison.unpaired)))
     return result
+
+
+def _tested(names: Sequence[str]) -> str:
+    """The metric of the paired test: the distance, else the first."""
+    return "distance" if "distance" in names else next(iter(names), "")
 
 
 def _cells(
@@ -149,7 +154,7 @@ def _cells(
         interval(own[n].summary, f"+.{titles.get(n, (n, 2))[1]}f") if n in own else MISSING
         for n in names
     ]
-    p = own[names[0]].p_value if names and names[0] in own else None
+    p = own[_tested(names)].p_value if _tested(names) in own else None
     return [_name(*row), count, *cells, significant(p)]
 
 

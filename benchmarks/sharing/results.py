@@ -13,8 +13,11 @@ from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.sharing.bundle import opened
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.spec.goals import metric_specs
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.spec.suite import FLOOR, suite_names
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
+from stable_forgetting.common.measure.metric import MetricSpec
 
 Place = tuple[str, int, int]
 """Row label, replicate, seed."""
@@ -102,10 +105,18 @@ def of_board(board: Leaderboard, name: str) -> Results:
         runs[place] = Run(record.split.get("digest", ""), record.status == "ok", metrics)
     order = [row.label for row in board.rows]
     runs = dict(sorted(runs.items(), key=lambda item: order.index(item[0][0])))
-    names = dict.fromkeys([*board.suite.spec.columns, *board.specs])
-    titles = {n: (board.specs[n].title, board.specs[n].digits) for n in names}
     suite = board.suite.name.partition("+")[0]
-    return Results(name, suite, runs, {"distance": (board.rule.title, 2), **titles})
+    return Results(name, suite, runs, _titles(board.suite, board.specs, board.rule.title))
+
+
+def _titles(
+    suite: ResolvedSuite, specs: Mapping[str, MetricSpec], distance: str
+) -> dict[str, tuple[str, int]]:
+    """Heads and digits: the suite's columns in their order, the distance, then all others."""
+    columns = [name for name in suite.spec.columns if name in specs]
+    titles = {n: (specs[n].title, specs[n].digits) for n in dict.fromkeys([*columns, *specs])}
+    main = {name: titles[name] for name in columns}
+    return {**main, "distance": (distance, 2), **titles}
 
 
 def _of_results(folder: Path, name: str) -> Results:
@@ -119,7 +130,16 @@ def _of_results(folder: Path, name: str) -> Results:
         raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
-    return Results(name, data["suite"].partition("+")[0], runs, {})
+    suite = data["suite"].partition("+")[0]
+    return Results(name, suite, runs, _known_titles(suite, data["distance"]["title"]))
+
+
+def _known_titles(suite: str, distance: str) -> dict[str, tuple[str, int]]:
+    """The titles of a built-in suite; none of another."""
+    if suite not in suite_names():
+        return {}
+    resolved = load_suite(suite)
+    return _titles(resolved, metric_specs(resolved.spec, resolved.probes), distance)
 
 
 def _run(

@@ -19,14 +19,22 @@ empty where it reads no retain data or the suite has no budget."""
 
 def check_defaults(spec: Suite, origin: str) -> None:
     """A default that no row has is a misspelling."""
+    keys = [*spec.defaults, *(k for params in spec.defaults_of.values() for k in params)]
+    check_known(spec, keys, f"{origin}: defaults")
+
+
+def check_known(spec: Suite, keys: Iterable[str], origin: str) -> None:
+    """Refuses a setting that no row's method has.
+
+    Raises:
+        ConfigError: There is one.
+    """
     methods = {(row and row.method) or label for label, row in spec.methods.items()}
     known = [METHODS[method].Config for method in sorted(methods) if method in METHODS]
-    fields = {name for config in known for name in config.model_fields}
-    for key in [*spec.defaults, *(k for params in spec.defaults_of.values() for k in params)]:
+    fields = {name for config in known for name in (*config.model_fields, *config.aliases)}
+    for key in keys:
         if key not in fields:
-            raise ConfigError(
-                f"{origin}: defaults: no row has '{key}'{did_you_mean(key, sorted(fields))}"
-            )
+            raise ConfigError(f"{origin}: no row has '{key}'{did_you_mean(key, sorted(fields))}")
 
 
 def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any]:
@@ -40,10 +48,11 @@ def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any
     if method in REFERENCES:
         return row.params
     own = resolve_config(method, row.preset, row.params, origin=f"{origin}.params")
-    defaults = {key: value for key, value in spec.defaults.items() if value is not None}
+    params, by_field = cls.Config.by_field(row.params), cls.Config.by_field
+    defaults = by_field({key: value for key, value in spec.defaults.items() if value is not None})
     for kind in kinds(cls.Config, own):
-        defaults = over(defaults, spec.defaults_of.get(kind, {}))
-    for key in row.without:
+        defaults = over(defaults, by_field(spec.defaults_of.get(kind, {})))
+    for key in map(cls.Config.field_of, row.without):
         if key not in defaults:
             raise ConfigError(
                 f"{origin}.without: the suite has no default '{key}' for this row"
@@ -57,10 +66,10 @@ def row_params(spec: Suite, method: str, row: Row, origin: str) -> dict[str, Any
                 f"{origin}: '{method}' has no {key} to take the suite's default; write without: "
                 f"[{key}] in the row, or give the default to a kind of rows under defaults_of"
             )
-    if {*preset, *row.params} & {*LENGTHS}:
+    if {*preset, *params} & {*LENGTHS}:
         defaults = {key: value for key, value in defaults.items() if key not in LENGTHS}
-    defaults |= _budgeted(spec, cls, own, {*preset, *row.params})
-    return merge(_beside(defaults, preset), row.params)
+    defaults = over(defaults, _budgeted(spec, cls, own, {*preset, *params}))
+    return merge(_beside(defaults, preset), params)
 
 
 def _budgeted(

@@ -23,6 +23,7 @@ from stable_forgetting.common.base.config import (
 )
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
+from stable_forgetting.common.methods.base import over as over_earlier
 
 YAML = (".yaml", ".yml")
 
@@ -91,7 +92,9 @@ class SuiteFile(Extending):
         if gone:
             base = without(base, gone)
             over = {**over, "methods": {k: row for k, row in rows.items() if k not in gone}}
-        result = merge(base, over)
+        result = merge(base, _with_length(base, over))
+        if isinstance(base.get("defaults"), Mapping) and isinstance(over.get("defaults"), Mapping):
+            result["defaults"] = over_earlier(base["defaults"], over["defaults"])
         if base.get("plugins") and over.get("plugins"):
             result["plugins"] = list(dict.fromkeys([*base["plugins"], *over["plugins"]]))
         if "rows" not in result:
@@ -103,6 +106,18 @@ class SuiteFile(Extending):
             if label not in rows:
                 raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
         return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
+
+
+def _with_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``over`` with its default length and schedule in the place of those of an earlier budget."""
+    defaults = over.get("defaults")
+    if "budget" in over or not base.get("budget") or not isinstance(defaults, Mapping):
+        return over
+    budget = {"schedule": defaults["schedule"]} if defaults.get("schedule") is not None else {}
+    for unit in ("steps", "epochs"):
+        if defaults.get(unit) is not None:
+            budget |= {"unit": unit, "amount": defaults[unit]}
+    return {**over, "budget": budget} if budget else over
 
 
 def _kept(label: str, row: Any) -> tuple[str, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.spec.defaults import (
     BudgetWord,
     budget_of,
     check_defaults,
+    check_known,
     row_params,
 )
 from stable_forgetting.benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
@@ -26,10 +29,12 @@ from stable_forgetting.common.base.config import (
 )
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.methods.base import MethodInfo, resolve_config
+from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
 
 if TYPE_CHECKING:
     from stable_forgetting.common.audits.base import Audit
+    from stable_forgetting.common.protocol.benchmark import Benchmark
+    from stable_forgetting.common.train.config import FitConfig
     from stable_forgetting.common.train.rehearsal import Rehearsal
 
 
@@ -101,6 +106,7 @@ def load_suite(
     *,
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = (),
+    further: Mapping[str, Row | None] = MappingProxyType({}),
 ) -> ResolvedSuite:
     """Reads, overrides and validates a suite.
 
@@ -109,13 +115,16 @@ def load_suite(
         overrides: ``key.sub=value`` strings.
         seeds: Replace the suite's seeds.
         only: Keep only these rows (and the references).
+        further: Rows that are added where the suite has none of that label.
     """
     path, data = read_suite(name, overrides)
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(Suite, data, str(path))
+    spec = spec.model_copy(update={"methods": {**further, **spec.methods}})
     benchmark = BENCHMARKS[spec.benchmark]
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    _check_warmup(benchmark, protocol, str(path))
     probes = make_probes(spec, str(path))
     spec = with_columns(spec, protocol, probes, str(path))
     _check_labels(spec, str(path))
@@ -125,12 +134,28 @@ def load_suite(
     rows = tuple(
         _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
     )
-    before = _before(spec, path, rows, overrides)
+    before = _before(spec, path, overrides)
     audits = make_audits(spec.audits, f"{path}: audits")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
     return _folded(resolved, str(path)) if spec.folds else resolved
+
+
+def _check_warmup(benchmark: type[Benchmark], protocol: Any, origin: str) -> None:
+    """Refuses a warm-up that is longer than the training of Original, as far as sizes are known."""
+    train: FitConfig | None = getattr(protocol, "train", None)
+    if train is None or not train.warmup_steps or not train.epochs:
+        return
+    work = benchmark.workload(protocol)
+    if work is None:
+        return
+    steps = math.ceil(sum(work.parts.values()) / train.batch_size) * train.epochs
+    if train.warmup_steps >= steps:
+        raise ConfigError(
+            f"{origin}: protocol.train.warmup_steps: a warm-up of {train.warmup_steps} steps "
+            f"leaves nothing of a run of {steps:g}; give fewer warmup_steps or more epochs"
+        )
 
 
 def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
@@ -161,10 +186,8 @@ def _renamed(
     return replace(suite, spec=spec)
 
 
-def _before(
-    spec: Suite, path: Path, rows: Sequence[ResolvedRow], overrides: Sequence[str]
-) -> ResolvedSuite | None:
-    """The suite of the request before, with every row that this one has."""
+def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite | None:
+    """The suite of the request before; a row that it lacks is run there as it is written here."""
     if spec.after is None:
         return None
     name = spec.after
@@ -172,7 +195,7 @@ def _before(
         name = str(path.parent / name)
     if find_suite(name).resolve() == path.resolve():
         raise ConfigError(f"{path}: after names the suite itself; name the request before it")
-    before = load_suite(name, overrides, seeds=spec.seeds)
+    before = load_suite(name, overrides, seeds=spec.seeds, further=spec.methods)
     for tuned in (spec, before.spec):
         if tuned.tune:
             raise ConfigError(
@@ -181,9 +204,6 @@ def _before(
             )
     if before.spec.benchmark != spec.benchmark:
         raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
-    for row in rows:
-        if row.label not in before.spec.methods:
-            raise ConfigError(f"{path}: after: '{name}' has no row '{row.label}'; add it there")
     return before
 
 
@@ -227,6 +247,7 @@ def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
 
 def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     method = row.method or label
+    method = method if method in METHODS else ALIASES.get(method, method)
     where = f"{origin}: methods.{label}"
     try:
         cls = METHODS[method]
@@ -267,3 +288,5 @@ def _check_labels(spec: Suite, origin: str) -> None:
             raise ConfigError(
                 f"{origin}: tune.{part}: no row '{label}'{did_you_mean(label, labels)}"
             )
+    default = spec.tune.spaces.get("default", {}) if spec.tune else {}
+    check_known(spec, [key.partition(".")[0] for key in default], f"{origin}: tune.spaces.default")

@@ -12,11 +12,11 @@ from stable_forgetting.benchmarks.spec.tune import Tune
 from stable_forgetting.benchmarks.spec.variables import variants
 from stable_forgetting.common.base.config import (
     Strict,
-    did_you_mean,
+    close_to,
     read_yaml,
 )
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.base.numbers import Count, NonNegative, Positive, Seed
 from stable_forgetting.common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -55,9 +55,15 @@ class Row(Strict):
 class Budget(Strict):
     """What every row that reads retain data may spend on its training, whatever batch it uses.
 
-    A row that gives a length of its own keeps it and is marked.  A method without a length (one
-    shot, or its own number of passes) is not planned: its passes are counted, like everybody's.
-    Seconds are printed and are no budget: a number must not depend on a machine's load.
+    Which length holds: a row's own ``steps`` or ``epochs``, else the budget, else ``defaults_of``,
+    else ``defaults``, else the method's.  A row with a length of its own is marked in the report.
+    What is written later replaces what is written earlier: a file the one that it extends, and
+    ``--set`` both.  So ``--set defaults.steps=300`` (or ``epochs``, ``schedule``), and the same in
+    a file that extends another, also replaces that part of a budget which was there before.
+
+    A method without a length (one shot, or its own number of passes) is not planned: its passes
+    are counted, like everybody's.  Seconds are printed and are no budget: a number must not depend
+    on a machine's load.
 
     Attributes:
         unit: ``epochs`` are passes over the retain set, so that all rows read equally many of its
@@ -125,8 +131,8 @@ class Suite(Strict):
         defaults: Params of every row; a row that cannot take one of them is an error.  Null takes
             away one of an extended suite.
         defaults_of: Kind of rows -> params of these rows, over ``defaults``.
-        budget: Length and schedule of the rows that read retain data; each method's own when
-            absent.
+        budget: Length and schedule of the rows that read retain data, over ``defaults``; each
+            method's own when absent.  :class:`Budget` says which length holds.
         tune: Tuning on a separate seed, if wanted.
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
@@ -153,7 +159,7 @@ class Suite(Strict):
     notes: str = ""
     benchmark: str = "vision"
     protocol: dict[str, Any]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1, 2, 3)
     retrains: Annotated[int, Field(ge=1, le=8)] = 2
     columns: tuple[str, ...] = ()
     methods: dict[Name, Row | None]
@@ -183,9 +189,6 @@ class Suite(Strict):
                 raise ValueError("seeds holds a seed twice")
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
-        for params in (self.defaults, *self.defaults_of.values()) if self.budget else ():
-            if twice := {key for key in BUDGETED if params.get(key) is not None}:
-                raise ValueError(f"{min(twice)} is in defaults and in budget; keep one of them")
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self
@@ -219,4 +222,5 @@ def find_suite(name: str) -> Path:
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-    raise ConfigError(f"unknown suite '{name}'{did_you_mean(name, [*suite_names(), *groups])}")
+    hint = close_to(name, [*suite_names(), *groups]) or "; see: unlearn ls suites"
+    raise ConfigError(f"unknown suite '{name}'{hint}")

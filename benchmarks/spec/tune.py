@@ -15,9 +15,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stable_forgetting.common.base.config import Strict, canonical, digest, is_whole, merge
+from stable_forgetting.common.base.config import (
+    Strict,
+    canonical,
+    did_you_mean,
+    digest,
+    is_whole,
+    merge,
+)
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.base.numbers import Count, Seed
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.methods.base import over, resolve_config
@@ -111,7 +118,7 @@ class Tune(Strict):
         round: Trials that ``tpe`` draws at once (they run in parallel); the first round is ``qmc``.
     """
 
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     trials: Count
     grids: dict[str, dict[str, list[Any]]] = {}
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
@@ -168,6 +175,7 @@ class Search:
         sampler: ``grid`` or the suite's sampler.
         params: The row's params, which a trial's values override.
         origin: Names the row's grid or space in errors.
+        skipped: Parameters of the default space that the row's method does not have.
     """
 
     tune: Tune
@@ -177,6 +185,7 @@ class Search:
     preset: str | None
     params: Mapping[str, Any]
     origin: str
+    skipped: tuple[str, ...] = ()
 
     def more(self, draws: Sequence[Draw], gaps: Sequence[float]) -> tuple[Draw, ...]:
         """The next trials, given all before and their gaps; none once the budget is spent.
@@ -301,11 +310,40 @@ def search_of(
     """
     for name in (label, "default"):
         if name in tune.grids:
-            grid = {key: Dimension(choices=tuple(v)) for key, v in tune.grids[name].items()}
+            lists = METHODS[method].Config.by_field(tune.grids[name])
+            grid = {key: Dimension(choices=tuple(v)) for key, v in lists.items()}
             origin = f"{file}: tune.grids for row '{label}'"
             return Search(tune, grid, "grid", method, preset, params, origin)
         if name in tune.spaces:
             origin = f"{file}: tune.spaces for row '{label}'"
-            space = dict(sorted(tune.spaces[name].items()))
-            return Search(tune, space, tune.sampler, method, preset, params, origin)
-    raise ConfigError(f"{file}: tune: no grid or space for row '{label}' and no default")
+            space, skipped = _space_of(tune.spaces[name], method, name == "default", origin)
+            return Search(tune, space, tune.sampler, method, preset, params, origin, skipped)
+    raise ConfigError(
+        f"{file}: tune: no grid or space for row '{label}' and no default; {_own_space(label)}"
+    )
+
+
+def _own_space(label: str) -> str:
+    """How a row gets a space of its own, or none."""
+    return (
+        f"write tune: {{spaces: {{{label}: {{lr: {{low: 1e-4, high: 1e-2, log: true}}}}}}}}, or "
+        "tune: false in the row"
+    )
+
+
+def _space_of(
+    written: Mapping[str, Dimension], method: str, shared: bool, origin: str
+) -> tuple[dict[str, Dimension], tuple[str, ...]]:
+    """A row's dimensions, and those of the shared space that its method has no setting for."""
+    config = METHODS[method].Config
+    space = dict(sorted(config.by_field(written).items()))
+    unknown = tuple(key for key in space if key.partition(".")[0] not in config.model_fields)
+    left = {key: dimension for key, dimension in space.items() if key not in unknown}
+    if unknown and not (shared and left):
+        label = origin.split("'")[-2]
+        raise ConfigError(
+            f"{origin}: {unknown[0]}: unknown key"
+            f"{did_you_mean(unknown[0], list(config.model_fields))}; {_own_space(label)} "
+            f"(settings: unlearn show {method})"
+        )
+    return left, unknown

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from stable_forgetting.common.base.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 LONGEST_YAML = 256 << 10
@@ -37,9 +38,32 @@ def _mentions_bool(annotation: Any) -> bool:
 
 
 class Strict(BaseModel):
-    """Base of every config: frozen, no unknown keys, no NaN, no yes/no where a number belongs."""
+    """Base of every config: frozen, no unknown keys, no NaN, no yes/no where a number belongs.
+
+    ``aliases`` are further words for fields: word -> field.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def field_of(cls, key: str) -> str:
+        """The field that a key means (of a nested key, such as ``adapter.rank``, the first part).
+
+        Args:
+            key: A field, or another word for one.
+        """
+        first, dot, rest = key.partition(".")
+        return cls.aliases.get(first, first) + dot + rest
+
+    @classmethod
+    def by_field(cls, values: Mapping[str, T]) -> dict[str, T]:
+        """Values under the names of their fields; of two words for one field the later one holds.
+
+        Args:
+            values: Key -> value.
+        """
+        return {cls.field_of(key): value for key, value in values.items()}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -310,6 +334,17 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(sorted(names))}" if names else ""
+
+
+def close_to(name: str, names: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near.
+
+    Args:
+        name: What was asked for.
+        names: What there is.
+    """
+    hint = did_you_mean(name, names)
+    return "" if hint.startswith("; known") else hint
 
 
 def canonical(value: Any) -> Any:

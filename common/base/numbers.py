@@ -12,3 +12,5 @@ Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 """Blocks of a model: more take hours to build."""
 Amount = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""What random number generators take."""

@@ -20,6 +20,8 @@ from stable_forgetting.common.methods.task import UnlearnTask
 if TYPE_CHECKING:
     from torch import nn
 
+ALIASES = {"ga": "ascent", "ft": "finetune", "rl": "random_label"}
+"""The literature's short names -> registered methods."""
 Length = Literal["steps", "epochs"]
 """What lengths of trainings are given in."""
 
@@ -163,7 +165,8 @@ def resolve_config(
             hint = did_you_mean(preset, list(cls.presets)) or "; it has none"
             raise ConfigError(f"{origin}: method '{name}' has no preset '{preset}'{hint}")
         overrides = cls.presets[preset]
-    config = over(over(cls.Config().model_dump(), overrides), params)
+    config = over(cls.Config().model_dump(), overrides)
+    config = over(config, cls.Config.by_field(params))
     whole: Strict = validate(cls.Config, config, origin)
     return whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
@@ -41,7 +41,7 @@ class GDDelora(UnlearningMethod):
         """Settings of GD + DeLoRA.
 
         Attributes:
-            lam: Weight lambda of the forget term.
+            lam: Weight lambda of the forget term (``forget_weight`` means the same).
             forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
                 saturates.
             rank: r of A and B.
@@ -52,6 +52,7 @@ class GDDelora(UnlearningMethod):
             targets: Glob patterns that replace the model's own for ``placement``.
         """
 
+        aliases: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
         steps: Count | None = 100
         epochs_of: str | None = "forget"
         batch_size: Count = 32

@@ -25,11 +25,12 @@ class ForgetConfig(AdaptedConfig):
     """What is trained, plus a forget term.  The defaults suit tiny models trained from scratch.
 
     Attributes:
-        forget_weight: Factor of the forget term: what other methods call lambda (``lam``).
+        forget_weight: Factor of the forget term, also called lambda (``lam``).
         average: As in every training; it does not touch sums of log-probabilities.
         fila: Start the adapters on what forget needs most; reads retain data.
     """
 
+    aliases: ClassVar[Mapping[str, str]] = {"lam": "forget_weight"}
     later: ClassVar[Mapping[str, Any]] = {k: v for k, v in LATER.items() if k != "average"}
     epochs_of: str | None = "forget"
     batch_size: Count = 16

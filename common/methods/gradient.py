@@ -70,7 +70,8 @@ class GradientConfig(AdaptedConfig):
     """Config of gradient difference and its kin: what is trained, plus the objective.
 
     Attributes:
-        lam: Weight lambda of the forget term; the retain weight alpha_r is normalised to 1.
+        lam: Weight lambda of the forget term (``forget_weight`` means the same); the retain weight
+            alpha_r is normalised to 1.
         forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
             saturates.
         reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
@@ -79,6 +80,7 @@ class GradientConfig(AdaptedConfig):
         alpha_f: Forget rate of ``two_rates``.
     """
 
+    aliases: ClassVar[Mapping[str, str]] = {"forget_weight": "lam"}
     epochs_of: str | None = "forget"
     lam: NonNegative = 0.1
     forget_loss: Literal["cross_entropy", "unlikelihood"] = "cross_entropy"

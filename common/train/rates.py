@@ -35,7 +35,7 @@ def warmup_steps(config: FitConfig, loaders: Mapping[str, Loader]) -> int:
     if warmup and warmup >= (total := total_steps(config, loaders)):
         raise ConfigError(
             f"a warm-up of {warmup} steps leaves nothing of a run of {total}: give more epochs or "
-            "steps, or a shorter warm-up"
+            "steps, or lower warmup_steps (of Original: protocol.train.warmup_steps)"
         )
     return warmup
 

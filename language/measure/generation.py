@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stable_forgetting.language.models.backbone import backbone, device_of, unwrapped
+from stable_forgetting.language.models.backbone import (
+    backbone,
+    cache_input,
+    cache_output,
+    device_of,
+    unwrapped,
+)
 
 
 @dataclass(frozen=True)
@@ -183,12 +189,11 @@ def _last_logits(
         "input_ids": tokens,
         "attention_mask": seen,
         "position_ids": positions,
-        "past_key_values": cache,
         "use_cache": True,
     }
     parts = backbone(model)
     if parts is None:
-        out = model(**inputs)
-        return out.logits[:, -1], out.past_key_values
-    out = parts.decoder(**inputs)
-    return parts.head(out.last_hidden_state[:, -1]), out.past_key_values
+        out = model(**inputs, **cache_input(model, cache))
+        return out.logits[:, -1], cache_output(out)
+    out = parts.decoder(**inputs, **cache_input(parts.decoder, cache))
+    return parts.head(out.last_hidden_state[:, -1]), cache_output(out)

@@ -5,6 +5,8 @@ Logits are computed only where they are asked for.
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +40,22 @@ def backbone(model: Any) -> Backbone | None:
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         return None
     return Backbone(model.base_model, model.get_output_embeddings())
+
+
+@cache
+def _parameters(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+def cache_input(model: nn.Module, value: Any) -> dict[str, Any]:
+    """The key-value cache as an argument; newer versions of transformers call it ``cache``."""
+    name = "cache" if "cache" in _parameters(type(model)) else "past_key_values"
+    return {name: value}
+
+
+def cache_output(out: Any) -> Any:
+    """The key-value cache that a forward returned, None without one."""
+    return out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
 
 
 def row_limit(model: Any) -> int | None:

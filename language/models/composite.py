@@ -8,6 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stable_forgetting.language.models.backbone import cache_input, cache_output
+
 
 @dataclass
 class Caches:
@@ -64,13 +66,14 @@ class LogitDifference(nn.Module):
         caches: list[dict[str, Any]] = [{}, {}]
         if past_key_values is not None:
             both = past_key_values.baseline, past_key_values.reinforced
-            caches = [{"past_key_values": cache} for cache in both]
+            models = self.baseline, self.reinforced
+            caches = [cache_input(*pair) for pair in zip(models, both, strict=True)]
         one = self.baseline(*args, **inputs, **caches[0])
         two = self.reinforced(*args, **inputs, **caches[1])
         if isinstance(one, Tensor):
             return self._combined(one, two)
-        first = getattr(one, "past_key_values", None)
-        remembered = None if first is None else Caches(first, two.past_key_values)
+        first = cache_output(one)
+        remembered = None if first is None else Caches(first, cache_output(two))
         return CompositeOutput(self._combined(one.logits, two.logits), remembered)
 
     def _combined(self, baseline: Tensor, reinforced: Tensor) -> Tensor:

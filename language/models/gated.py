@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.language.models.backbone import cache_input, cache_output
 from stable_forgetting.language.models.composite import CompositeOutput
 
 COSINE = 1000.0
@@ -166,10 +167,10 @@ class Gated(nn.Module):
             weights, inner = self.weigh(input_ids, attention_mask), None
         else:
             weights, inner = past_key_values.weights, past_key_values.inner
-        given = {"attention_mask": attention_mask, "past_key_values": inner, **inputs}
+        given = {"attention_mask": attention_mask, **cache_input(self.model, inner), **inputs}
         with self._speaking(weights):
             out = self.model(input_ids=input_ids, **given)
-        remembered: Any = getattr(out, "past_key_values", None)
+        remembered = cache_output(out)
         cache: Any = None if remembered is None else GatedCache(weights, remembered)
         return CompositeOutput(out.logits, cache)
 

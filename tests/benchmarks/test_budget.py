@@ -62,10 +62,40 @@ def test_the_later_of_steps_and_epochs_holds(tiny_suite):
     assert {row.budget for row in tuned.values()} == {"own"}
 
 
-def test_a_budget_that_contradicts_itself_is_refused(tiny_suite):
-    twice = tiny_suite(methods={**BOTH, "gd": None}, budget=EPOCHS, defaults={"steps": 4})
-    with pytest.raises(ConfigError, match="steps is in defaults and in budget"):
-        load_suite(str(twice))
+def test_the_later_and_more_specific_length_holds(tiny_suite, tmp_path):
+    methods = {**BOTH, "gd": None, "short": {"method": "gd", "params": {"steps": 3}}}
+    methods |= {"ascent": None}
+    over = {"defaults": {"steps": 4}, "defaults_of": {"full": {"batch_size": 16}}}
+    path = str(tiny_suite(methods=methods, budget=EPOCHS, **over))
+
+    def lengths(file, *overrides):
+        rows = load_suite(str(file), overrides).rows[len(BOTH) :]
+        return {row.label: (row.config.steps, row.config.epochs) for row in rows}
+
+    both = {"gd": (None, 2), "short": (3, None), "ascent": (4, None)}
+    assert lengths(path) == both, "a budget is over the defaults of the same file"
+    assert lengths(path, "defaults.steps=300") == {
+        **{"gd": (300, None), "short": (3, None)},
+        "ascent": (300, None),
+    }
+    assert lengths(path, "defaults.epochs=5")["gd"] == (None, 5)
+    assert lengths(path, "budget.amount=7")["gd"] == (None, 7)
+    assert lengths(path, "defaults.steps=300", "budget.amount=7")["gd"] == (None, 7)
+    assert lengths(path, "methods.short.params.steps=9")["short"] == (9, None)
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {path}\nsuite: child\ndefaults: {{steps: 8, schedule: linear}}\n")
+    assert lengths(child)["gd"] == (8, None)
+    assert load_suite(str(child)).row("gd").config.schedule == "linear"
+    assert lengths(child, "defaults.epochs=1")["gd"] == (None, 1)
+
+
+def test_the_documented_length_of_a_built_in_suite_is_planned():
+    suite = load_suite("digits-class", ["defaults.steps=300"], seeds=[7], only=["gd_sine"])
+    assert (suite.row("gd_sine").config.steps, suite.row("gd_sine").config.epochs) == (300, None)
+    assert suite.row("gd_sine").config.schedule == "cosine"
+
+
+def test_a_budget_that_a_method_cannot_keep_is_refused(tiny_suite):
     whole = tiny_suite(methods={**BOTH, "scrub": None}, budget={"unit": "steps", "amount": 4})
     with pytest.raises(ConfigError, match="alternates whole passes; give epochs"):
         load_suite(str(whole))

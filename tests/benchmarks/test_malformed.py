@@ -126,7 +126,11 @@ SUITES = {
     ),
     "space of unknown param": (
         {"tune": {"trials": 2, "spaces": {"default": {"lrr": {"low": 0.1, "high": 1}}}}},
-        "tune.spaces for row 'gd': lrr: unknown key; did you mean 'lr'",
+        "tune.spaces.default: no row has 'lrr'; did you mean 'lr'",
+    ),
+    "space of a row with an unknown param": (
+        {"tune": {"trials": 2, "spaces": {"gd": {"lrr": {"low": 0.1, "high": 1}}}}},
+        "lrr: unknown key; did you mean 'lr'?; write tune: {spaces: {gd: {lr: {low:",
     ),
     "space of a bad end": (
         {"tune": {"trials": 2, "spaces": {"default": {"lr": {"low": -1, "high": 1}}}}},

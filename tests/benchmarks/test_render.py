@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import html.parser
 import io
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ from rich.console import Console
 
 from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.picture import picture
+from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw, picture, ticks_to
 from stable_forgetting.benchmarks.leaderboard.report import divergence_lines, sections
 from stable_forgetting.benchmarks.leaderboard.settings import settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import gap_table, main_table
@@ -270,7 +272,9 @@ def test_svg_is_xml_and_inside_its_frame(board):
     root = ElementTree.fromstring(picture(board).svg)
     width, height = float(root.get("width")), float(root.get("height"))
     dots = [e for e in root.iter() if e.tag.endswith("circle")]
-    assert len(dots) == 2 + 2 + 1 + 2, "floor, gd, gd_sine and original, one dot per seed"
+    assert len(dots) == 2 + 2 + 1, "floor, gd and gd_sine, one dot per seed"
+    arrows = [e.text for e in root.iter() if (e.text or "").endswith("\N{RIGHTWARDS ARROW}")]
+    assert len(arrows) == 1, "original is more than twice as far as the worst method"
     for dot in dots:
         assert 0 <= float(dot.get("cx")) <= width and 0 <= float(dot.get("cy")) <= height
     texts = [e.text for e in root.iter() if e.tag.endswith("text")]
@@ -424,3 +428,28 @@ def test_report_files_are_complete_and_whole(board, tmp_path):
         assert line.pop("suite") == "tiny" and line.pop("row") in TABLE
         assert line.pop("forget") == 50
         RunRecord.model_validate(line)
+
+
+def dots(label, method, *values):
+    return Dots(label, method, dict(enumerate(values)))
+
+
+def test_a_reference_far_beyond_the_methods_is_an_arrow_with_its_number():
+    rows = [dots("original", "original", 4224, 4200), dots("a", "gd", 1, 40), dots("b", "gd", 3)]
+    drawn = draw("tdec", "to threshold", "points", rows, []).svg
+    texts = [e.text for e in ElementTree.fromstring(drawn).iter() if e.tag.endswith("text")]
+    assert "4212 \N{RIGHTWARDS ARROW}" in texts and "Retrain" not in drawn
+    assert "green" not in drawn and "tdec: to threshold" in texts
+    assert {"0", "1", "2", "5", "10", "20"} <= {*texts}
+    near = draw("tdec", "AG", "points", [dots("original", "original", 50), *rows[1:]], [0.5]).svg
+    assert "\N{RIGHTWARDS ARROW}" not in near and "green: a second Retrain" in near
+    own = [dots("retrain", "retrain", 0), *rows]
+    assert "to Retrain" in draw("digits", "AG4", "points", own, []).svg
+
+
+@pytest.mark.parametrize("top", [0.003, 0.7, 1, 9.8, 50, 100, 4224])
+def test_ticks_never_overprint_each_other(top):
+    ticks = ticks_to(top)
+    places = [520 * math.sqrt(tick / top) for tick in ticks]
+    assert ticks[0] == 0 and len(ticks) >= 3 and ticks[-1] <= top
+    assert all(b - a >= 30 for a, b in itertools.pairwise(places))

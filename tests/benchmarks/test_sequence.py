@@ -96,7 +96,6 @@ def test_a_request_after_a_diverged_one_has_diverged(tiny_suite, tmp_path, cli):
     [
         ({"after": "second.yaml"}, "names the suite itself"),
         ({"after": "third.yaml"}, "third.yaml"),
-        ({"methods": {**ROWS, "gd_sine": None}}, "has no row 'gd_sine'"),
         ({"tune": {"seeds": [0], "trials": 1, "grids": {"default": {"lr": [0.1]}}}}, "is tuned"),
     ],
 )
@@ -107,6 +106,15 @@ def test_misconfigured_sequences_say_what_to_do(sequence, tiny_suite, cli, over,
     )
     done = cli("plan", path)
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1
+
+
+def test_a_row_that_the_earlier_request_lacks_is_run_there_too(sequence, tiny_suite):
+    rows = {**ROWS, "mine": {"method": "gd_sine", "params": {"lr": 0.02}}}
+    common = {"methods": rows, "retrains": 1, "seeds": [1], "after": "first.yaml"}
+    path = tiny_suite(sequence.parent, suite="second", protocol={"scenario": SECOND}, **common)
+    stage = stages_of(path, StageStore(sequence.parent / "store"))["mine"]
+    earlier = stage.parents["model"].parents["start"]
+    assert earlier.spec.method == "gd_sine" and earlier.spec.params["lr"] == 0.02
 
 
 # Requests on text --------------------------------------------------------------------------------

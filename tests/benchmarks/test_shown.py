@@ -14,7 +14,8 @@ import pytest
 
 import stable_forgetting
 from stable_forgetting.benchmarks.cli import run
-from stable_forgetting.benchmarks.cli.show import _time, documented, explained
+from stable_forgetting.benchmarks.cli.ls import _time
+from stable_forgetting.benchmarks.cli.show import documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds

@@ -1,0 +1,187 @@
+"""The command ``demo``: two small leaderboards, and what the models say to forgotten samples."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    Machine,
+    Pool,
+    Selection,
+    Store,
+    Threads,
+    Workers,
+    console,
+)
+from stable_forgetting.benchmarks.cli.run import execute, run_all, short_path
+from stable_forgetting.benchmarks.cli.session import executing, finish
+from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.spec.suite import REFERENCES
+
+if TYPE_CHECKING:
+    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+    from stable_forgetting.benchmarks.leaderboard.samples import Sample
+    from stable_forgetting.common.protocol.benchmark import Runtime
+
+IMAGES = 6
+TEXTS = 3
+ANSWERS = ("original", "retrain")
+"""Rows whose answers are shown beside those of two methods."""
+SHORTER = ["protocol.train.epochs=30", "protocol.minimum_train_accuracy=95"]
+
+
+@command("unlearn demo", "unlearn demo --full")
+def demo(
+    store: Store = STORE,
+    full: Annotated[
+        bool, typer.Option("--full", help="Four suites, more rows and seeds, whole trainings.")
+    ] = False,
+    workers: Workers = 0,
+    threads: Threads = 1,
+) -> None:
+    """Real digits and invented authors: two leaderboards, and what each model still knows."""
+    started = time.monotonic()
+    runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
+    if full:
+        suites = _all_suites(store)
+        failed = run_all(suites, runtime, pool)
+    else:
+        digits = Selection(SHORTER, "1,2", "finetune,ascent,gd,gd_sine")
+        authors = Selection(None, "1", "gd,npo_gdr,gd_lora,gd_sine")
+        suites = [digits.suite("digits-class", store), authors.suite("authors", store)]
+        with executing(runtime, pool) as executor:
+            failed = _one(suites[0], runtime, pool, executor, ("finetune", "gd_sine"))
+            failed |= _one(suites[1], runtime, pool, executor, ("npo_gdr", "gd_sine"))
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"\nDone in {minutes:.1f} minutes. Look on:", highlight=False)
+    for line in look_lines(suites[0].name, runtime.store, store):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    finish(failed)
+
+
+def _all_suites(store: Path) -> list[ResolvedSuite]:
+    fewer = "finetune,gd,gd_lora,gd_lora_omega,gd_sine"
+    one_class = Selection(None, "1,2,3", "ascent,gd_tanh,gd_ul," + fewer)
+    random, authors = Selection(None, "1,2,3", fewer), Selection(None, "1,2,3")
+    return [
+        one_class.suite("digits-class", store),
+        random.suite("digits-random", store),
+        authors.suite("authors", store),
+        Selection().suite("tdec-notes", store),
+    ]
+
+
+def _one(
+    suite: ResolvedSuite,
+    runtime: Runtime,
+    pool: Pool,
+    executor: Executor,
+    methods: tuple[str, str],
+) -> dict[str, str]:
+    """Runs one suite and prints its table and samples; returns what failed."""
+    from stable_forgetting.benchmarks.leaderboard.samples import samples
+
+    board, failed = execute(suite, runtime, pool, executor)
+    show(console, [brief_section(board)])
+    if board.complete and not failed:
+        text = suite.spec.benchmark != "vision"
+        rows, count = (*ANSWERS, *methods), TEXTS if text else IMAGES
+        chosen = samples(board, runtime, rows, seed=suite.spec.seeds[0], count=count)
+        show(console, [text_section(chosen) if text else image_section(chosen)])
+    return failed
+
+
+def brief_section(board: Leaderboard) -> Section:
+    """The narrow table of a leaderboard; marks that these seeds cannot show are said once."""
+    from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
+
+    spec, content = board.suite.spec, narrow_table(board)
+    methods = [row for row in board.rows if row.method not in REFERENCES]
+    words = {row.verdict.word for row in methods if row.verdict}
+    lines = [f"+ and -: the difference to Retrain. {board.rule.title}: the mean difference."]
+    if words <= {"unclear"}:
+        content = without_marks(content)
+        few = f"{len(spec.seeds)} seed{'s' * (len(spec.seeds) > 1)}"
+        lines.append(
+            f"{few}: too few to test whether a row is different from a retrained model, so no "
+            "row is marked."
+        )
+    return Section(spec.title, tuple(lines), content)
+
+
+def without_marks(content: Table) -> Table:
+    """A table without the mark of a row that is neither different nor indistinguishable."""
+    rows = tuple(tuple(cell.removesuffix("?").rstrip() for cell in row) for row in content.rows)
+    return replace(content, rows=rows)
+
+
+def image_section(chosen: Sequence[Sample]) -> Section:
+    """A line per image: its class, and each model's class and confidence."""
+    labels = [*chosen[0].answers]
+    rows = [
+        [f"#{sample.index}", sample.truth]
+        + [f"{a.text} {100 * a.probability:3.0f} %" for a in sample.answers.values()]
+        for sample in chosen
+    ]
+    text = "Forgotten images: the class that each model answers, and how sure it is."
+    return Section("Samples", (text,), table(["image", "true", *labels], rows))
+
+
+def text_section(chosen: Sequence[Sample]) -> Section:
+    """A few lines per text: the question, the true answer, and each model's."""
+    width = max(len(label) for label in chosen[0].answers) + 2
+    lines: list[str] = []
+    for sample in chosen:
+        lines += ["", clipped(sample.question), f"{'true':{width + 6}}{clipped(sample.truth, 56)}"]
+        for label, answer in sample.answers.items():
+            share = f"{100 * answer.probability:3.0f} %"
+            lines.append(f"{label:{width}}{share} {clipped(answer.text, 56)}")
+    text = "Forgotten questions: what each model answers; in % the true answer's probability."
+    return Section("Samples", (text,), lines=tuple(lines))
+
+
+def clipped(text: str, width: int = 76) -> str:
+    """At most so many characters of one line."""
+    return textwrap.shorten(text, width, placeholder=" …") or "(nothing)"
+
+
+def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
+    """Where the pictures lie, and commands that work as printed.
+
+    Args:
+        name: Of the suite whose report is shown.
+        store: The store's folder.
+        given: The same as it was given.
+    """
+    kept = f" --store {given}" if given != STORE else ""
+    events = short_path(store / "tensorboard" / name / "summary")
+    yield f"page with pictures  {short_path(store / 'suites' / name / 'leaderboard.html')}"
+    yield f"training curves     {program('tensorboard')} --logdir {events}"
+    yield "Next:"
+    for arguments, text in (
+        (f"report {name}{kept}", "every table of this run"),
+        ("show gd_sine", "what a method is, and its defaults"),
+        ("run lethevit-cifar10-small" + kept, "real CIFAR-10 (downloads, or --data-root)"),
+    ):
+        yield f"{program('unlearn')} {arguments}".ljust(46) + f"  {text}"
+    yield "CONTRIBUTING.md".ljust(46) + "  add a baseline in 20 lines"
+
+
+def program(name: str) -> str:
+    """A program as it can be typed: with its path where it is not on PATH."""
+    path = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) or not path.exists() else short_path(path)

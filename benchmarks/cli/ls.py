@@ -1,0 +1,240 @@
+"""The command ``ls``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
+from stable_forgetting.benchmarks.cli.show import show_words
+from stable_forgetting.benchmarks.report.cells import MISSING, duration
+from stable_forgetting.benchmarks.report.shipped import recorded_seconds
+from stable_forgetting.benchmarks.report.terminal import show as show_sections
+from stable_forgetting.benchmarks.spec.needs import needs
+from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.suite import suite_groups, suite_names
+from stable_forgetting.common.base.config import read_yaml
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.bounded.presets import PRESETS
+
+TIMES = (
+    "time: of the trainings one after the other, from this store's report or from the one that "
+    "comes with the project; – where there is none (of large models: ls suites --paper)."
+)
+START = "Start here: nothing to download, two CPU cores"
+OTHERS = "Other benchmarks"
+GROUPS = {
+    "vision": "Images",
+    "image_classification": "Images",
+    "language": "TOFU",
+    "tofu": "TOFU",
+    "tdec": "TDEC",
+    "muse": "MUSE",
+}
+"""Benchmark -> title of its suites."""
+WIDEST = 120
+"""Characters of a line of a family."""
+LISTS = ("methods", "suites", "maps", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Suites that are listed in one line.
+
+    Attributes:
+        stem: The words that all names begin with.
+        gpu: Whether they need a GPU.
+    """
+
+    stem: str
+    names: tuple[str, ...]
+    gpu: bool
+
+
+@command(
+    "unlearn ls",
+    "unlearn ls methods",
+    "unlearn ls suites --filter digits",
+    "unlearn ls suites --paper",
+    name="ls",
+)
+def list_all(
+    what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
+    ] = False,
+    words: Annotated[
+        str | None, typer.Option("--filter", help="Only lines with all these words.")
+    ] = None,
+    store: Store = STORE,
+    plugin: Plugins = None,
+) -> None:
+    """List suites, maps, methods and benchmarks."""
+    register_all(plugin)
+    from stable_forgetting.benchmarks.maps.resolve import find_map, map_names
+
+    if paper:
+        _list_paper(what)
+        return
+    if what not in ("all", *LISTS):
+        raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
+    if what == "suites" and not words:
+        _show_families(store)
+        return
+    suites = [_suite_line(name, store) for name in suite_names()]
+    suites += [
+        [name, "as its suites", _time(of, store), ", ".join(of)]
+        for name, of in suite_groups().items()
+    ]
+    maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
+    registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
+    for name, title, heads, rows in (
+        ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
+        ("maps", "Stability maps", ["map", "what it asks"], maps),
+        *(
+            (
+                name,
+                name.capitalize(),
+                ["name", "what it is"],
+                [[e.name, e.summary] for e in entries],
+            )
+            for name, entries in registered.items()
+        ),
+    ):
+        if what in ("all", name):
+            _show_found(title, heads, rows, words)
+        if name == "suites" and what in ("all", name):
+            console.print(TIMES, style="dim", highlight=False)
+    if what in ("all", "methods"):
+        crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
+        heads = ["name", "what is trained"]
+        _show_found("Any method with an adapter, through", heads, crossed, words)
+
+
+def _show_found(title: str, heads: list[str], rows: list[list[str]], words: str | None) -> None:
+    """The rows with all words; where there are none, a line that says so."""
+    found = _filtered(rows, words)
+    if found or not words:
+        show_words(title, heads, found)
+    else:
+        console.print(f"{title}: nothing matches '{words}'", highlight=False, markup=False)
+
+
+def _show_families(store: Path) -> None:
+    """Every family of suites in a line, what runs here first; then the maps."""
+    from stable_forgetting.benchmarks.maps.resolve import map_names
+
+    for title, families in families_of(suite_names()).items():
+        console.print(f"[bold]{title}[/bold]", highlight=False)
+        for family in families:
+            time = "needs a GPU" if family.gpu else _times(family.names, store)
+            line = f"  {family.stem:28} {time:>13}  {_about(family)}"
+            console.print(_cut(line), highlight=False, markup=False)
+    for head, names in (
+        ("Several at once:", suite_groups()),
+        ("Stability maps (unlearn ls maps):", map_names()),
+    ):
+        console.print(_cut(f"{head} {', '.join(names)}"), highlight=False, markup=False)
+    text = "All suites of a family, with needs and time: unlearn ls suites --filter WORDS"
+    console.print(text, style="dim", highlight=False)
+
+
+def _cut(line: str) -> str:
+    width = min(console.width, WIDEST)
+    return line if len(line) <= width else line[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _times(names: Sequence[str], store: Path) -> str:
+    """``~2 to 51 min`` of the suites that were measured."""
+    seconds = [recorded_seconds(name, store) for name in names]
+    known = sorted(value for value in seconds if value is not None)
+    if not known:
+        return MISSING
+    least, most = duration(known[0]), duration(known[-1])
+    if least == most:
+        return f"~{most}"
+    number, _, unit = least.partition(" ")
+    return f"{number if most.endswith(unit) else least} to {most}"
+
+
+def _about(family: Family) -> str:
+    """The title of a suite that is alone; what the names of several add to their stem."""
+    if len(family.names) == 1:
+        return str(read_suite(family.names[0])[1].get("title", ""))
+    added = [name.removeprefix(family.stem) for name in family.names]
+    own = "itself, " if "" in added else ""
+    return f"{len(added)}: {own}{', '.join(filter(None, added))}"
+
+
+def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
+    """Title of a group -> its families, those that run here first.
+
+    A family has the first two words of its names (or the first, where a suite is called so) and
+    its needs in common.
+
+    Args:
+        names: Of suites.
+    """
+    groups: dict[str, dict[tuple[bool, str], list[str]]] = {}
+    for name in names:
+        data = read_suite(name)[1]
+        needed, words = needs(data), name.split("-")
+        benchmark = str(data.get("benchmark", "vision"))
+        title = GROUPS.get(benchmark, OTHERS) if needed else START
+        family = words[0] if words[0] in names else "-".join(words[:2])
+        groups.setdefault(title, {}).setdefault(("a GPU" in needed, family), []).append(name)
+    order = [title for title in dict.fromkeys((START, *GROUPS.values(), OTHERS)) if title in groups]
+    return {
+        title: [
+            Family(stem_of(members), tuple(members), gpu)
+            for (gpu, _), members in sorted(groups[title].items())
+        ]
+        for title in order
+    }
+
+
+def stem_of(names: Sequence[str]) -> str:
+    """The words that all names begin with.
+
+    Args:
+        names: One or more, their words joined by hyphens.
+    """
+    columns = zip(*(name.split("-") for name in names), strict=False)
+    same = itertools.takewhile(lambda words: len({*words}) == 1, columns)
+    return "-".join(words[0] for words in same)
+
+
+def _suite_line(name: str, store: Path) -> list[str]:
+    data = read_suite(name)[1]
+    what = ", ".join(needs(data)) or "nothing"
+    return [name, what, _time([name], store), str(data.get("title", ""))]
+
+
+def _time(names: Sequence[str], store: Path) -> str:
+    """``~12 min`` of all suites together; a dash where one of them was never measured."""
+    seconds = [recorded_seconds(name, store) for name in names]
+    if None in seconds:
+        return MISSING
+    return f"~{duration(math.fsum(value for value in seconds if value is not None))}"
+
+
+def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
+    """The rows in which every word stands, in any column."""
+    wanted = (words or "").lower().split()
+    return [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
+
+
+def _list_paper(what: str) -> None:
+    from stable_forgetting.benchmarks.paper.coverage import coverage_section
+
+    if what != "suites":
+        raise ConfigError(f"ls {what} --paper: suites measure the paper: ls suites --paper")
+    show_sections(console, [coverage_section()])
