@@ -94,7 +94,7 @@ class Order:
 @command(
     "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method gd_lora --out "
     "forgotten/",
-    "unlearn apply --model vit.safetensors --arch vit_small_patch16_224 --num-classes 10 --forget "
+    "unlearn apply --model vit.safetensors --arch vit_tiny_patch16_224 --num-classes 10 --forget "
     "forget/ --method ascent --out out/ --set lr=1e-5",
     "unlearn apply --model my_llm/ --forget forget.jsonl --retain retain.jsonl --test unseen.jsonl "
     "--method ihl --out forgotten/ --set batch_size=8",

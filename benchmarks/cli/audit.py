@@ -65,7 +65,7 @@ class ShadowOptions:
     "unlearn audit --list",
     "unlearn audit digits-class",
     "unlearn audit digits-class --minutes --only gd_sine",
-    "unlearn audit digits-class --audits relearn --with relearn.shots=20",
+    "unlearn audit digits-class --audits relearn --with relearn.shots=16",
     "unlearn audit digits-class --shadows 16",
     "unlearn audit runs/stages/measure-0123/record.json",
 )

@@ -71,7 +71,7 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
 @command(
     "unlearn verify paper",
     "unlearn verify tofu-logs --data-root data",
-    "unlearn verify bundle.zip",
+    "unlearn verify digits.zip",
 )
 def verify(
     what: Annotated[

@@ -121,7 +121,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run digits-class",
     "unlearn run cifar100-class10-small --data-root data",
     "unlearn run digits-all",
-    "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200",
+    "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=300",
     "unlearn run digits-class --fresh gd_sine",
 )
 def run(
@@ -201,7 +201,8 @@ def _short_path(path: Path) -> str:
 
 
 @command(
-    "unlearn plan digits-class --keys, then: unlearn stage digits-class KEY",
+    "unlearn plan digits-class --keys",
+    "unlearn stage digits-class KEY",
     "accelerate launch --multi_gpu -m stable_forgetting.benchmarks stage lethevit-cifar10 KEY",
 )
 def stage(
