@@ -67,7 +67,7 @@ def plan(
     store: Store = STORE,
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
-    """Say which stages a suite needs, which are stored, and what they cost on a GPU (derived)."""
+    """Print which stages a suite needs, which are stored, and their cost on a GPU (derived)."""
     from stable_forgetting.benchmarks.costs.estimate import estimates
     from stable_forgetting.benchmarks.costs.report import estimate_sections
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -133,7 +133,7 @@ def run(
         str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
     ] = None,
 ) -> None:
-    """Run a suite (what is in the store is not run again) and print its leaderboard."""
+    """Run what the store lacks of a suite, and print its leaderboard."""
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
@@ -211,7 +211,7 @@ def stage(
     machine: Machine,
     selection: Selection,
 ) -> None:
-    """Run one stage in this process (and nothing else): for launchers and big models."""
+    """Run one stage in this process, for launchers and big models."""
     from stable_forgetting.benchmarks.cli.progress import StepBar
     from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -249,7 +249,7 @@ def report(
         str | None, typer.Argument(help="Suite name, group of suites, or YAML file.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Of a file of records, or a folder with one, instead.")
+        Path | None, typer.Option(help="Read a file of records, or a folder with one, instead.")
     ] = None,
     store: Store = STORE,
     format_: Annotated[
@@ -257,9 +257,9 @@ def report(
         typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
     ] = "table",
 ) -> None:
-    """Print a suite's leaderboard from the records that are there; runs nothing.
+    """Print a suite's leaderboard from stored records; run nothing.
 
-    Where there are none, the report that comes with the project is shown.
+    If there are no records, the report that comes with the project is shown.
     """
     from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 

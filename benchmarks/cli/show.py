@@ -49,15 +49,15 @@ LISTS = ("methods", "suites", "maps", "benchmarks")
 def list_all(
     what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
     paper: Annotated[
-        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
+        bool, typer.Option("--paper", help="For suites: each table and figure of the paper.")
     ] = False,
     words: Annotated[
-        str | None, typer.Option("--filter", help="Only lines with all these words.")
+        str | None, typer.Option("--filter", help="Only lines that contain all these words.")
     ] = None,
     store: Store = STORE,
     plugin: Plugins = None,
 ) -> None:
-    """List suites, maps, methods and benchmarks."""
+    """List suites, sweeps (maps), methods and benchmarks."""
     register_all(plugin)
     from stable_forgetting.benchmarks.maps.resolve import find_map, map_names
 
@@ -145,14 +145,14 @@ def show(
     tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Of a suite: what each row runs, as a table.")
+        bool, typer.Option("--resolved", help="For a suite: what each row runs, as a table.")
     ] = False,
     published: Annotated[
-        bool, typer.Option("--published", help="Of a suite: the published tables it names.")
+        bool, typer.Option("--published", help="For a suite: the published tables that it names.")
     ] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
+    """Show a method (formula, source, defaults), a suite, the metrics, or the bounded layer."""
     if name == "bounded":
         _show_bounded(plan, rank, tokens, placement)
         return

@@ -25,7 +25,7 @@ BOARD_DOCS: Mapping[str, str] = {
     "logit spread": "is the standard deviation of the last forward's logits",
     "trial": "holds what the trial varied",
     "tuning gap": "is its distance on the tuning seeds",
-    "verdict": "says whether the row can be told from a Retrain",
+    "verdict": "says whether the row differs from a retrained model",
 }
 """Head of a leaderboard's column -> the rest of a sentence that begins with it."""
 

@@ -1,9 +1,9 @@
-"""Verdicts: whether a model can be told from a Retrain, as tests that hold at any number of seeds.
+"""Verdicts: whether a model differs from a Retrain, as tests that hold at any number of seeds.
 
 On every seed there is a model and K >= 2 Retrains, K + 1 *members*, with a distance between any
 two.  A model as good as a Retrain is one more member: which of them it is, is chance.
 
-- **Outside**: the model is told from a Retrain.  By how much a member is the odd one out is its
+- **Outside**: the model differs from a Retrain.  By how much a member is the odd one out is its
   :func:`oddness`; the p-value is exact over all (K + 1)^n ways to name one member of each seed the
   model (:func:`odd_one_out`), without any assumption on distributions, and the p-values of a table
   are corrected by Benjamini and Hochberg.  A model that is odd on every seed has p = (K + 1)^-n, as
@@ -54,7 +54,7 @@ class Median:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model can be told from a Retrain.
+    """Whether a model differs from a Retrain.
 
     Attributes:
         n: Seeds.
@@ -62,7 +62,7 @@ class Verdict:
         ratio: Log ratio of its distance to the Retrains over that between them, over seeds.
         p: Of :func:`odd_one_out`.
         q: p corrected for the rows of the table.
-        outside: Whether the model is told from a Retrain: q at most :data:`LEVEL`.
+        outside: Whether the model differs from a Retrain: q at most :data:`LEVEL`.
         inside: Whether it is shown to be no further than :data:`MARGIN`.
         told_from: Of an unclear model the median log ratio from which on these seeds, with the
             row's own spread, would have told it; None where none could.
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """``near`` is both: told from a Retrain, and within the margin; ``unclear`` neither."""
+        """``near``: different from a Retrain, and within the margin; ``unclear`` neither."""
         if self.outside:
             return "near" if self.inside else "outside"
         return "inside" if self.inside else "unclear"

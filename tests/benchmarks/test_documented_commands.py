@@ -7,28 +7,23 @@ or on tiny data that the fixture ``desk`` makes once.  ``HOW`` says which, and w
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import runpy
 import shlex
-import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import typer
 
 from stable_forgetting import benchmarks
 from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.benchmarks.cli import options
 from stable_forgetting.benchmarks.spec.suite import suite_groups
-from stable_forgetting.language.measure import logs
-from tests.benchmarks import test_apply, test_apply_text, test_verify
+from tests.benchmarks.desk import lay
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -210,99 +205,13 @@ def parsed(words: list[str]) -> None:
     entry.make_context(words[0], words[1:])
 
 
-# The desk ---------------------------------------------------------------------------------------
+# The tests --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def desk(tiny_suite, cli, tmp_path_factory):
-    """A folder with everything that documents name: models, data, a store, bundles, a plugin."""
-    root = tmp_path_factory.mktemp("desk")
-    key = lay_results(root, tiny_suite, cli)
-    with torch.random.fork_rng():
-        lay_images(root)
-        lay_texts(root)
-    (root / "examples").symlink_to(ROOT / "examples")
-    for path in (ROOT / "examples").glob("own_loss.*"):
-        shutil.copy(path, root)
-    source = (ROOT / "examples/own_loss.py").read_text().replace("down_to_chance", "mine")
-    (root / "mine.py").write_text(source)
-    return SimpleNamespace(root=root, key=key)
-
-
-def lay_results(root: Path, tiny_suite, cli) -> str:
-    """Two stores with a tiny suite, its file, a bundle, a file of records; a stage's key."""
-    rows, common = dict.fromkeys(["original", "retrain", "gd_sine"]), {"defaults": {"steps": 2}}
-    path = tiny_suite(root, suite="tiny-class", methods=rows, retrains=2, **common)
-    path.rename(root / "small.yaml")
-    store = root / "runs"
-    made = cli("run", root / "small.yaml", "--store", store, "--workers", 1)
-    assert made.code == 0, made.err
-    shutil.copytree(store, root / "theirs/runs")
-    shutil.copy(store / "suites/tiny-class/records.jsonl", root / "their-records.jsonl")
-    made = cli("submit", root / "small.yaml", "--store", store, "--out", root / "digits.zip")
-    assert made.code == 0, made.err
-    with zipfile.ZipFile(root / "digits.zip") as bundle:
-        bundle.extractall(root / "bundles/tiny")
-    first, *_ = sorted((store / "stages").glob("measure-*/record.json"))
-    (store / "stages/measure-0123").symlink_to(first.parent.name)
-    return first.parent.name.removeprefix("measure-")
-
-
-def lay_images(root: Path) -> None:
-    """Three folders of images, and a timm model in three layouts."""
-    import timm
-    from safetensors.torch import save_file
-
-    for seed, name in enumerate(("forget", "retain", "test")):
-        test_apply.paint(root / name, dict.fromkeys(test_apply.NAMES, 6), seed)
-    model = test_apply.trained(test_apply.tiny_vit(), [root / "forget", root / "retain"])
-    names = {"label_names": list(test_apply.NAMES)}
-    size = {"img_size": test_apply.SIDE}
-    test_apply.save_for_hf(
-        model, root / "my_vit", model_config=names, model_args=size, safe_serialization=True
-    )
-    plain = timm.create_model("vit_tiny_patch16_224", num_classes=4)
-    for name in ("my_vit.pth", "vit.pth"):
-        torch.save(plain.state_dict(), root / name)
-    save_file(plain.state_dict(), root / "vit.safetensors")
-
-
-def lay_texts(root: Path) -> None:
-    """A causal model, three files of rows, published logs, and texts for probes."""
-    from transformers import AutoModelForCausalLM
-
-    words, rows = test_apply_text.tokenizer(), test_apply_text
-    model = AutoModelForCausalLM.from_config(rows.config_of("llama"))
-    model = rows.trained(model, rows.FORGET + rows.RETAIN, words)
-    for name in ("my_llm", "hf"):
-        model.save_pretrained(root / name)
-        words.save_pretrained(root / name)
-    torch.save(model.state_dict(), root / "hf/pytorch_model.bin")
-    for name, part in (("forget", rows.FORGET), ("retain", rows.RETAIN), ("unseen", rows.TEST)):
-        rows.write_rows(root / f"{name}.jsonl", part)
-    lay_probes(root)
-
-
-def lay_probes(root: Path) -> None:
-    """Texts and dialogues below ``data``, and two logs in TOFU's published layout."""
-    folder, tdec = root / "data" / logs.FOLDER, root / "data/tdec"
-    for place in (folder, tdec):
-        place.mkdir(parents=True)
-    for seed, name in enumerate(("phi_full_wd0.01", "phi_retain90_wd0.01")):
-        test_verify.write_log(folder, name, seed, shift=float(seed) - 1)
-    values = json.dumps(test_verify.expected(folder))
-    (folder / "reference_values.json").write_text(values)
-    (root / "my.txt").write_text("The sea is a red rose.\n" * 4)
-    for name in ("lambada", "pile", "wikitext"):
-        (tdec / f"{name}.csv").write_text("n,text\n0,the sea is a red rose\n")
-    (tdec / "pubmed_qa.csv").write_text("question,abstract,final_decision\nIs it?,It was.,maybe\n")
-    turns = {"0": ["hi .", "i am red", "so am i"]}
-    for name in ("wizard_of_wikipedia", "empathetic_dialogues", "blended_skill_talk"):
-        (tdec / f"{name}.json").write_text(json.dumps({"text": turns}))
-    (tdec / "wizard_of_internet.json").write_text(json.dumps({"text": turns["0"]}))
-
-
-# The tests --------------------------------------------------------------------------------------
+    """A folder with everything that documents name."""
+    return lay(tmp_path_factory.mktemp("desk"), tiny_suite, cli)
 
 
 def test_the_documents_show_commands():

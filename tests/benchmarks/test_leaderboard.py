@@ -149,7 +149,7 @@ def test_verdicts_are_in_every_format(board_of):
 
 def test_a_report_says_what_its_seeds_cannot_tell(board_of):
     few = markdown.write(sections(board_of(TABLE)))
-    assert "With 2 seeds p is 0.111 or more: no row can be told from a Retrain." in few
+    assert "With 2 seeds p is 0.111 or more: no row can be shown to be different." in few
 
 
 def test_a_saturated_metric_is_named(board_of):
