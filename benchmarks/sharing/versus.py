@@ -215,7 +215,7 @@ def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> 
 
 GAIN = (
     "is the first row's distance to the goal less the second's, paired by seed, with its 95 % "
-    "t-interval: below 0 the first is nearer"
+    "CI (t): below 0 the first is nearer"
 )
 SHARE = "is the same over the sum of both distances: at -100 the first would be at the goal"
 CORRECTED = (

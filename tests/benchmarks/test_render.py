@@ -335,7 +335,7 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
     assert re.findall(r"^#+ .*", text, re.M) == [
         f"# tiny-class (v1, {suite_digest(board.suite)}, measured)",
         "## Verdicts",
-        "## Signed gaps to Retrain, with 95 % t-intervals",
+        "## Signed gaps to Retrain, with 95 % CIs (t)",
         "## Did the bound act?",
         "## What did it cost?",
         "## Further measurements",
