@@ -54,9 +54,7 @@ def test_a_model_of_ones_own_forgets_and_keeps_the_rest(capsys):
 def test_fifteen_lines_through_the_public_surface_alone():
     tree = ast.parse((EXAMPLES / "own_model.py").read_text())
     ours = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in ours if name.startswith("stable_forgetting")} == {
-        "stable_forgetting.common"
-    }
+    assert {n for n in ours if n.startswith("stable_forgetting")} == {"stable_forgetting.common"}
     (forget,) = [node for node in ast.walk(tree) if getattr(node, "name", "") == "forget"]
     assert forget.end_lineno - forget.lineno + 1 <= 17
 
