@@ -18,6 +18,7 @@ from rich.console import Console
 from stable_forgetting.benchmarks.report import terminal
 from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
+from stable_forgetting.benchmarks.sharing.versus import encounters
 from tests.test_architecture import MAY_IMPORT, MODULES, PACKAGES, may_import
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,6 +189,7 @@ def test_the_metadata_say_what_a_reader_of_an_index_needs():
 # The README ---------------------------------------------------------------------
 
 
+REFERENCES = ("original", "retrain", "retrain (second)")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -213,9 +215,34 @@ def test_the_first_table_spells_its_columns_out(term):
     assert term in after.partition("```")[2].partition("**2.")[0]
 
 
+def test_the_numbers_of_the_findings_are_those_of_the_reports():
+    """What the README says under "Three findings", computed from the shipped reports."""
+    said = README.partition("## Three findings")[2]
+    met, _ = encounters([("gd_sine", "gd_lora_omega")], [RESULTS])
+    same = sum(own.reading == "same" for own in met)
+    assert f"[{len(met)} tables]" in said and f"decimals in {same} and different in none" in said
+    assert {own.reading for own in met} == {"same", "not apart"}
+    digits = sections_of("digits-all-class/LEADERBOARD.md")
+    rows = [row for row in next(filter(None, digits)) if row[0] not in REFERENCES]
+    near = sum("≈" in row for row in rows)
+    assert f"{near} of {len(rows)} methods" in said and rows[0][0] == "fast_ntk"
+    relearnt = [{row[0]: row[1].split()[0] for row in table} for table in digits][-1]
+    assert f"in {relearnt['fast_ntk']} steps (Retrain: {relearnt['retrain']})" in said
+    swept = {row[0]: row for row in sections_of("maps/cifar100-class10-bound/MAP.md")[0]}
+    assert (
+        f"keeps {swept['ul_tanh_c1'][6]} %" in said and f"bound {swept['gd_ul_omega'][6]} %" in said
+    )
+
+
+def sections_of(report: str) -> list[list[list[str]]]:
+    """The rows of every table of a shipped report."""
+    found = read_report((RESULTS / report).read_text(encoding="utf-8"))
+    return [list(map(list, s.content.rows)) for s in found if isinstance(s.content, Table)]
+
+
 def test_documents_are_short():
     """The README is read to its end, and all documents in an hour."""
-    assert len(README.splitlines()) <= 135 and 1100 <= len(README.split()) <= 1550
+    assert len(README.splitlines()) <= 132 and 1100 <= len(README.split()) <= 1550
     pages = (ROOT / "docs").glob("*.md")
     assert sum(len(page.read_text(encoding="utf-8").splitlines()) for page in pages) <= 1400
 
