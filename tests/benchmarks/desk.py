@@ -102,3 +102,9 @@ def lay_probes(root: Path) -> None:
     for name in ("wizard_of_wikipedia", "empathetic_dialogues", "blended_skill_talk"):
         (tdec / f"{name}.json").write_text(json.dumps({"text": turns}))
     (tdec / "wizard_of_internet.json").write_text(json.dumps({"text": turns["0"]}))
+    (root / "data/reasoning").mkdir()
+    choices = {"text": ["red", "sea"], "label": ["A", "B"]}
+    arc = {"question": "A rose?", "choices": choices, "answerKey": "A"}
+    piqa = {"goal": "Tea", "sol1": "Use water.", "sol2": "Use sea.", "label": 0}
+    for name, row in (("arc_easy", arc), ("piqa", piqa)):
+        (root / f"data/reasoning/{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
