@@ -52,9 +52,9 @@ class Order:
     out: Annotated[
         Path, typer.Option(help="New folder: merged model, adapter, statement, card, report.html.")
     ]
-    retain: Annotated[Path | None, typer.Option(help="What to keep, in the same form.")] = None
+    retain: Annotated[Path | None, typer.Option(help="Samples to keep, in the same form.")] = None
     test: Annotated[
-        Path | None, typer.Option(help="Unseen samples in the same form, for the statement only.")
+        Path | None, typer.Option(help="Samples the model never saw, for the statement only.")
     ] = None
     preset: Annotated[str | None, typer.Option(help="Preset of the method.")] = None
     set_: Overrides = None
@@ -83,7 +83,9 @@ class Order:
     threads: Threads = 1
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Go on where the model is wrong on most forget images."),
+        typer.Option(
+            "--anyway", help="Continue although the model is wrong on most forget images."
+        ),
     ] = False
     goal: Annotated[
         float | None,
@@ -95,7 +97,7 @@ class Order:
         ),
     ] = None
     audits: Annotated[
-        str | None, typer.Option(help="relearn: how soon fine-tuning brings the forgotten back.")
+        str | None, typer.Option(help="relearn: steps until fine-tuning brings the forgotten back.")
     ] = None
     strict: Annotated[
         bool,
@@ -106,7 +108,7 @@ class Order:
 @command(
     "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --method gd_lora --out "
     "forgotten/",
-    "unlearn apply --model vit.safetensors --arch vit_small_patch16_224 --num-classes 10 --forget "
+    "unlearn apply --model vit.safetensors --arch vit_tiny_patch16_224 --num-classes 10 --forget "
     "forget/ --method ascent --out out/ --set lr=1e-5",
     "unlearn apply --model my_llm/ --forget forget.jsonl --retain retain.jsonl --test unseen.jsonl "
     "--method ihl --out forgotten/ --set batch_size=8",
@@ -118,10 +120,10 @@ class Order:
 def apply(order: Order, plugin: Plugins = None) -> None:
     """Make your own model forget your own images (timm) or texts (Hugging Face causal LM).
 
-    Which method? In our small tests near to a retrained model: a class of images: gd_lora, gd_ball,
-    gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd_lora, gd, ihl_lora. Answers:
-    gd_ball, npo_gdr, gd_lora. Give several with commas between, and one is chosen on held-out
-    retained samples. docs/use.md has the numbers.
+    Which method? In our small tests these came nearest to a retrained model: a class of images:
+    gd_lora, gd_ball, gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd_lora, gd,
+    ihl_lora. Answers: gd_ball, npo_gdr, gd_lora. Give several, separated by commas, and one is
+    chosen on retained samples kept out of training. docs/use.md has the numbers.
     """
     register_all(plugin)
     from stable_forgetting.benchmarks.apply import Application
@@ -161,7 +163,7 @@ class Source:
         str | None, typer.Option(help="Images: timm name; writes config.json from the weights.")
     ] = None
     image_size: Annotated[
-        int | None, typer.Option(help="Images: side in px, where the weights do not say it.", min=1)
+        int | None, typer.Option(help="Images: side in px, if the weights do not give it.", min=1)
     ] = None
     label_names: Annotated[
         str | None, typer.Option(help="Images: names of the classes in the order of their ids.")
@@ -173,7 +175,7 @@ class Source:
     "unlearn convert hf/pytorch_model.bin --out hf_safe/",
 )
 def convert(source: Source) -> None:
-    """Turn pickled weights into a folder that apply takes; only weights are read, no code runs."""
+    """Turn pickled weights into a folder for apply. Only weights are read, and no code runs."""
     from stable_forgetting.benchmarks.apply import Conversion
     from stable_forgetting.benchmarks.apply import convert as run_convert
 

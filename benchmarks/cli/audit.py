@@ -37,7 +37,8 @@ class ShadowOptions:
     """Which models audits over many models need."""
 
     shadows: Annotated[
-        int, typer.Option(help="Train N shadows per row and seed; prints the cost first.", min=0)
+        int,
+        typer.Option(help="Train N further models per row and seed; prints the cost first.", min=0),
     ] = 0
     design: Annotated[
         str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
@@ -45,7 +46,9 @@ class ShadowOptions:
     originals: Annotated[
         int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
     ] = 0
-    yes: Annotated[bool, typer.Option("--yes", help="Train what was priced.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Train them, after the cost was printed.")] = (
+        False
+    )
 
     def population(self) -> Shadows | None:
         """The shadows to train; None without any."""
@@ -66,7 +69,7 @@ class ShadowOptions:
     "unlearn audit --list",
     "unlearn audit digits-class",
     "unlearn audit digits-class --minutes --only gd_sine",
-    "unlearn audit digits-class --audits relearn --with relearn.shots=20",
+    "unlearn audit digits-class --audits relearn --with relearn.shots=16",
     "unlearn audit digits-class --shadows 16",
     "unlearn audit runs/stages/measure-0123/record.json",
 )
@@ -81,20 +84,19 @@ def audit(
     list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
     audits: Annotated[str | None, typer.Option(help="Only these audits, comma-separated.")] = None,
     minutes: Annotated[
-        bool, typer.Option("--minutes", help="Also those that run or train the stored models.")
+        bool, typer.Option("--minutes", help="Also audits that run or train the stored models.")
     ] = False,
     with_: Annotated[
         list[str] | None, typer.Option("--with", help="Setting: audit.key=value (repeatable).")
     ] = None,
 ) -> None:
-    """Audit what a suite has run, always beside Retrain against a second Retrain.
+    """Attack and diagnose the models of a suite, beside Retrain against a second Retrain.
 
-    Free audits read the stored scores. --minutes adds those that probe or attack the stored
-    models; their results are stages, kept like others. Those over many models (KLoM, epsilon,
-    U-LiRA) need shadows: --shadows N says what they would cost and trains them with --yes;
-    what was trained resumes and is never trained again. Requests in turn (--audits sequential)
-    cost and wait in the same way. Give suite, --set, --seeds and --only as
-    for run. The tables are also written to suites/SUITE/audits.json in the store.
+    Free audits read the stored scores. --minutes adds audits that run or attack the stored
+    models. Their results are kept. Audits over many models (KLoM, epsilon, U-LiRA) need further
+    models, called shadows: --shadows N prints their cost, and --yes trains them. Nothing is
+    trained twice. Requests in turn (--audits sequential) work in the same way. Give suite, --set,
+    --seeds and --only as for run. The tables are also in suites/SUITE/audits.json in the store.
     """
     if list_:
         _list(audits)

@@ -15,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Benchmark machine unlearning: suites in, leaderboards with noise floors out.",
+    help="Benchmark machine unlearning: run suites, and print leaderboards with a noise floor.",
     epilog="Examples:  unlearn demo  ·  unlearn run digits-class  ·  unlearn show gd_sine",
 )
 

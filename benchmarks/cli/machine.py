@@ -28,7 +28,7 @@ def check(
     all_: Annotated[bool, typer.Option("--all", help="Every registered method.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Check a method against the harness's contract, on a tiny model."""
+    """Check a method against the contract, on a tiny model."""
     register_all(plugin)
     from stable_forgetting.common.checks import check_method
 
@@ -52,7 +52,7 @@ def check(
 
 @command("unlearn doctor", "unlearn doctor --data-root data")
 def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
-    """Check this machine: packages, device, disk, data, network; each with its mend."""
+    """Check packages, device, disk, data and network, and say how to mend each."""
     from stable_forgetting.benchmarks.machine.doctor import examine
 
     marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
@@ -71,20 +71,18 @@ def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
 @command(
     "unlearn verify paper",
     "unlearn verify tofu-logs --data-root data",
-    "unlearn verify bundle.zip",
+    "unlearn verify digits.zip",
 )
 def verify(
     what: Annotated[
         str,
         typer.Argument(
-            help="A bundle (folder or zip); paper: the paper's numbers against themselves; "
+            help="A bundle (folder or zip); paper: the paper's numbers against each other; "
             "tofu-logs: published TOFU logs."
         ),
     ],
     data_root: DataRoot = None,
-    form: Annotated[
-        str, typer.Option("--format", help="Of paper: text, csv or json, to the terminal.")
-    ] = "text",
+    form: Annotated[str, typer.Option("--format", help="For paper: text, csv or json.")] = "text",
     plugin: Plugins = None,
 ) -> None:
     """Recompute published or submitted results, and show every difference."""

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     "unlearn map digits-class --report",
 )
 def map(
-    name: Annotated[str, typer.Argument(help="Map name (see: unlearn ls maps) or YAML file.")],
+    name: Annotated[str, typer.Argument(help="Sweep (see: unlearn ls maps) or YAML file.")],
     machine: Machine,
     selection: Selection,
     pool: Pool,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it costs; run nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the cost; run nothing.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Show what is in the store; run nothing.")
     ] = False,
 ) -> None:
-    """Map how forgiving methods are: learning rate x lambda x steps, judged against Retrain."""
+    """Sweep learning rate x lambda x steps, and judge each setting beside Retrain."""
     from stable_forgetting.benchmarks.audits.report import audit_tables
     from stable_forgetting.benchmarks.cli.shipped import show_shipped
     from stable_forgetting.benchmarks.maps.board import make_board, probe_suite

@@ -33,7 +33,7 @@ _prepare_streams()
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 error_console = Console(stderr=True)
 
-Store = Annotated[Path, typer.Option(help="Root folder of everything written.")]
+Store = Annotated[Path, typer.Option(help="Folder for everything that is written.")]
 DataRoot = Annotated[
     Path | None, typer.Option(help="Folder with local data sets.", envvar="SF_DATA_ROOT")
 ]

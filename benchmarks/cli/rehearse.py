@@ -38,16 +38,17 @@ def rehearse(
     ],
     selection: Selection,
     store: Annotated[
-        Path | None, typer.Option(help="Keep the rehearsal below this folder; else it is deleted.")
+        Path | None,
+        typer.Option(help="Keep the rehearsal in this folder; otherwise it is deleted."),
     ] = None,
     data_root: DataRoot = None,
     device: Device = "cpu",
     threads: Threads = 1,
     record: Annotated[
-        Path | None, typer.Option(help="Write into this JSON file which suites went well.")
+        Path | None, typer.Option(help="Write into this JSON file which suites succeeded.")
     ] = None,
 ) -> None:
-    """Run a suite end to end: small random models, few samples, first and last steps."""
+    """Try a suite from end to end: small random models, few samples, first and last steps."""
     from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
 
     if record is not None and (selection.only or selection.set_ or selection.seeds):

@@ -49,7 +49,7 @@ def plan(
     store: Store = STORE,
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
-    """Say which stages a suite needs, which are stored, and what they cost on a GPU (derived)."""
+    """Print which stages a suite needs, which are stored, and their cost on a GPU (derived)."""
     from stable_forgetting.benchmarks.costs.estimate import estimates
     from stable_forgetting.benchmarks.costs.report import estimate_sections
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -106,7 +106,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run digits-class",
     "unlearn run cifar100-class10-small --data-root data",
     "unlearn run digits-all",
-    "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=200",
+    "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=300",
     "unlearn run digits-class --fresh gd_sine",
 )
 def run(
@@ -118,7 +118,7 @@ def run(
         str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
     ] = None,
 ) -> None:
-    """Run a suite (what is in the store is not run again) and print its leaderboard."""
+    """Run what the store lacks of a suite, and print its leaderboard."""
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
@@ -187,7 +187,8 @@ def short_path(path: Path) -> str:
 
 
 @command(
-    "unlearn plan digits-class --keys, then: unlearn stage digits-class KEY",
+    "unlearn plan digits-class --keys",
+    "unlearn stage digits-class KEY",
     "accelerate launch --multi_gpu -m stable_forgetting.benchmarks stage lethevit-cifar10 KEY",
 )
 def stage(
@@ -196,7 +197,7 @@ def stage(
     machine: Machine,
     selection: Selection,
 ) -> None:
-    """Run one stage in this process (and nothing else): for launchers and big models."""
+    """Run one stage in this process, for launchers and big models."""
     from stable_forgetting.benchmarks.cli.progress import StepBar
     from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -234,7 +235,7 @@ def report(
         str | None, typer.Argument(help="Suite name, group of suites, or YAML file.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Of a file of records, or a folder with one, instead.")
+        Path | None, typer.Option(help="Read a file of records, or a folder with one, instead.")
     ] = None,
     store: Store = STORE,
     format_: Annotated[
@@ -242,9 +243,9 @@ def report(
         typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
     ] = "table",
 ) -> None:
-    """Print a suite's leaderboard from the records that are there; runs nothing.
+    """Print a suite's leaderboard from stored records; run nothing.
 
-    Where there are none, the report that comes with the project is shown.
+    If there are no records, the report that comes with the project is shown.
     """
     from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 

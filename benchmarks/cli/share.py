@@ -42,7 +42,7 @@ def compare(
         str, typer.Option("--format", help="table, md, tex, html, or csv (every metric).")
     ] = "table",
 ) -> None:
-    """Compare two results, paired by row, seed and split: differences with their intervals."""
+    """Compare two results, paired by row, seed and split: differences with 95 % CIs."""
     from stable_forgetting.benchmarks.report import html, markdown, tex
     from stable_forgetting.benchmarks.sharing import compare as job
     from stable_forgetting.benchmarks.sharing.results import read_results
@@ -71,7 +71,7 @@ def compare(
 def versus(
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(help="Two rows, FIRST,SECOND; else some with a bound and without."),
+        typer.Argument(help="Two rows, FIRST,SECOND. Default: rows with and without a bound."),
     ] = None,
     words: Annotated[
         str, typer.Option("--filter", help="Only suites with all these words in their name.")
@@ -81,9 +81,9 @@ def versus(
         str, typer.Option("--format", help="table, md, tex, html (with picture), csv, or svg.")
     ] = "table",
 ) -> None:
-    """Hold one row against another in every table that has both: shipped ones, and the store's.
+    """Compare two rows in every table that has both, shipped or in the store.
 
-    Distances to Retrain (or to the goals) are paired by seed; p is corrected for the tables.
+    Distances to Retrain (or to the goals) are paired by seed. p is corrected for the tables.
     """
     from stable_forgetting.benchmarks.report import html, markdown, tex
     from stable_forgetting.benchmarks.report.shipped import RESULTS
@@ -126,9 +126,10 @@ def submit(
     selection: Selection,
     store: Store = STORE,
 ) -> None:
-    """Write a bundle of a suite's records and scores, from which others recompute its table.
+    """Write a bundle of records and scores from which others recompute a suite's table.
 
-    It holds configs, digests, numbers per sample and the environment; no text, image or weight.
+    It holds configs, digests, numbers per sample and the environment. It holds no text, image or
+    weight.
     """
     from stable_forgetting.benchmarks.sharing.bundle import write_bundle
 
@@ -151,7 +152,7 @@ def site(
 ) -> None:
     """Write a leaderboard site of the results that come with the project and of submissions.
 
-    Its pages load nothing from anywhere: any web server, or none, will do.
+    Its pages load nothing from elsewhere and need no web server.
     """
     from stable_forgetting.benchmarks.sharing.site import write_site
 

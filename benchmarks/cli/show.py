@@ -48,14 +48,14 @@ def show(
     tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
     placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Of a suite: what each row runs, as a table.")
+        bool, typer.Option("--resolved", help="For a suite: what each row runs, as a table.")
     ] = False,
     published: Annotated[
-        bool, typer.Option("--published", help="Of a suite: the published tables it names.")
+        bool, typer.Option("--published", help="For a suite: the published tables that it names.")
     ] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Show a method (formula, source, defaults), a suite (YAML, adapters' sizes), or the layer."""
+    """Show a method (formula, source, defaults), a suite, the metrics, or the bounded layer."""
     if name == "bounded":
         _show_bounded(plan, rank, tokens, placement)
         return

@@ -45,7 +45,7 @@ class BoardRow:
         parts: Metric -> its part of the distance, mean over seeds.
         reached: Seed -> whether every goal is reached; empty where the rule has no goals.
         criteria: Rule set -> seed -> criterion -> whether it holds.
-        verdict: Whether the row can be told from a Retrain; None if unknown.
+        verdict: Whether the row differs from a retrained model; None if unknown.
         rank: By mean distance; None where the row lacks a seed.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.

@@ -53,7 +53,7 @@ def sections(board: Leaderboard) -> list[Section]:
         ),
         *verdict_sections(board),
         *_tables(
-            (f"{_gap_name(board)}, with 95 % t-intervals", gap_table(board)),
+            (f"{_gap_name(board)}, with 95 % CIs (t)", gap_table(board)),
             ("Did the bound act?", dynamics_table(board)),
             ("What did it cost?", cost_table(board)),
             ("Further measurements", further_table(board)),
@@ -98,7 +98,7 @@ def legend(board: Leaderboard) -> str:
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
         f"signed gap to the seed's Retrain. {board.rule.words}{sets} rank: by the mean as "
-        "shown, ties share the best; [where it lies in 95 % of draws of the seeds]."
+        "shown, ties share the best; [its range in 95 % of draws of the seeds]."
     )
 
 
@@ -239,7 +239,7 @@ def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
     interval, reading = "", "no difference shown"
     target = "its goals" if board.rule.goals else "Retrain"
     if summary.low is not None and summary.high is not None:
-        interval = f", 95 % [{summary.low:+.2f}, {summary.high:+.2f}]"
+        interval = f", 95 % CI [{summary.low:+.2f}, {summary.high:+.2f}]"
         if summary.high < 0:
             reading = f"{comparison.first} is closer to {target}"
         elif summary.low > 0:

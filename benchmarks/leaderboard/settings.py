@@ -24,7 +24,7 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.train.tracking import flat
 
 SHORT = {
-    "epochs": "counts passes over the part that the row's length is told by",
+    "epochs": "counts passes over the part that defines the row's length",
     "steps": "counts optimizer steps, where they set the length",
     "batch_size": "counts the samples of a step",
     "lr": "is the peak learning rate as written; `lr_scaling` may divide what is applied",

@@ -23,15 +23,22 @@ from stable_forgetting.common.measure.rules import Axis
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
+WORDS: Mapping[Word, str] = {
+    "outside": "different",
+    "inside": "indistinguishable",
+    "near": "different, but near",
+    "unclear": "undecided",
+}
+"""Verdict of a row -> the words of reports."""
 DISTANCE = "is the distance that orders the rows"
 CRITERIA = "says whether a published rule holds, or which of its criteria fail"
 MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "unclear": "?"}
 FACTOR = f"{math.exp(MARGIN):g}"
 NOTES = {
-    "≠": "told from a Retrain",
-    "≈": f"shown to be within {FACTOR} times its distance",
+    "≠": "different from a retrained model",
+    "≈": f"indistinguishable from one (within {FACTOR} times its distance)",
     "≲": "both",
-    "?": "neither",
+    "?": "undecided",
 }
 """Mark of a verdict -> its meaning."""
 

@@ -1,11 +1,11 @@
-"""What reports say of verdicts: how they are made, what they rest on, what the seeds can tell."""
+"""What reports say of verdicts: how they are made, and what the seeds can show."""
 
 from __future__ import annotations
 
 import math
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
-from stable_forgetting.benchmarks.leaderboard.tables import FACTOR, MARKS, reference_marks
+from stable_forgetting.benchmarks.leaderboard.tables import FACTOR, MARKS, WORDS, reference_marks
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Column, Section, table
@@ -15,12 +15,12 @@ from stable_forgetting.common.measure.verdict import LEVEL, Median, Verdict
 ERROR = f"{100 * LEVEL:g} %"
 ODD = "counts the seeds on which the row is furthest from the others, ties shared"
 P = "is exact over all ways to name one model of every seed the row's"
-Q = f"is p corrected for the methods (Benjamini and Hochberg); {LEVEL:g} or less is told"
+Q = f"is p corrected for the methods (Benjamini and Hochberg); {LEVEL:g} or less is a difference"
 RATIO = (
     "is the distance to the Retrains over that between them: the median over seeds and its "
     f"interval, each end of which errs in at most {ERROR}"
 )
-TOLD = "is the ratio from which on an unclear row would have been told"
+NEEDED = "is the ratio that these seeds could have shown to be a difference, of an undecided row"
 
 
 def verdict_sections(board: Leaderboard) -> list[Section]:
@@ -30,13 +30,13 @@ def verdict_sections(board: Leaderboard) -> list[Section]:
         return []
     retrains = board.suite.spec.retrains
     text = (
-        f"The model of a row and {retrains} Retrains of its seed are compared; a row as good as a "
-        f"Retrain is the odd one out on one seed of {retrains + 1}. Within {FACTOR} times a "
-        "Retrain's distance is a row whose interval of the ratio ends below, which takes five "
-        "seeds. Original is judged by itself; a row that diverged on a seed is not judged."
+        f"On each seed the row's model is compared with {retrains} Retrains. A row as good as a "
+        f"Retrain is the odd one out on one seed of {retrains + 1}. A row is indistinguishable if "
+        f"the interval of its ratio ends below {FACTOR}, which takes five seeds. Original is "
+        "judged by itself. A row that diverged on a seed is not judged."
     )
     columns = [Column("odd", doc=ODD), Column("p", doc=P), Column("q", doc=Q)]
-    columns += [Column("ratio", doc=RATIO), Column("told from", doc=TOLD)]
+    columns += [Column("ratio", doc=RATIO), Column("needed", doc=NEEDED)]
     content = table(
         ["method", Column("verdict", "label", DOCS["verdict"]), *columns],
         [[label, *_cells(verdict)] for label, verdict in rows.items()],
@@ -51,7 +51,7 @@ def _cells(verdict: Verdict) -> list[str]:
     if verdict.word == "unclear":
         told_from = "none" if verdict.told_from is None else _factor(verdict.told_from)
     return [
-        f"{MARKS[verdict.word]} {verdict.word}",
+        f"{MARKS[verdict.word]} {WORDS[verdict.word]}",
         f"{verdict.odd:.3g}/{verdict.n}",
         significant(verdict.p),
         significant(min(1.0, verdict.q)),
@@ -73,7 +73,7 @@ def _factor(log: float) -> str:
 
 
 def _reach(rows: list[BoardRow], members: int) -> str:
-    """What the seeds cannot tell; empty where every row could be told by itself."""
+    """What the seeds cannot show; empty where every row alone could be shown to differ."""
     n = max((row.verdict.n for row in rows if row.verdict), default=0)
     least = members**-n
     needed = math.ceil(least * len(rows) / LEVEL)
@@ -81,5 +81,8 @@ def _reach(rows: list[BoardRow], members: int) -> str:
         return ""
     start = f"With {n} seeds p is {significant(least)} or more: "
     if needed > len(rows):
-        return f"{start}no row can be told from a Retrain."
-    return f"{start}rows are told only where {needed} of the {len(rows)} are odd on every seed."
+        return f"{start}no row can be shown to be different."
+    return (
+        f"{start}rows are called different only if {needed} of the {len(rows)} are odd on every "
+        "seed."
+    )

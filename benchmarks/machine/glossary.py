@@ -16,15 +16,16 @@ from stable_forgetting.common.protocol.probe import PROBES, make_probe
 
 GOALS = {"target": "Retrain's value", "higher": "higher", "lower": "lower"}
 READING = (
-    "A row is good where it is like Retrain, the model that never saw the forgotten data. So the "
-    "goal of most columns (→) is Retrain's value, not 0 or 100; ↑ and ↓ mark the others.",
-    "The floor of every → column is what a second Retrain scores: the first differs from it by "
-    "chance alone. Reports print it as a row and as the noise floor under the table.",
-    "A collapsed model gives one answer to everything. What it does well on is no evidence alone.",
+    "A good row is like Retrain, the model that never saw the forgotten data. So the goal of most "
+    "columns (→) is Retrain's value, not 0 or 100. ↑ and ↓ mark the others.",
+    "A second Retrain differs from the first by chance alone. Its value is the floor of a → "
+    "column. Reports print it as a row and as the noise floor under the table.",
+    "A collapsed model gives one answer to everything. A good value that it reaches too is no "
+    "evidence alone.",
 )
 
 AUDITED = (
-    "Every audit stands beside the same of a second Retrain against the first: that is its floor. "
+    "Every audit is shown beside the same audit of a second Retrain against the first, its floor. "
     "{part} is a part of the data, such as forget or test, {n} a number."
 )
 
@@ -43,7 +44,7 @@ def glossary() -> list[Section]:
             text = f"{entry.summary}; a suite has it under probes: {{{entry.name}: }}."
             sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
-    sections.append(_others("Columns of stability maps", {**MAP_DOCS, **NAMED_DOCS}))
+    sections.append(_others("Columns of sweeps (maps)", {**MAP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
 
 

@@ -216,7 +216,7 @@ def _keep_freed_memory() -> None:
     """Under glibc freed blocks up to 32 MB stay with the process, 256 MB at most.
 
     A small training frees and takes back megabytes at every operation; handing each to the kernel
-    and back costs page faults, 4 to 12 % of all CPU time (docs/experiments.md).
+    and back costs page faults, 4 to 12 % of all CPU time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 BOARD_DOCS: Mapping[str, str] = {
     "n": "counts the seeds in the means",
-    "rank": "is the place by the distance as shown; in brackets where it lies in 95 % of draws of "
-    "the seeds",
+    "rank": "is the place by the distance as shown; in brackets its range in 95 % of draws of the "
+    "seeds",
     "reached": "counts the seeds that reach every goal",
     "steps": "counts optimizer steps, mean over seeds",
     "trials": "counts the configs that tuning tried for the row",
@@ -17,15 +17,15 @@ BOARD_DOCS: Mapping[str, str] = {
     "forget samples": "counts the samples of the forget set that it was given",
     "seconds": "is the time of one unlearning, mean over seeds, on the machine of the records",
     "trained %": "is the share of the model's parameters that were trained",
-    "chosen by tuning": "holds the settings of the best trial; the others are the suite's",
-    "‖dW‖/‖W0‖": "is the size of the update beside that of the weights",
+    "chosen by tuning": "holds the settings of the best trial; all others are the suite's",
+    "‖dW‖/‖W0‖": "is the norm of the update over that of the weights",
     "max |arg|": "is the largest |omega A B^T| (the argument of phi)",
     "bound active": "is the share of entries above 0.5, where sine, tanh and identity begin to "
     "differ; of a clip, above its threshold",
     "logit spread": "is the standard deviation of the last forward's logits",
-    "trial": "holds what the trial varied",
+    "trial": "holds the settings that the trial varied",
     "tuning gap": "is its distance on the tuning seeds",
-    "verdict": "says whether the row can be told from a Retrain",
+    "verdict": "says whether the row differs from a retrained model",
 }
 """Head of a leaderboard's column -> the rest of a sentence that begins with it."""
 
@@ -35,7 +35,7 @@ MAP_DOCS: Mapping[str, str] = {
     "loose %": "is the same with twice the rule's tolerances",
     "band": "is the width of the accepted learning rates, in decades",
     "of": "is the width of the learning rates that were tried, in decades",
-    "✗": "counts cells in which a number was not finite or a loss passed the cap (10,000)",
+    "✗": "counts cells in which a number was not finite or a loss exceeded the cap (10,000)",
     "of ceiling": "is the highest share of Original's cross-entropy ceiling that a cell's forget "
     "loss has, in %; about 100 where ascent ended at it",
     "lower edge": "is the rate below the accepted ones at which every cell fails",

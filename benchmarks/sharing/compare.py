@@ -13,7 +13,7 @@ from stable_forgetting.benchmarks.sharing.results import Results, Run
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 
-DIFFERENCE = "is the mean paired difference, with its 95 % t-interval"
+DIFFERENCE = "is the mean paired difference, with its 95 % CI (t)"
 MOST = 8
 """Metrics of the table."""
 

@@ -241,7 +241,7 @@ def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page]) -> Table:
         Column("n", doc="counts the seeds"),
         Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
         Column("", "mark"),
-        Column("95 % interval", doc="is of that mean, by Student's t"),
+        Column("95 % CI", doc="is of that mean, by Student's t"),
         Column("rank", doc="is the place in its suite"),
     ]
     links = {page.file.removesuffix(".html"): page.file for page in pages}

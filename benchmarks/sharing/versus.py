@@ -31,7 +31,7 @@ READINGS = {
     "nearer": "says that the first row is nearer to the goal",
     "farther": "says that the second row is nearer",
     "same": "says that they are equal to two decimals",
-    "not apart": "says that the seeds do not tell them apart",
+    "not apart": "says that no difference is shown",
     "one seed": "says that one seed tells nothing",
     "diverged": "says that a row diverged on some seed, so that they are not compared",
 }
@@ -215,12 +215,12 @@ def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> 
 
 GAIN = (
     "is the first row's distance to the goal less the second's, paired by seed, with its 95 % "
-    "t-interval: below 0 the first is nearer"
+    "CI (t): below 0 the first is nearer"
 )
 SHARE = "is the same over the sum of both distances: at -100 the first would be at the goal"
 CORRECTED = (
     f"is the paired t-test's p, corrected for the tables of the pair (Benjamini and Hochberg); "
-    f"{LEVEL:g} or less is told"
+    f"{LEVEL:g} or less is a difference"
 )
 SECOND = "is the distance of a second Retrain"
 

@@ -32,8 +32,8 @@ def picture(met: Sequence[Encounter]) -> Picture:
     body.append(svg.text((LEFT + width - GAP) / 2, bottom + 38, axis, **middle))
     title = "One row against another, in every table that has both"
     subtitle = (
-        "dot: mean over seeds, bar: 95 % interval; green (first nearer) and red (second nearer) "
-        "where told after the correction"
+        "dot: mean over seeds, bar: 95 % CI; green (first nearer) and red (second nearer) "
+        "where different after the correction"
     )
     names = "; ".join(f"{a} against {b}" for a, b in pairs)
     drawn = svg.picture(width, bottom + 48, body, title=title, subtitle=subtitle)

@@ -139,12 +139,11 @@ def _change(part: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _membership(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     if after["min_k_auc"] is None:
         return [
-            "Without rows that the model never saw (test), whether membership can still be told "
-            "was not measured."
+            "Membership inference was not measured: it needs rows that the model never saw (test)."
         ]
     return [
-        f"By its least likely tokens (min-k), a forget row is told from a test row with AUC "
-        f"{after['min_k_auc']:.1f} % (before: {before['min_k_auc']:.1f} %); 50 % is chance, far "
-        "below 50 % betrays the forget set as much as far above, and stronger attacks exist; test "
-        "rows of another kind or style would differ anyway."
+        f"By the least likely tokens (min-k), an attack separates a forget row from a test row "
+        f"with AUC {after['min_k_auc']:.1f} % (before: {before['min_k_auc']:.1f} %); 50 % is "
+        "chance, far below 50 % betrays the forget set as much as far above, and stronger attacks "
+        "exist; test rows of another kind or style would differ anyway."
     ]

@@ -88,7 +88,7 @@ TOKENS = {"question_answer": (77, 134), "llama2_chat": (94, 164), "llama3_chat":
 """Template -> tokens of a row, padded to the longest of eight and at most: counted on TOFU's text
 with Phi's and LLaMA-2's tokenizer; LLaMA-3's are LLaMA-2's and 36 tokens of headers."""
 SLOTS, DECODED = 186, 64
-"""Token slots per question of a whole evaluation (docs/tofu_evaluation.md), answers at once."""
+"""Token slots per question of a whole evaluation, answers at once."""
 MAP_AXES = MapAxes(
     "forget_prob",
     "retain_prob",

@@ -139,7 +139,7 @@ def test_ranks_share_ties_and_leave_references_out(board_of):
 def test_verdicts_are_in_every_format(board_of):
     board = board_of({**five(TABLE), "gd_ball": {s: None for s in range(1, 6)}})
     text = markdown.write(sections(board))
-    assert "## Verdicts" in text and "| gd | ≠ outside | 5/5 | 0.00412 | 0.00823 |" in text
+    assert "## Verdicts" in text and "| gd | ≠ different | 5/5 | 0.00412 | 0.00823 |" in text
     data = {entry["row"]: entry for entry in to_json(board)["rows"]}
     assert data["gd"]["verdict"]["word"] == "outside" and data["gd"]["verdict"]["n"] == 5
     assert data["gd"]["rank"] == {"rank": 2, "low": 2, "high": 2}
@@ -149,7 +149,7 @@ def test_verdicts_are_in_every_format(board_of):
 
 def test_a_report_says_what_its_seeds_cannot_tell(board_of):
     few = markdown.write(sections(board_of(TABLE)))
-    assert "With 2 seeds p is 0.111 or more: no row can be told from a Retrain." in few
+    assert "With 2 seeds p is 0.111 or more: no row can be shown to be different." in few
 
 
 def test_a_saturated_metric_is_named(board_of):

@@ -1,4 +1,4 @@
-"""A peer's method as a plugin file: the example of README and CONTRIBUTING, taken from their texts.
+"""A plugin file: the examples of README and CONTRIBUTING, taken from their texts.
 
 Nothing of ours is edited: a file of at most 60 lines registers, passes the contract, is shown and
 is a row of a suite beside our own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def walk_through():
     plugin, *_ = blocks("CONTRIBUTING.md")
     (commands,) = re.findall(r"```bash\n(unlearn check .*?)```", text, re.DOTALL)
     (suite,) = re.findall(r"<<'Y'\n(.*?)^Y$", commands, re.DOTALL | re.MULTILINE)
-    assert blocks("README.md") == [plugin] == [(EXAMPLES / "own_loss.py").read_text()]
+    assert plugin == (EXAMPLES / "own_loss.py").read_text()
     assert suite == (EXAMPLES / "own_loss.yaml").read_text()
     return plugin, commands, yaml.safe_load(suite)
 
@@ -99,12 +100,31 @@ def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monk
     assert "softsign" in PHIS
 
 
+def test_the_readmes_ten_lines_forget_and_keep_the_rest():
+    lines, _ = blocks("README.md")
+    example = runpy.run_path(str(EXAMPLES / "own_model.py"))
+    model, dataset, forgotten, retained = example["example"]()
+    names = {"model": model, "dataset": dataset, "forgotten": forgotten, "retained": retained}
+    exec(compile(lines, "README.md", "exec"), names)
+    assert len(lines.strip().splitlines()) <= 13
+    assert example["accuracy"](model, dataset, forgotten) < 10
+    assert example["accuracy"](model, dataset, retained) > 80
+
+
+def test_the_readmes_baseline_passes_the_contract(cli, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(blocks("README.md")[1])
+    for name in ("capped_ascent", "capped_ascent_sine"):
+        done = cli("check", name, "--plugin", path)
+        assert done.code == 0 and f"ok  {name}: 16 of 16 checks pass" in done.out, done.out
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_documents_import_from_common_alone(name):
     for text in blocks(name):
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
         ours = {node.module for node in nodes if node.module.startswith("stable_forgetting")}
-        assert ours == {"stable_forgetting.common"}
+        assert ours <= {"stable_forgetting.common", "stable_forgetting"}
 
 
 OLD_PLUGIN = """

@@ -228,7 +228,7 @@ def test_tex_is_escaped_and_its_marks_are_notes(board):
     assert len(floats) == 6 and all(one.count("\\midrule") == 1 for one in floats)
     main = floats[0]
     assert "gd\\_sine" in main and "gd_sine" not in main
-    assert r"1.75\ensuremath{\pm}0.35\tnote{?}" in main and r"\item[?] neither" in main
+    assert r"1.75\ensuremath{\pm}0.35\tnote{?}" in main and r"\item[?] undecided" in main
     assert r"\ensuremath{-}1.0" in main and "-1.0" not in main
     assert len(set(re.findall(r"\\label\{(.*?)\}", text))) == len(floats)
     for one in floats:
@@ -339,7 +339,7 @@ def test_committed_reports_are_rendered_as_they_stand(filled):
     assert re.findall(r"^#+ .*", text, re.M) == [
         f"# tiny-class (v1, {suite_digest(board.suite)}, measured)",
         "## Verdicts",
-        "## Signed gaps to Retrain, with 95 % t-intervals",
+        "## Signed gaps to Retrain, with 95 % CIs (t)",
         "## Did the bound act?",
         "## What did it cost?",
         "## Further measurements",

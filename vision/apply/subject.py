@@ -197,17 +197,17 @@ class ImageSubject(ImageClassifiers, Subject):
                 lines.append(f"Accuracy on {part} images went from {was:.1f} % to {now:.1f} %.")
         if after["membership_auc"] is None:
             lines.append(
-                "Without images that the model never saw (test), whether membership can still be "
-                "told was not measured."
+                "Membership inference was not measured: it needs images that the model never saw "
+                "(test)."
             )
             return lines
         kind, key = "a test image", "membership_auc"
         if after["membership_auc_same_classes"] is not None:
             kind, key = "a test image of the same classes", "membership_auc_same_classes"
         lines.append(
-            f"By its loss alone, a forget image is told from {kind} with AUC {after[key]:.1f} % "
-            f"(before: {before[key]:.1f} %); 50 % is chance, far below 50 % betrays the forget set "
-            "as much as far above, and stronger attacks exist."
+            f"By the loss alone, an attack separates a forget image from {kind} with AUC "
+            f"{after[key]:.1f} % (before: {before[key]:.1f} %); 50 % is chance, far below 50 % "
+            "betrays the forget set as much as far above, and stronger attacks exist."
         )
         if statement["scenario"] == "class" and key == "membership_auc":
             lines.append(
