@@ -113,7 +113,7 @@ def brief_section(board: Leaderboard) -> Section:
     methods = [row for row in board.rows if row.method not in REFERENCES]
     words = {row.verdict.word for row in methods if row.verdict}
     lines = [f"+ and -: the difference to Retrain. {board.rule.title}: the mean difference."]
-    if words <= {"unclear"}:
+    if words <= {"undecided", "untested"}:
         content = without_marks(content)
         few = f"{len(spec.seeds)} seed{'s' * (len(spec.seeds) > 1)}"
         lines.append(

@@ -21,7 +21,7 @@ from stable_forgetting.benchmarks.leaderboard.board import (
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
 from stable_forgetting.benchmarks.leaderboard.sweep import read_trials, tuned_on
-from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts
+from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.probing import read_table
@@ -89,7 +89,9 @@ def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
 
     @functools.cache
     def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
-        return read_scores(store, stages[label, replicate, seed])
+        stage = stages[label, replicate, seed]
+        there = store.done(stage.parents["scores"].kind, stage.parents["scores"].key)
+        return {} if there is None else read_scores(store, stage)
 
     finals = compared(suite, finals, scores)
     records = [(label, finals[label, replicate][seed]) for label, replicate, seed in stages]
@@ -121,7 +123,7 @@ def derive(
     Args:
         suite: Whose rows they are.
         records: (row label, record) of every final model, with all of its metrics.
-        sizes: Seed -> samples in the forget set; without them there are no verdicts.
+        sizes: Seed -> samples in the forget set.
         inapplicable: Row label -> why it says nothing about the benchmark.
         digest: What tells the table apart; the suite's own when empty.
 
@@ -144,7 +146,7 @@ def derive(
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, sizes)
+    add_verdicts(rows, suite, rule, finals, BENCHMARKS[suite.spec.benchmark].answers)
     if not rule.goals:
         add_ranks(rows)
     return Leaderboard(
@@ -189,22 +191,34 @@ def compared(
     Args:
         suite: Of the benchmark that may have such metrics.
         finals: Records of all final models.
-        scores: (row label, replicate, seed) -> part -> scores.
+        scores: (row label, replicate, seed) -> part -> scores; empty where they are not there.
     """
     benchmark, retrain = BENCHMARKS[suite.spec.benchmark], label_of(suite, "retrain")
     if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
         return finals
-    targets = finals.get((retrain, 0), {})
     result: FinalRecords = {}
     for (row, replicate), by_seed in finals.items():
         for seed, record in by_seed.items():
-            target = targets.get(seed)
-            if record.status == "ok" and target is not None and target.status == "ok":
-                ours, theirs = scores(row, replicate, seed), scores(retrain, 0, seed)
-                metrics = {**record.metrics, **benchmark.compare(suite.protocol, ours, theirs)}
-                record = record.model_copy(update={"metrics": metrics})
+            metrics = dict(record.metrics)
+            for other in (0, 1):
+                target = finals.get((retrain, other), {}).get(seed)
+                if record.status != "ok" or target is None or target.status != "ok":
+                    continue
+                sides = scores(row, replicate, seed), scores(retrain, other, seed)
+                if not all(sides) or (other and not benchmark.answers):
+                    continue
+                made = benchmark.compare(suite.protocol, *sides)
+                metrics |= _to_second(benchmark, made) if other else made
+            record = record.model_copy(update={"metrics": metrics})
             result.setdefault((row, replicate), {})[seed] = record
     return result
+
+
+def _to_second(
+    benchmark: type[Benchmark], made: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """The distances per sample under the names that they have to the second Retrain."""
+    return {second_of(name): made[name] for name in benchmark.answers if name in made}
 
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:

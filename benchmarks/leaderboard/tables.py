@@ -23,21 +23,18 @@ from stable_forgetting.common.measure.rules import Axis
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
-WORDS: Mapping[Word, str] = {
-    "outside": "different",
-    "inside": "indistinguishable",
-    "near": "different, but near",
-    "unclear": "undecided",
-}
-"""Verdict of a row -> the words of reports."""
 DISTANCE = "is the distance that orders the rows"
 CRITERIA = "says whether a published rule holds, or which of its criteria fail"
-MARKS: Mapping[Word, str] = {"outside": "≠", "inside": "≈", "near": "≲", "unclear": "?"}
+MARKS: Mapping[Word, str] = {
+    "different": "≠",
+    "indistinguishable": "≈",
+    "undecided": "?",
+    "untested": "",
+}
 FACTOR = f"{math.exp(MARGIN):g}"
 NOTES = {
     "≠": "different from a retrained model",
-    "≈": f"indistinguishable from one (within {FACTOR} times its distance)",
-    "≲": "both",
+    "≈": f"indistinguishable from one: averages and answers within {FACTOR} times its distance",
     "?": "undecided",
 }
 """Mark of a verdict -> its meaning."""
@@ -66,7 +63,8 @@ def main_table(board: Leaderboard) -> Table:
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
         rows.append(cells + ([str(row.trials or MISSING)] if board.trials else []))
     heads += ["trials"] if board.trials else []
-    notes = NOTES if any(row.verdict for row in board.rows) else {}
+    marked = any(row.verdict and MARKS[row.verdict.word] for row in board.rows)
+    notes = NOTES if marked else {}
     narrow, marks = narrow_table(board), reference_marks(board)
     own = {label for label, _ in board.records}
     links = {_name(row): f"#{place_of(row.label)}" for row in board.rows if row.label in own}

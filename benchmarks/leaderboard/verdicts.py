@@ -1,4 +1,4 @@
-"""Verdicts and ranks of a leaderboard's rows: what can be told with its seeds."""
+"""Verdicts and ranks of a leaderboard's rows: what its seeds can show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shown
 from stable_forgetting.common.measure.rules import Rule
-from stable_forgetting.common.measure.verdict import judge, oddness
+from stable_forgetting.common.measure.verdict import Evidence, judge
+
+STEP = 1e-9
+"""Distances below are rounding; the smallest one above is the resolution of a table."""
+
+
+def second_of(metric: str) -> str:
+    """The name of a distance to Retrain where it is taken to the second Retrain."""
+    return f"{metric}_second"
 
 
 def add_verdicts(
@@ -22,7 +30,7 @@ def add_verdicts(
     suite: ResolvedSuite,
     rule: Rule,
     finals: FinalRecords,
-    sizes: Mapping[int, int],
+    answers: Sequence[str] = (),
 ) -> None:
     """Judges the rows against the Retrains of their seeds.
 
@@ -34,36 +42,65 @@ def add_verdicts(
         suite: Whose rows they are.
         rule: What a distance is.
         finals: Records of all final models.
-        sizes: Seed -> samples in the forget set.
+        answers: Metrics of the distance per sample to Retrain; the first is judged.
     """
     retrains = [finals.get((label_of(suite, "retrain"), k), {}) for k in range(suite.spec.retrains)]
-    seeds = [
-        seed
-        for seed in sizes
-        if all(seed in by_seed and by_seed[seed].status == "ok" for by_seed in retrains)
-    ]
-    resolutions = [rule.resolution(sizes[seed]) for seed in seeds]
-    if len(retrains) < 2 or None in resolutions:
+    if len(retrains) < 2 or rule.goals:
         return
-    resolution = max((value for value in resolutions if value is not None), default=0.0)
-    groups: dict[bool, dict[str, np.ndarray]] = {}
+    seeds = [s for s in retrains[0] if all(s in by and by[s].status == "ok" for by in retrains)]
+    groups: dict[bool, dict[str, list[list[Row]]]] = {}
     for row in rows:
         own = finals.get((row.label, 0), {})
-        if row.method == "retrain" or row.diverged:
-            continue
-        members = [
-            [record.metrics for record in (own[seed], *(by_seed[seed] for by_seed in retrains))]
-            for seed in seeds
-            if seed in own
-        ]
-        distances = [_distances(of_seed, rule) for of_seed in members]
-        measured = [matrix for matrix in distances if matrix is not None]
-        if measured and len(measured) == len(distances):
-            scores = oddness(np.stack(measured), resolution)
-            groups.setdefault(row.method in REFERENCES, {})[row.label] = scores
-    verdicts = {label: v for group in groups.values() for label, v in judge(group).items()}
+        if row.method != "retrain" and not row.diverged:
+            groups.setdefault(row.method in REFERENCES, {})[row.label] = [
+                [record.metrics for record in (own[seed], *(by_seed[seed] for by_seed in retrains))]
+                for seed in seeds
+                if seed in own
+            ]
+    verdicts = {}
+    for group in groups.values():
+        verdicts |= judge(_evidence(group, rule, answers))
     for row in rows:
         row.verdict = verdicts.get(row.label)
+
+
+def _evidence(
+    group: Mapping[str, Sequence[Sequence[Row]]], rule: Rule, answers: Sequence[str]
+) -> dict[str, Evidence]:
+    """Label -> distances between the members of every seed, where all of them are known."""
+    averages = {
+        label: matrices
+        for label, members in group.items()
+        if (matrices := _stacked([_distances(of_seed, rule) for of_seed in members])) is not None
+    }
+    steps = [m[m > STEP].min() for m in averages.values() if (m > STEP).any()]
+    resolution = float(min(steps, default=1.0))
+    return {
+        label: Evidence(
+            matrices,
+            resolution,
+            _stacked([_answers(of_seed, answers[0]) for of_seed in group[label]])
+            if answers
+            else None,
+        )
+        for label, matrices in averages.items()
+    }
+
+
+def _stacked(matrices: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    known = [matrix for matrix in matrices if matrix is not None]
+    return np.stack(known) if known and len(known) == len(matrices) else None
+
+
+def _answers(members: Sequence[Row], name: str) -> np.ndarray | None:
+    """(3, 3) distances per sample of a model and two Retrains; None if one is unknown."""
+    model, _, second = members[:3]
+    values = (model.get(name), model.get(second_of(name)), second.get(name))
+    if None in values:
+        return None
+    matrix = np.zeros((3, 3))
+    matrix[[0, 0, 1], [1, 2, 2]] = values
+    return matrix + matrix.T
 
 
 def _distances(members: Sequence[Row], rule: Rule) -> np.ndarray | None:

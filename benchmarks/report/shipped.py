@@ -11,8 +11,15 @@ from typing import Any
 
 from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
 from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.measure.verdict import LEAST_SEEDS
 
 RESULTS = Path(__file__).parents[1] / "results"
+_WORDS = {
+    "outside": "different",
+    "near": "different",
+    "inside": "undecided",
+    "unclear": "undecided",
+}
 _CELLS = re.compile(r"(?<!\\)\|")
 """Borders of a pipe table's cells."""
 
@@ -37,11 +44,18 @@ def read_board(folder: Path) -> dict[str, Any]:
             row.setdefault("ag_per_seed", row.get("ag4_per_seed", {}))
             if "ag4" in row["derived"]:
                 row["derived"].setdefault("ag", row["derived"]["ag4"])
-            for name in ("verdict", "rank"):
-                row.setdefault(name, None)
+            row.setdefault("rank", None)
+            row["verdict"] = _verdict(row.get("verdict"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: no leaderboard that can be read ({one_line(error)})") from None
     return data
+
+
+def _verdict(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A stored verdict in today's words; before, answers were not judged, and three seeds were."""
+    if stored is None or stored["word"] not in _WORDS:
+        return stored
+    return {**stored, "word": "untested" if stored["n"] < LEAST_SEEDS else _WORDS[stored["word"]]}
 
 
 def recorded_seconds(name: str, store: Path) -> float | None:

@@ -188,7 +188,7 @@ def _suites(pages: Sequence[Page]) -> Table:
     for page in pages:
         floor, methods = page.data["floor"], _methods(page)
         best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
-        inside = sum((row["verdict"] or {}).get("word") in ("inside", "near") for row in methods)
+        near = sum((row["verdict"] or {}).get("word") == "indistinguishable" for row in methods)
         rows.append(
             [
                 page.file.removesuffix(".html"),
@@ -198,7 +198,7 @@ def _suites(pages: Sequence[Page]) -> Table:
                 number(floor["mean"] if floor else None, 2),
                 best["row"] if best else MISSING,
                 number(best["derived"]["ag"]["mean"] if best else None, 2),
-                str(inside),
+                str(near),
             ]
         )
     heads: list[str | Column] = [
@@ -209,7 +209,7 @@ def _suites(pages: Sequence[Page]) -> Table:
         Column("floor", doc="is the distance of a second Retrain, mean over seeds"),
         Column("nearest", "label", "is the row of the smallest distance"),
         Column("distance", doc="is that row's, mean over seeds"),
-        Column("inside", doc="counts the rows shown to be as near as a Retrain"),
+        Column("indistinguishable", doc="counts the rows that are, from a retrained model"),
     ]
     return replace(table(heads, rows), links={row[0]: f"{row[0]}.html" for row in rows})
 

@@ -64,7 +64,6 @@ class GapRule:
         axes: Where there are any, AG is the mean of their distances, so that an axis of many
             metrics does not outvote one of few.
         unit: Of AG.
-        sample: By how much one sample may move a metric's mean, times the number of samples.
     """
 
     metrics: tuple[str, ...]
@@ -76,7 +75,6 @@ class GapRule:
     also: tuple[GapColumn, ...] = (MAX_GAP,)
     axes: tuple[Axis, ...] = ()
     unit: str = "points"
-    sample: float = 100.0
 
     @property
     def needs(self) -> frozenset[Role]:
@@ -123,10 +121,6 @@ class GapRule:
         if references.retrain is None:
             return None
         return average_gap(row, references.retrain, self.trial if trial else self.metrics)
-
-    def resolution(self, samples: int) -> float | None:
-        """What one sample of the forget set moves in AG."""
-        return self.sample / samples / (len(self.axes) or len(self.metrics))
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By distance."""
@@ -212,10 +206,6 @@ class GoalRule:
 
     def contributions(self, row: Row, references: References) -> None:
         """None: a distance to goals is no mean over metrics."""
-
-    def resolution(self, samples: int) -> float | None:
-        """None: a distance to goals is none between two models."""
-        return None
 
     def order(self, row: RowFacts) -> tuple[float, ...]:
         """By the share of seeds that reach every goal, then utility, then steps."""

@@ -72,7 +72,6 @@ GAP = GapRule(
     "gap. FQ = p of the Kolmogorov-Smirnov test that the forget set's truth ratios are Retrain's.",
     axes=AXES,
     unit="nats per token",
-    sample=1.0,
     compact=("log10_fq", "mu", "forget_prob", "retain_prob"),
 )
 _LIKELIHOODS = ("forget_odds_top", "forget_odds_rest", "retain_odds")

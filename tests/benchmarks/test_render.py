@@ -136,7 +136,7 @@ def test_main_cells(board):
     assert cells["gd"][place["FA →"]] == "81.0±1.4 +0.0"
     assert cells["gd"][place["RA →"]] == "97.5±0.7 -1.0"
     assert cells["gd"][place["AG4 ↓"]] == "1.75±0.35"
-    assert cells["gd"][place["AG4 ↓"] + 1] == "?"
+    assert cells["gd"][place["AG4 ↓"] + 1] == "", "two seeds carry no mark"
     assert cells["retrain"][place["FA →"]] == "81.0±1.4", "no gap to itself"
     assert cells[FLOOR][place["FA →"]].endswith("+0.5")
     assert cells["gd_sine"][place["n"]] == "2 (1 diverged)"
@@ -166,8 +166,8 @@ def test_compact_table_fits_80_columns(board):
 
 def test_compact_cells(board):
     cells = {row[0]: row for row in main_table(board).narrow.rows}
-    assert cells["gd"][1:] == ("81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75 ?   ")
-    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1", "?"]
+    assert cells["gd"][1:] == ("81.0 +0.0", "97.5 -1.0", "89.5 +0.5", "29.5 +0.5", "1.75     ")
+    assert cells["original"][1] == "100.0 +19" and cells["original"][-1].split() == ["10.1"]
     assert cells["gd_sine"][-1] == "0.10   ✗1" and cells["gd_ball"][-1] == "–   ✗2"
 
 
@@ -198,7 +198,7 @@ def test_the_csv_is_the_leaderboard(board):
     rows = {row["row"]: row for row in csv.DictReader(io.StringIO(to_csv(board)))}
     assert list(rows) == [row.label for row in board.rows]
     gd = rows["gd"]
-    assert float(gd["distance"]) == 1.75 and gd["seeds"] == "2" and gd["verdict"] == "unclear"
+    assert float(gd["distance"]) == 1.75 and gd["seeds"] == "2" and gd["verdict"] == "untested"
     assert float(gd["distance_low"]) < 1.75 < float(gd["distance_high"])
     assert float(gd["ra"]) == 97.5 and float(gd["gap.ra"]) == -1.0 and float(gd["ra_std"]) > 0
     assert rows["gd_ball"]["diverged"] == "2" and rows["gd_ball"]["distance"] == ""
@@ -219,7 +219,7 @@ def test_settings_say_what_rows_ran_with(board):
     assert "further settings" not in console.file.getvalue()
 
 
-def test_tex_is_escaped_and_its_marks_are_notes(board):
+def test_tex_is_escaped_and_its_marks_are_notes(board, hand_made, tmp_path):
     assert tex.escaped("a_b & 50 % `x` -1 ±") == (
         r"a\_b \& 50 \% \texttt{x} \ensuremath{-}1 \ensuremath{\pm}"
     )
@@ -228,7 +228,10 @@ def test_tex_is_escaped_and_its_marks_are_notes(board):
     assert len(floats) == 6 and all(one.count("\\midrule") == 1 for one in floats)
     main = floats[0]
     assert "gd\\_sine" in main and "gd_sine" not in main
-    assert r"1.75\ensuremath{\pm}0.35\tnote{?}" in main and r"\item[?] undecided" in main
+    assert r"1.75\ensuremath{\pm}0.35 &" in main and r"\tnote" not in main
+    five = {row: {s: of[1 + s % 2] for s in range(1, 6)} for row, of in TABLE.items()}
+    marked = tex.write(sections(make_leaderboard(*hand_made(tmp_path / "five", five))))
+    assert r"\tnote{\ensuremath{\ne}}" in marked and r"different from a retrained model" in marked
     assert r"\ensuremath{-}1.0" in main and "-1.0" not in main
     assert len(set(re.findall(r"\\label\{(.*?)\}", text))) == len(floats)
     for one in floats:

@@ -119,7 +119,6 @@ AXES = GapRule(
     metrics=("near", "far", "kept"),
     trial=("near", "kept"),
     axes=(Axis("forget", "forget", {"near": 3.0, "far": 1.0}), Axis("keep", "keep", {"kept": 1.0})),
-    sample=1.0,
 )
 RETRAINED = References(retrain={"near": -4.0, "far": -6.0, "kept": 2.0})
 
@@ -133,7 +132,6 @@ def test_axes_weigh_the_same_however_many_metrics_they_have():
     assert AXES.distance(row, RETRAINED, trial=True) == pytest.approx(1.5)
     assert AXES.distance({**row, "far": None}, RETRAINED, trial=False) is None
     assert AXES.distance(row, References(), trial=False) is None
-    assert AXES.resolution(20) == pytest.approx(1 / 40)
 
 
 def test_an_axis_that_lacks_a_metric_keeps_its_weight():
