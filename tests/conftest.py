@@ -37,6 +37,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Hooks, Telemetry
 
+pytest_plugins = ("tests.suites",)
 LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
 
 

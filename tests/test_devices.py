@@ -29,7 +29,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "jobs",
-    [pytest.param(each, marks=() if each == "refused" else pytest.mark.hours) for each in CASES],
+    [pytest.param(each, marks=() if each == "refused" else pytest.mark.slow) for each in CASES],
 )
 def test_tensors_of_two_devices_never_meet(jobs):
     asked = shlex.split(CASES[jobs])

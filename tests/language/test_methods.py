@@ -53,7 +53,10 @@ OWN = [
     entry.name
     for entry in METHODS
     if METHODS[entry.name].__module__.startswith(
-        ("language.", *(f"stable_forgetting.common.methods.{module}" for module in LITERATURE))
+        (
+            "stable_forgetting.language.",
+            *(f"stable_forgetting.common.methods.{module}" for module in LITERATURE),
+        )
     )
     and METHODS[entry.name].info.models == 1
 ]
