@@ -44,7 +44,10 @@ def test_the_full_suites_are_known():
     ("suite", "rows", "planned"),
     [
         ("tofu-phi-1.5-forget01", {"idk": 6, "gd_sine": 6}, {"original": 625}),
-        ("coun-cifar100-scratch", {"random_label": 1056, "scrub_r": 1727}, {"retrain": 63400}),
+        pytest.param(
+            *("coun-cifar100-scratch", {"random_label": 1056, "scrub_r": 1727}, {"retrain": 63400}),
+            marks=pytest.mark.slow,
+        ),
         ("muse-news-llama2-7b", {"npo_gdr": 1020}, {}),
         ("tdec-gpt-neo-125m", {"loku": 20}, {}),
     ],
