@@ -1,21 +1,24 @@
-# make demo | test | check | style | bench      everything installs itself into .venv first
+# make demo | test | test-all | check | style | bench      everything installs itself into .venv first
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ARGS   ?=
+# one thread for each of two processes; what the tests compile is kept for the next run
+TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check style bench theory clean
+.PHONY: help install demo test test-all check style bench theory clean
 
 help:
-	@echo "make demo    real digits, invented authors and notes: leaderboards in some minutes"
-	@echo "make test    the tests"
-	@echo "make check   ruff and mypy"
-	@echo "make style   format and fix"
-	@echo "make bench   speed of our parts against naive versions and peers"
-	@echo "make theory  the paper's theory, measured (plots)"
+	@echo "make demo      real digits, invented authors and notes: leaderboards in some minutes"
+	@echo "make test      the tests of every day: minutes"
+	@echo "make test-all  every test: before a release"
+	@echo "make check     ruff, import-linter and mypy"
+	@echo "make style     format and fix"
+	@echo "make bench     speed of our parts against naive versions and peers"
+	@echo "make theory    the paper's theory, measured (plots)"
 
 install: $(STAMP)
 
@@ -26,19 +29,24 @@ $(STAMP): setup.cfg pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv > $(VENV)/install.log 2>&1 \
 	  || { echo "error: no package index can be reached (is there a network?); see $(VENV)/install.log"; exit 2; }
 	@echo "installing into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' > $(VENV)/install.log 2>&1 \
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -e '.[dev]' > $(VENV)/install.log 2>&1 \
 	  || { echo "error: the install failed (is there a network?); see $(VENV)/install.log"; exit 2; }
+	@$(BIN)/python -m compileall -q src common vision language benchmarks tools
 	@touch $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/unlearn demo $(ARGS)
 
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+test-all: $(STAMP)
+	@$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadscope -m "" $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make style"; exit 1; }
+	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
 	@$(BIN)/mypy -p stable_forgetting -p tools
 	@$(BIN)/mypy --strict -p stable_forgetting.common
 

@@ -1,7 +1,19 @@
 """Tiny models and data for all tests, one thread, and no way out to the network.
 
 Test modules cannot import each other (pytest's importlib mode), so the helpers come as fixtures:
-``tiny`` is a namespace of everything below.
+``tiny`` is a namespace of everything below, tests/suites.py has what benchmarks and tools share.
+
+``make test`` leaves out what is marked ``slow``; ``make test-all`` runs everything.  Marked are:
+
+* tools/test_faults: the campaign, and the second death of a worker (the first is always tested);
+* tools/test_perf: every benchmark once, tiny; tools/test_gpu: every item but the kernels;
+* benchmarks/test_launched, common/test_sharding: two and four launched processes;
+* benchmarks/test_resume: two runs side by side (a killed run is always tested);
+* benchmarks/test_rehearse: every suite for a GPU, and the longest schedule;
+* benchmarks/test_suite: keys of all suites in another process (of every eighth always);
+* benchmarks/test_shipped: four more widths; benchmarks/test_sizes: real architectures;
+* benchmarks/test_ray; test_devices: two devices, jobs in processes of their own;
+* language/test_probes: lm-eval's own command.
 """
 
 from __future__ import annotations
@@ -37,6 +49,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Hooks, Telemetry
 
+pytest_plugins = ("tests.suites",)
 LOCAL_NAMES = {"localhost", "localhost.localdomain", "", None}
 
 

@@ -27,10 +27,8 @@ CASES = {
 """What a process runs: tests that are there for the CPU, and cases of this device alone."""
 
 
-@pytest.mark.parametrize(
-    "jobs",
-    [pytest.param(each, marks=() if each == "refused" else pytest.mark.hours) for each in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", CASES)
 def test_tensors_of_two_devices_never_meet(jobs):
     asked = shlex.split(CASES[jobs])
     nodes = [str(HERE / "benchmarks" / word) if ".py" in word else word for word in asked]

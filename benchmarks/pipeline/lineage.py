@@ -6,6 +6,7 @@ Everything that a number depends on is in a stage's identity or in its parents' 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
@@ -13,7 +14,7 @@ from stable_forgetting.benchmarks.pipeline.stage import PRETRAINED, ModelSpec, S
 from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.config import Strict, canonical, did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
 from stable_forgetting.common.measure.goal import Goal
 from stable_forgetting.common.measure.rules import Rule, stopping_goals
 from stable_forgetting.common.store.stages import StageStore
@@ -27,6 +28,8 @@ class Lineage:
         self.benchmark = BENCHMARKS[suite.spec.benchmark]
         self.rule: Rule = self.benchmark.gap_of(suite.protocol)
         self._stages: dict[str, Stage] = {}
+        self._identities: dict[str, dict[str, Any]] = {}
+        self._plugins = any_plugin()
         self._before = Lineage(suite.after, store) if suite.after else None
         for kind in suite.spec.resources:
             if kind != "default" and kind not in KINDS:
@@ -56,11 +59,12 @@ class Lineage:
         benchmark, rehearsal = self.suite.spec.benchmark, self.suite.rehearsal
         typed = KINDS[kind].Spec(
             benchmark=benchmark,
-            protocol=canonical(protocol or self.suite.protocol),
+            protocol=canonical(protocol) if protocol else self._protocol,
             rehearsal=rehearsal,
             **spec,
         )
-        hashed = _hashed({"benchmark": benchmark, **identity, **foreign_code(kind, typed)})
+        code = foreign_code(kind, typed) if self._plugins else {}
+        hashed = _hashed({"benchmark": benchmark, **identity, **code})
         if rehearsal is not None:
             hashed["rehearsal"] = rehearsal
         fold = "" if kind in ("pretrain", "original") else self.suite.fold
@@ -71,8 +75,19 @@ class Lineage:
 
     def identity(self, part: str, protocol: Strict | None = None) -> dict[str, Any]:
         """What of the benchmark is hashed: version and config of ``split``, ``train`` and so on."""
-        config = canonical(self.benchmark.identity(protocol or self.suite.protocol, part))
+        if protocol is not None:
+            return self._identity(part, protocol)
+        if part not in self._identities:
+            self._identities[part] = self._identity(part, self.suite.protocol)
+        return self._identities[part]
+
+    def _identity(self, part: str, protocol: Strict) -> dict[str, Any]:
+        config = canonical(self.benchmark.identity(protocol, part))
         return {"version": getattr(self.benchmark.versions, part), "config": config}
+
+    @cached_property
+    def _protocol(self) -> Any:
+        return canonical(self.suite.protocol)
 
     def done(self, stage: Stage) -> dict[str, Any] | None:
         """What a complete stage says of itself; None if it is not complete."""

@@ -1,7 +1,4 @@
-"""What the work of a stage may touch: its parents, its folder, its benchmark.
-
-Everything heavy is imported here, in the process that works.
-"""
+"""What the work of a stage may touch: its parents, its folder, its benchmark, heavy libraries."""
 
 from __future__ import annotations
 
@@ -31,6 +28,7 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError, DataError, GateError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime
@@ -249,9 +247,9 @@ class Worksite:
 
         spec, benchmark, request = self.stage.spec, self.benchmark, self.stage.request
         replicate = spec.replicate if isinstance(spec, ModelSpec) else 0
-        fresh = _derived(spec.seed, "replicate", replicate) if replicate else spec.seed
+        fresh = derive(spec.seed, "replicate", replicate) if replicate else spec.seed
         if self.stage.kind == "retrain":  # no Retrain starts where Original did
-            fresh = _derived(spec.seed, "retrain", replicate)
+            fresh = derive(spec.seed, "retrain", replicate)
         build = functools.partial(_fresh, self.stage, benchmark, self._store, fresh)
         return UnlearnTask(
             model=build() if model is None else model,
@@ -259,7 +257,7 @@ class Worksite:
             family=benchmark,
             recipe=benchmark.recipe,
             build=build,
-            seed=_derived(spec.seed, "request", request) if request else spec.seed,
+            seed=derive(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
             leaders=benchmark.leaders,
             ends=self._ends,
@@ -348,9 +346,3 @@ def ids_digest(ids: np.ndarray) -> str:
     import numpy as np
 
     return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()
-
-
-def _derived(*parts: Any) -> int:
-    from stable_forgetting.common.base.seeding import derive
-
-    return derive(*parts)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 
 from stable_forgetting.common.base.config import read_yaml
@@ -79,8 +81,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def read_tables() -> dict[str, list[PublishedRow]]:
-    """Table label -> rows, in the order of the files."""
+@cache
+def read_tables() -> Mapping[str, list[PublishedRow]]:
+    """Table label -> rows, in the order of the files, which are read once."""
     tables: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {}
     for line in read_printed():
         std = float(line.std) if line.std else None

@@ -187,6 +187,11 @@ def _package_digest(module: str) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+def any_plugin() -> bool:
+    """Whether a plugin has registered anything."""
+    return any(table.foreign() for table in TABLES)
+
+
 def plugin_code(value: Any) -> list[str]:
     """Digests of the plugins' sources that any text inside a value stands for, sorted."""
 
@@ -197,7 +202,7 @@ def plugin_code(value: Any) -> list[str]:
             for inner in item.values() if isinstance(item, Mapping) else item:
                 yield from texts(inner)
 
-    if not any(table.foreign() for table in TABLES):
+    if not any_plugin():
         return []
     names = set(texts(canonical(value)))
     return sorted({digest for name in names for table in TABLES for digest in table.code(name)})

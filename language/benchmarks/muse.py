@@ -34,16 +34,8 @@ from stable_forgetting.language.data.muse import (
 )
 from stable_forgetting.language.data.readers import TextDataConfig
 from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.metrics import muse
 from stable_forgetting.language.metrics.loss import LOSSES, losses
-from stable_forgetting.language.metrics.muse import (
-    GAP_METRICS,
-    METRICS,
-    TRIAL_METRICS,
-    MuseStyle,
-    Reference,
-    muse_compare,
-    muse_metrics,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,8 +51,8 @@ MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "p
 """Parts that metrics read, each a set; no method sees them, no trial scores them."""
 
 GAP = GapRule(
-    metrics=GAP_METRICS,
-    trial=TRIAL_METRICS,
+    metrics=muse.GAP_METRICS,
+    trial=muse.TRIAL_METRICS,
     title="AG4",
     words="AG4 = mean |gap| over VerbMem, KnowMem on forget and on retain, and Min-k AUC.",
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
@@ -187,8 +179,8 @@ class MuseEvaluation(RequestConfig):
         rouge_workers: Processes for ROUGE when there is enough of it; 0 for none.
     """
 
-    style: MuseStyle = "muse"
-    reference: Reference = "retrain"
+    style: muse.MuseStyle = "muse"
+    reference: muse.Reference = "retrain"
     chunks: Count | None = None
     rouge_workers: int = Field(default=0, ge=0)
 
@@ -233,7 +225,7 @@ class MuseConfig(CausalConfig):
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (*METRICS, *LOSSES)
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (*muse.METRICS, *LOSSES)
     gap: ClassVar[GapRule] = GAP
     rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
@@ -288,8 +280,8 @@ class MuseBenchmark(CausalBenchmark):
         cls, config: Any, scores: Mapping[str, Scores], target: Mapping[str, Scores]
     ) -> dict[str, float | None]:
         """PrivLeak."""
-        evaluation = config.evaluation
-        return muse_compare(scores, target, style=evaluation.style, reference=evaluation.reference)
+        asked = config.evaluation
+        return muse.muse_compare(scores, target, style=asked.style, reference=asked.reference)
 
     def split(self, seed: int) -> ForgetSplit:
         """Chunks of the requested folds, of earlier ones and of all others; measured whole."""
@@ -355,4 +347,4 @@ class MuseBenchmark(CausalBenchmark):
         """See :func:`language.metrics.muse.muse_metrics`."""
         for part in scores.values():
             part.check_finite()
-        return muse_metrics(scores) | losses(scores)
+        return muse.muse_metrics(scores) | losses(scores)

@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,8 +163,19 @@ class TextLM(TemplateLM):
         )
 
 
+@cache
+def _own_tasks() -> dict[str, Any]:
+    """lm-eval's own index, of thousands of files: read once, it takes seconds."""
+    return dict(TaskManager().task_index)
+
+
 class Tasks(TaskManager):
     """lm-eval's tasks and those of a folder; a task that cannot be loaded is a user's error."""
+
+    def __init__(self, folder: Path | None, *, defaults: bool):
+        super().__init__(include_path=folder, include_defaults=False)
+        if defaults:
+            self._index = {**_own_tasks(), **self._index}
 
     def load(self, task_list: Sequence[str]) -> Any:
         """See lm-eval.
@@ -231,8 +243,7 @@ def run_tasks(
         Diverged: A scored logit is NaN or infinite.
     """
     prepare_client()
-    folder = None if include is None else str(include)
-    manager = Tasks(include_path=folder, include_defaults=defaults)
+    manager = Tasks(include, defaults=defaults)
     with _undisturbed(), _no_code_from_the_hub():
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=model,

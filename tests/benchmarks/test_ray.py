@@ -23,7 +23,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.records import RunRecord
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.hours
+pytestmark = pytest.mark.slow
 STEPS, EVERY = 300, 10
 PLUGIN = """
 import json

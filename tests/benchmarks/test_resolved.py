@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from stable_forgetting.benchmarks.spec.defaults import kinds
+from stable_forgetting.benchmarks.spec.reading import read_suite
 from stable_forgetting.benchmarks.spec.resolve import load_suite
 from stable_forgetting.benchmarks.spec.resolved import HEADS, resolved_table
 from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, suite_names
@@ -56,8 +57,8 @@ def covers(config, settings):
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_every_default_reaches_every_row_that_does_not_replace_it(name):
-    suite = load_suite(name)
+def test_every_default_reaches_every_row_that_does_not_replace_it(name, built_in):
+    suite = built_in(name)
     for row in suite.rows:
         if row.method in REFERENCES:
             continue
@@ -81,9 +82,9 @@ def test_every_default_reaches_every_row_that_does_not_replace_it(name):
                 assert actual == (float(value) if number else value), (row.label, key)
 
 
-@pytest.mark.parametrize("name", [n for n in suite_names() if load_suite(n).spec.budget])
-def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(name):
-    suite = load_suite(name)
+@pytest.mark.parametrize("name", [n for n in suite_names() if read_suite(n)[1].get("budget")])
+def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(name, built_in):
+    suite = built_in(name)
     budget, lines = suite.spec.budget, {line["row"]: line for line in resolved_table(suite)}
     for row in suite.rows:
         if row.budget == "suite":
@@ -97,8 +98,8 @@ def test_every_row_that_reads_retain_data_has_the_suite_s_budget_or_is_marked(na
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_the_table_has_a_line_per_row_and_the_gate_is_on(name):
-    suite = load_suite(name)
+def test_the_table_has_a_line_per_row_and_the_gate_is_on(name, built_in):
+    suite = built_in(name)
     lines = resolved_table(suite)
     assert [line["row"] for line in lines] == [row.label for row in suite.rows]
     assert all(set(line) == set(HEADS) for line in lines)
@@ -110,9 +111,9 @@ def test_the_table_has_a_line_per_row_and_the_gate_is_on(name):
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tofu_suites_run_tofu_s_protocol(name):
+def test_full_tofu_suites_run_tofu_s_protocol(name, built_in):
     """Literal lines, from the paper (5e-5, alpha 16 on MLPs) and LoKU's run_forget.sh."""
-    suite = load_suite(name)
+    suite = built_in(name)
     table = {line.pop("row"): line for line in resolved_table(suite)}
     phi = "phi" in name
     type_ = "" if phi else ", weights bfloat16"
@@ -147,9 +148,9 @@ def test_full_tofu_suites_run_tofu_s_protocol(name):
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_ablations_and_requests_keep_the_paper_s_adapter(name):
+def test_ablations_and_requests_keep_the_paper_s_adapter(name, built_in):
     """Rank 4, alpha 16, 5e-5 and TOFU's batches, but for what each of them varies."""
-    table = {line["row"]: line for line in resolved_table(load_suite(name))}
+    table = {line["row"]: line for line in resolved_table(built_in(name))}
     assert table["original"]["length"] == "5 epochs"
     adapted = {
         label: line
@@ -174,8 +175,8 @@ def test_ablations_and_requests_keep_the_paper_s_adapter(name):
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_full_vision_suites_have_every_row_of_the_paper(name):
-    labels = {row.label for row in load_suite(name).rows}
+def test_full_vision_suites_have_every_row_of_the_paper(name, built_in):
+    labels = {row.label for row in built_in(name).rows}
     paper = {"finetune", "ascent", "salun", "novo", "lethevit", "coun", "fast_ntk"}
     paper |= {"gd_lora", "gd_tanh", "gd_sine"}
     bounds = ("lora", "tanh", "sigmoid", "weight_clip", "relu", "sine")
@@ -201,8 +202,8 @@ def test_every_row_with_a_forget_term_takes_loku_s_steps(split, steps):
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_full_vision_suites_run_the_paper_s_protocol(name):
-    table = {line.pop("row"): line for line in resolved_table(load_suite(name))}
+def test_full_vision_suites_run_the_paper_s_protocol(name, built_in):
+    table = {line.pop("row"): line for line in resolved_table(built_in(name))}
     steps = {"length": "500 steps", "batch": "128", "schedule": "constant"}
     for label in ("gd_lora", "gd_sine", "gd_tanh", "gd_lora_literal", "gd_sine_literal"):
         line = table[label]

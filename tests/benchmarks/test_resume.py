@@ -149,6 +149,7 @@ def test_a_parent_killed_at_once_leaves_no_worker(suite, spawn, tmp_path, delay)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_side_by_side_runs_share_the_stages(suite, cli, spawn, tmp_path):
     """Two runs on one store: every stage is worked on once, and no log row is written twice."""
     whole, shared = tmp_path / "whole", tmp_path / "shared"

@@ -48,7 +48,9 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 146, 160, 200])
+@pytest.mark.parametrize(
+    "width", [80, 146, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 100, 160, 200))]
+)
 def test_no_table_is_cut_at_any_width(width):
     """Every shipped main table keeps its method, its ranking column and every digit."""
     for name in NAMES:

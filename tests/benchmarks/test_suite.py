@@ -21,9 +21,8 @@ from pathlib import Path
 from stable_forgetting.benchmarks.cli import main as cli
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
 from stable_forgetting.common.store.stages import StageStore
-suite, store = sys.argv[1:]
+suite, store, *names = sys.argv[1:]
 codes = []
 for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
              ["show", "gd_sine"], ["show", "vision"],
@@ -37,7 +36,7 @@ for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--stor
 keys, drawing = {}, set()
 heavy = {"torch", "timm", "sklearn", "scipy", "transformers", "accelerate", "tensorboard"}
 found = set()
-for name in suite_names():
+for name in names:
     suite = load_suite(name)
     plan = make_plan(suite, StageStore(Path(store)))
     keys[name] = [stage.key for stage in plan.stages()]
@@ -52,22 +51,26 @@ def rows_of(suite):
     return [row.label for row in suite.rows]
 
 
-def test_built_in_suites_load_plan_and_report_without_heavy_imports(filled, spawn):
-    process = spawn(filled.paths["class"], filled.store, script=LIGHT_DRIVER, PYTHONHASHSEED="7")
-    out, err = process.communicate(timeout=400)
+@pytest.mark.parametrize(
+    "names", [suite_names()[::8], pytest.param(suite_names(), marks=pytest.mark.slow)]
+)
+def test_suites_load_plan_and_report_without_heavy_imports(names, filled, spawn, built_in):
+    args = (filled.paths["class"], filled.store, *names)
+    process = spawn(*args, script=LIGHT_DRIVER, PYTHONHASHSEED="7")
+    out, err = process.communicate()
     assert process.returncode == 0, err
     codes, heavy, keys = json.loads(out.splitlines()[-1])
     assert codes == [0] * 7
     assert heavy == []
-    assert set(keys) == set(suite_names()) and all(len(found) > 20 for found in keys.values())
+    assert set(keys) == set(names) and all(len(found) > 20 for found in keys.values())
     for name, found in keys.items():
-        plan = make_plan(load_suite(name), StageStore(filled.store))
+        plan = make_plan(built_in(name), StageStore(filled.store))
         assert found == [stage.key for stage in plan.stages()], "keys depend on the process"
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_built_in_suite_is_sound(name):
-    suite = load_suite(name)
+def test_built_in_suite_is_sound(name, built_in):
+    suite = built_in(name)
     assert suite.name == name, "a suite is called like its file"
     rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     assert {"original", *rule.needs} <= set(rows_of(suite))

@@ -103,8 +103,7 @@ def begun(tiny_suite, cli, tmp_path_factory):
     return suite, root / "store"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("deaths", "code"), [(1, 0), (2, 2)])
+@pytest.mark.parametrize(("deaths", "code"), [(1, 0), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_a_dead_worker_is_replaced_once(begun, spawn, tmp_path, deaths, code):
     suite, store = begun
     marks = tmp_path / "marks"

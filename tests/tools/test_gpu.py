@@ -23,7 +23,7 @@ def ask(out: Path, *args: object):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=() if each == "kernels" else pytest.mark.hours) for each in ITEMS],
+    [pytest.param(each, marks=() if each == "kernels" else pytest.mark.slow) for each in ITEMS],
 )
 def test_every_item_answers_on_a_cpu(name, tmp_path):
     done = ask(tmp_path, name)

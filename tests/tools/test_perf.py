@@ -52,6 +52,7 @@ def counts(results) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_answers_from_drafts_take_fewer_steps(counts):
     drafted, plain = (counts["tofu_decoding"][name] for name in (drafts.DRAFTED, drafts.PLAIN))
     assert drafted["decoded tokens"] < 0.5 * plain["decoded tokens"]
@@ -251,6 +252,7 @@ def test_forwards_and_samples_are_counted_and_the_hook_goes():
 # What the benchmarks count -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_layer_counts_follow_from_the_shapes(counts):
     size, r, k = adapters.SIZES["tiny"], 8, 4 * 16
     tokens, d = size.batch * size.tokens, size.dim
@@ -266,6 +268,7 @@ def test_layer_counts_follow_from_the_shapes(counts):
     assert found[adapters.OURS_LORA]["MFLOP"] == pytest.approx(found[adapters.PEFT]["MFLOP"])
 
 
+@pytest.mark.slow
 def test_the_bounded_layer_keeps_no_more_than_the_naive_one(counts):
     size = adapters.SIZES["tiny"]
     tokens = size.batch * size.tokens
@@ -279,6 +282,7 @@ def test_the_bounded_layer_keeps_no_more_than_the_naive_one(counts):
     assert step[adapters.OURS_SINE]["saved MB"] <= step[adapters.NAIVE]["saved MB"]
 
 
+@pytest.mark.slow
 def test_units_of_the_bounded_kernel(counts):
     (shape,), tokens = bounded_layer.LAYERS["tiny"], bounded_layer.FORWARD_TOKENS
     found = counts[f"bounded_{shape.name}_{tokens}"]
@@ -290,6 +294,7 @@ def test_units_of_the_bounded_kernel(counts):
     assert found[bounded_layer.OURS_SINE]["MFLOP"] == pytest.approx(3 * unit + 4 * build)
 
 
+@pytest.mark.slow
 def test_the_bounded_kernel_keeps_nothing_and_peaks_below_lora(counts):
     (shape,), tokens = bounded_layer.LAYERS["tiny"], bounded_layer.FORWARD_TOKENS
     found = counts[f"bounded_{shape.name}_{tokens}"]
@@ -302,6 +307,7 @@ def test_the_bounded_kernel_keeps_nothing_and_peaks_below_lora(counts):
         assert saved[bounded_layer.PEFT] < saved[bounded_layer.NAIVE]
 
 
+@pytest.mark.slow
 def test_few_tokens_have_no_forward_case(counts):
     forward = [name for name in counts if name.endswith("_forward")]
     (shape,) = bounded_layer.LAYERS["tiny"]
@@ -309,6 +315,7 @@ def test_few_tokens_have_no_forward_case(counts):
     assert min(shape.tokens) < bounded_layer.FORWARD_TOKENS
 
 
+@pytest.mark.slow
 def test_forget_and_retain_share_one_forward(counts):
     found = counts["difference_digits"]
     one, two = found["ours, one forward"], found["two forwards"]
@@ -317,6 +324,7 @@ def test_forget_and_retain_share_one_forward(counts):
     assert one["MFLOP"] < two["MFLOP"]  # the bounded weights are built once
 
 
+@pytest.mark.slow
 def test_the_engine_makes_one_forward_per_step(counts):
     for name in ("engine_loop", "engine_loop_sine"):
         found = counts[name]
@@ -336,6 +344,7 @@ def test_logging_more_often_asks_for_more():
         assert found[vision_engine.ENGINE] > found[vision_engine.QUIET]
 
 
+@pytest.mark.slow
 def test_evaluation_runs_every_sample_once(counts):
     parts = evaluation.EVALUATION_SIZES["tiny"].parts
     total = sum(parts.values())
@@ -345,6 +354,7 @@ def test_evaluation_runs_every_sample_once(counts):
     assert found["a pass per metric"]["samples"] == total + again
 
 
+@pytest.mark.slow
 def test_small_attacks_are_left_to_libsvm(counts):
     found = counts["svc_mia"]
     fitted = 5 * 2 * svc_mia.SIZES["tiny"][0]
@@ -359,6 +369,7 @@ def test_large_attacks_leave_only_correctness_to_libsvm(monkeypatch):
     assert all(check.ok for check in case.checks)
 
 
+@pytest.mark.slow
 def test_a_batch_is_augmented_without_a_loop(counts):
     found = counts["augmentation"]
     assert found[augmentation.BATCHED]["calls"] < found[augmentation.TENSOR_LOOP]["calls"]
@@ -372,6 +383,7 @@ def _augmented(count: int) -> list[Variant]:
         return list(next(augmentation.augmentation("tiny")).variants)
 
 
+@pytest.mark.slow
 def test_counts_repeat(counts):
     def again(make):
         return {case.name: {v.name: dict(v.counts) for v in case.variants} for case in make("tiny")}
@@ -397,6 +409,7 @@ def test_goals_are_reported_met_or_missed(monkeypatch):
     assert cli.pair_table([plain]).rows[0][-1] == ""
 
 
+@pytest.mark.slow
 def test_the_goals_stand_beside_steps_and_forwards(results):
     limits = {
         (result["name"], pair["peer"]): pair["goal"]
@@ -427,11 +440,13 @@ def test_steady_cases_are_measured_steadily_and_said_so(monkeypatch):
 # The report --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_variants_do_the_same_job(results):
     assert cli.failed(results) == []
     assert all(result["checks"] for result in results["cases"])
 
 
+@pytest.mark.slow
 def test_results_are_strict_json_and_name_the_machine(results, tmp_path):
     paths = cli.write(results, tmp_path / "perf")
     assert [path.name for path in paths] == ["perf.json", "perf.md"]
@@ -445,6 +460,7 @@ def test_results_are_strict_json_and_name_the_machine(results, tmp_path):
     assert read["environment"]["packages"]["torch"]
 
 
+@pytest.mark.slow
 def test_markdown_has_every_pair_and_count_in_whole_tables(results):
     text = markdown.write(cli.sections(results))
     for result in results["cases"]:

@@ -1,10 +1,12 @@
-"""What the tests of the benchmarks share: a tiny suite, the command line in this process, one
-store that was filled once and is only read, and records made by hand."""
+"""What the tests of benchmarks and tools share: a tiny suite, the command line in this process,
+one store that was filled once and is only read, and records made by hand."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import json
 import logging
 import os
 import shutil
@@ -18,9 +20,11 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from stable_forgetting import benchmarks  # registers
 from stable_forgetting.benchmarks.cli import main as cli_module
+from stable_forgetting.benchmarks.cli import session
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import html, markdown
@@ -121,11 +125,16 @@ def _writer(base: Mapping[str, Any], tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., SimpleNamespace]:
-    """Runs ``unlearn ARGS`` in this process; gives code, out and err."""
+    """Runs ``unlearn ARGS`` in this process, all stages too; gives code, out and err.
+
+    Workers are processes of their own where a test gives ``--workers`` above 1.
+    """
 
     def run(*args: object) -> SimpleNamespace:
         out, err = io.StringIO(), io.StringIO()
         entries, modules, argv = dict(METHODS._entries), set(sys.modules), sys.argv
+        workers = session.default_workers
+        session.default_workers = lambda device: 1
         environment = os.environ.pop("SF_DATA_ROOT", None)
         sys.argv = ["unlearn", *map(str, args)]
         try:
@@ -136,7 +145,7 @@ def cli() -> Callable[..., SimpleNamespace]:
                 except SystemExit as stop:
                     code = stop.code
         finally:
-            sys.argv = argv
+            sys.argv, session.default_workers = argv, workers
             logging.captureWarnings(False)
             METHODS._entries.clear()
             METHODS._entries.update(entries)
@@ -197,14 +206,41 @@ def nothing_half() -> Callable[[Path], None]:
 
 
 @pytest.fixture(scope="session")
-def filled(tiny_suite, cli, tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """A store with a class and a random suite, run once in this process.  Read only.
+def built_in() -> Callable[[str], ResolvedSuite]:
+    """A suite of the project by name, resolved once."""
+    return functools.cache(load_suite)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder of this session, the same for all processes that run its tests."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def filled(tiny_suite, cli, shared_folder) -> Iterator[SimpleNamespace]:
+    """A store with a class and a random suite, run once.  Read only.
 
     The class suite has two more rows: ``gd_bad`` diverges at its first steps, ``gd_capped`` meets
     its ``loss_cap`` at once.
     """
-    root = tmp_path_factory.mktemp("filled")
+    root = shared_folder / "filled"
+    noted = root / "done.json"
+    with FileLock(shared_folder / "filled.lock"):
+        if not noted.is_file():
+            root.mkdir()
+            done = _fill(root, tiny_suite, cli)
+            noted.write_text(json.dumps({kind: vars(each) for kind, each in done.items()}))
+    done = {kind: SimpleNamespace(**each) for kind, each in json.loads(noted.read_text()).items()}
     store = root / "store"
+    before = sorted(str(path) for path in store.rglob("*"))
+    paths = {kind: root / f"tiny-{kind}.yaml" for kind in done}
+    yield SimpleNamespace(store=store, paths=paths, done=done)
+    assert before == sorted(str(path) for path in store.rglob("*")), "a test wrote into it"
+
+
+def _fill(root: Path, tiny_suite, cli) -> dict[str, SimpleNamespace]:
     bad = {
         "gd_bad": {"method": "gd", "params": {"lr": 1e6}},
         "gd_capped": {"method": "gd", "params": {"loss_cap": 1e-6}},
@@ -224,12 +260,7 @@ def filled(tiny_suite, cli, tmp_path_factory) -> Iterator[SimpleNamespace]:
             **common,
         ),
     }
-    done = {
-        kind: cli("run", path, "--store", store, "--workers", 1) for kind, path in paths.items()
-    }
-    before = sorted(str(path) for path in store.rglob("*"))
-    yield SimpleNamespace(store=store, paths=paths, done=done)
-    assert before == sorted(str(path) for path in store.rglob("*")), "a test wrote into it"
+    return {kind: cli("run", path, "--store", root / "store") for kind, path in paths.items()}
 
 
 @pytest.fixture
