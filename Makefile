@@ -10,7 +10,7 @@ ARGS   ?=
 .PHONY: help install demo test check style bench theory clean
 
 help:
-	@echo "make demo    real digits, invented authors and notes: leaderboards in some minutes"
+	@echo "make demo    digits and invented authors: two leaderboards with samples (ARGS=--full: four)"
 	@echo "make test    the tests"
 	@echo "make check   ruff and mypy"
 	@echo "make style   format and fix"
