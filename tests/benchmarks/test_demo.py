@@ -45,7 +45,7 @@ def test_a_class_sample_says_each_models_answer_and_confidence():
 
 def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys, monkeypatch):
     monkeypatch.setattr(demo.console, "_width", 80)
-    suite = load_suite(str(copied.paths["class"]))
+    suite = load_suite(str(copied.paths["random"]))
     board = make_leaderboard(suite, StageStore(copied.store))
     runtime = Runtime(store=copied.store, device="cpu")
     chosen = samples(board, runtime, ROWS, seed=1, count=3)
