@@ -12,8 +12,8 @@ TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 .PHONY: help install demo test test-all check style bench theory clean
 
 help:
-	@echo "make demo      real digits, invented authors and notes: leaderboards in some minutes"
-	@echo "make test      the tests of every day: minutes"
+	@echo "make demo      digits and invented authors: two leaderboards with samples (ARGS=--full: four)"
+	@echo "make test      the tests that a change is likely to break: minutes"
 	@echo "make test-all  every test: before a release"
 	@echo "make check     ruff, import-linter and mypy"
 	@echo "make style     format and fix"

@@ -149,10 +149,7 @@ class _Run:
                 statement["after"] = self.subject.measured(best.model)
             except Diverged as error:
                 return self._diverged(statement, str(error), place)
-            goal = self.application.goal or 0.0
-            statement["verdict"] = verdict(
-                statement["before"], statement["after"], self.subject.yardstick, goal
-            )
+            statement["verdict"] = self._verdict(statement)
             change = weight_change(self.subject.original, best.model, best.adapters)
             statement["weight_change"] = change
             audits = self.application.audits
@@ -180,6 +177,14 @@ class _Run:
             return choose(self.subject, before, trials)
         (run,) = trials.values()
         return run(), None
+
+    def _verdict(self, statement: Mapping[str, Any]) -> dict[str, str]:
+        """Towards the goal; without one, of some images as well as unseen ones, else 0."""
+        before, key, goal = statement["before"], self.subject.yardstick, self.application.goal
+        if goal is None:
+            unseen = self.subject.scenario == "random" and "test" in before
+            goal = before["test"][key] if unseen else 0.0
+        return verdict(before, statement["after"], key, goal)
 
     def _earlier(self) -> tuple[list[dict[str, Any]], str]:
         subject = self.subject

@@ -175,10 +175,10 @@ def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
     for arguments, text in (
         (f"report {name}{kept}", "every table of this run"),
         ("show gd_sine", "what a method is, and its defaults"),
-        ("run lethevit-cifar10-small" + kept, "real CIFAR-10 (downloads, or --data-root)"),
+        (f"run digits-class --only gd,gd_sine --seeds 1{kept}", "the whole protocol, some minutes"),
     ):
         yield f"{program('unlearn')} {arguments}".ljust(46) + f"  {text}"
-    yield "CONTRIBUTING.md".ljust(46) + "  add a baseline in 20 lines"
+    yield "CONTRIBUTING.md".ljust(46) + "  how to add a method in 20 lines"
 
 
 def program(name: str) -> str:

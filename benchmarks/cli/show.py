@@ -20,11 +20,6 @@ from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-<<<<<<< HEAD
-from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
-from stable_forgetting.common.base.config import Strict, canonical, close_to
-=======
 from stable_forgetting.benchmarks.spec.resolved import (
     HEADS,
     MORE,
@@ -33,9 +28,8 @@ from stable_forgetting.benchmarks.spec.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_groups, suite_names
-from stable_forgetting.common.base.config import Strict, canonical, did_you_mean, read_yaml
->>>>>>> h6
+from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
+from stable_forgetting.common.base.config import Strict, canonical, close_to
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES
@@ -233,12 +227,8 @@ def show_resolved(name: str) -> None:
     _show_words(f"{suite.name}: what all rows share", ["setting", "value"], protocol_table(suite))
     lines = [*pretraining_table(suite), *resolved_table(suite)]
     cells = [[line[head] for head in HEADS] for line in lines]
-<<<<<<< HEAD
     show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
-=======
-    _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
-    _show_words(f"{suite.name}: and further", [*MORE], further_table(suite))
->>>>>>> h6
+    show_words(f"{suite.name}: and further", [*MORE], further_table(suite))
 
 
 def show_published(name: str) -> None:

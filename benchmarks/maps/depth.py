@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stable_forgetting.benchmarks.maps.board import MapBoard
 
 ABSOLUTE, FREE = "absolute", "none"
-LOSSES = {"cross_entropy": "ascent", "unlikelihood": "one-minus-p"}
+LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
 STEPS = "steps"
 Place = float | str
 """Where a row stands: c of a bound relative to W0, :data:`ABSOLUTE` or :data:`FREE`."""

@@ -25,7 +25,7 @@ PANEL, LEFT, GAP, HEAD = (222, 190), 46, 26, 74
 LEGEND, SAMPLE, LETTER, WIDTH = 20, 32, 6.2, 600
 """Of the legend: its rows, a line's sample, a letter; and the least width of the picture."""
 COLOURS = ("#30638e", "#d1495b", "#00798c", "#8a5a00", "#6a4c93", "#444444")
-DASHES = {"ascent": "5 3", "one-minus-p": None}
+DASHES = {"ascent": "5 3", "saturating loss": None}
 NEAR = 24
 """Pixels below which two names of sizes would touch."""
 

@@ -42,8 +42,8 @@ class GDDelora(UnlearningMethod):
 
         Attributes:
             lam: Weight lambda of the forget term (``forget_weight`` means the same).
-            forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
-                saturates.
+            forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is the saturating loss
+                -log(1 - p_y).
             rank: r of A and B.
             strength: s, where it starts.  The bound is about s / sqrt(d) times ||W0||_F for a layer
                 of d inputs; peft's default of 15 is far beyond that of a small model.

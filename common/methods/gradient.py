@@ -72,8 +72,8 @@ class GradientConfig(AdaptedConfig):
     Attributes:
         lam: Weight lambda of the forget term (``forget_weight`` means the same); the retain weight
             alpha_r is normalised to 1.
-        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is -log(1 - p_y), which
-            saturates.
+        forget_loss: ``cross_entropy`` is ascent; ``unlikelihood`` is the saturating loss
+            -log(1 - p_y).
         reading: ``weighted``: one optimizer on L_r - lambda L_f.  ``two_rates``: the paper's
             update rule literally, SGD of rate 1 on alpha_r L_r - alpha_f L_f.
         alpha_r: Retain rate of ``two_rates``.

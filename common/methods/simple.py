@@ -56,7 +56,7 @@ class Finetune(GradientMethod):
 class Ascent(GradientMethod):
     """GA: gradient ascent on the forget set.  Never reads retain data.
 
-    Formula: minimise -CE(B_f), or -log(1 - p_y) with ``forget_loss: unlikelihood``.
+    Formula: minimise -CE(B_f), or the saturating -log(1 - p_y) (``unlikelihood``).
     Source: Graves et al. 2021; Thudi et al. 2022.
     """
 

@@ -43,7 +43,7 @@ def backbone(model: Any) -> Backbone | None:
 
 
 @cache
-def _parameters(kind: type[nn.Module]) -> frozenset[str]:
+def _parameters(kind: Any) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 

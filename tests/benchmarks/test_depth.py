@@ -87,8 +87,8 @@ def test_rows_that_differ_in_their_bound_alone_are_one_line(resolved):
         (ABSOLUTE, "gd_sine"),
         (FREE, "gd_lora_omega"),
     ]
-    assert lines["tanh, one-minus-p"][-1] == (FREE, "gd_ul_omega"), "the control has its omega"
-    assert lines["ball, one-minus-p"] == [
+    assert lines["tanh, saturating loss"][-1] == (FREE, "gd_ul_omega"), "the control has its omega"
+    assert lines["ball, saturating loss"] == [
         (0.1, "ball_c0.1"),
         (0.25, "gd_ball"),
         (0.5, "ball_c0.5"),

@@ -17,8 +17,12 @@ import pytest
 import yaml
 
 from stable_forgetting import benchmarks
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
 from stable_forgetting.common import METHODS, PHIS
+from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.store.stages import StageStore
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -41,6 +45,17 @@ def walk_through():
     assert plugin == (EXAMPLES / "own_loss.py").read_text()
     assert suite == (EXAMPLES / "own_loss.yaml").read_text()
     return plugin, commands, yaml.safe_load(suite)
+
+
+@pytest.fixture(scope="module")
+def loaded_example():
+    entries = dict(METHODS._entries)
+    load_plugins([str(EXAMPLES / "own_loss.py")], installed=False)
+    yield
+    METHODS._entries.clear()
+    METHODS._entries.update(entries)
+    for module in [m for m in sys.modules if m.endswith("plugin_own_loss")]:
+        del sys.modules[module]
 
 
 @pytest.fixture
@@ -151,3 +166,24 @@ def test_an_old_plugin_is_told_the_new_import(cli, tmp_path, monkeypatch, text):
     assert done.code == 2 and done.out == "" and len(done.err.strip().splitlines()) <= 4
     assert "write: from stable_forgetting.common import METHODS, ..." in line
     assert not [m for m in sys.modules if m.endswith("plugin_old")]
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_the_example_is_a_row_of_every_built_in_suite(name, loaded_example, tmp_path):
+    """A baseline of one's own enters on equal terms: same tuning, same budget, no further line."""
+    file = find_suite(name)
+    if file.stem != name:
+        pytest.skip("a variant of a suite that is tried")
+    path = tmp_path / "mine.yaml"
+    rows = {"down_to_chance": None, "down_to_chance_sine": None}
+    path.write_text(yaml.safe_dump({"extends": name, "suite": "mine", "methods": rows}))
+    suite, parent = load_suite(str(path)), load_suite(name)
+    row = suite.row("down_to_chance")
+    tuned = [r for r in parent.rows if r.search is not None]
+    assert (row.search is not None) == bool(parent.spec.tune)
+    if row.search is not None and "forget_weight" in row.search.space:
+        assert len({draw.config.forget_weight for draw in row.draws}) > 1
+    assert not tuned or len(row.trials) == len(tuned[0].trials)
+    plan = make_plan(suite, StageStore(tmp_path))
+    named = {result.label for result in plan.results} | set(plan.waiting)
+    assert {"down_to_chance", "down_to_chance_sine"} <= named | set(plan.inapplicable)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import stable_forgetting
-from stable_forgetting.benchmarks.cli import run
+from stable_forgetting.benchmarks.cli import demo, ls
 from stable_forgetting.benchmarks.cli.ls import _time
 from stable_forgetting.benchmarks.cli.show import documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
@@ -21,6 +21,7 @@ from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
 from stable_forgetting.benchmarks.spec.needs import needs
 from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.spec.suite import suite_names
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.stages import StageStore
@@ -131,13 +132,65 @@ def test_plan_gives_the_time_of_what_is_missing(copied, cli, find_stage):
 
 
 def test_what_next_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
-    program = tmp_path / ".venv" / "bin" / "unlearn"
-    program.parent.mkdir(parents=True)
-    program.touch()
+    for name in ("unlearn", "tensorboard"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
-    monkeypatch.setattr(run.shutil, "which", lambda _: None)
-    lines = list(run._next_lines(Path("runs")))
-    assert all(line.startswith(".venv/bin/unlearn ") for line in lines[:-1])
-    monkeypatch.setattr(run.shutil, "which", lambda _: "/usr/bin/unlearn")
-    assert next(run._next_lines(Path("x"))).startswith("unlearn report digits-class --store x ")
+    monkeypatch.setattr(demo.shutil, "which", lambda _: None)
+    page, events, _, *commands = demo.look_lines("a+1", tmp_path / "runs", Path("runs"))
+    assert page.endswith("runs/suites/a+1/leaderboard.html")
+    assert events.endswith(".venv/bin/tensorboard --logdir runs/tensorboard/a+1/summary")
+    assert all(line.startswith(".venv/bin/unlearn ") for line in commands[:-1])
+    monkeypatch.setattr(demo.shutil, "which", lambda _: "/usr/bin/unlearn")
+    first = [*demo.look_lines("a+1", tmp_path / "x", Path("x"))][3]
+    assert first.startswith("unlearn report a+1 --store x ")
+
+
+def test_suites_are_listed_by_family_in_forty_lines(cli, monkeypatch):
+    monkeypatch.setattr(ls.console, "_width", 80)
+    lines = cli("ls", "suites").out.splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("Start here") and "Images" in lines and "TOFU" in lines
+    assert any(line.startswith("  tofu-phi-1.5 ") and "needs a GPU" in line for line in lines)
+    assert any(line.startswith("Stability maps") for line in lines)
+    listed = [name for of in ls.families_of(suite_names()).values() for f in of for name in f.names]
+    assert sorted(listed) == suite_names(), "each suite is in one family"
+
+
+def test_a_filter_without_a_match_says_so(cli):
+    for what in ("suites", "methods", "maps"):
+        assert "nothing matches 'zzz'" in cli("ls", what, "--filter", "zzz").out
+
+
+def test_an_unknown_name_is_not_answered_with_all_names(cli):
+    for command in (["run", "qqqqqq"], ["show", "qqqqqq"]):
+        done = cli(*command)
+        assert done.code == 2 and len(done.err) < 200 and "see: unlearn ls" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MIA", "NON-member"),
+        ("mia", "NON-member"),
+        ("AG4", "mean |gap| over"),
+        ("ToW", "product of 1 - |gap|"),
+        ("rank", "95 %"),
+        ("ga", "GA: gradient ascent"),
+    ],
+)
+def test_show_answers_with_a_metric_or_a_short_name(cli, name, said):
+    done = cli("show", name)
+    assert done.code == 0 and said in " ".join(done.out.split())
+
+
+def test_planning_refuses_what_no_run_can_do(cli):
+    for options, key in (
+        (["--seeds", "-1"], "seeds.0"),
+        (["--seeds", "99999999999999999999"], "seeds.0"),
+        (["--set", "protocol.train.epochs=1"], "protocol.train.warmup_steps: a warm-up of 50"),
+    ):
+        done = cli("plan", "digits-class", *options)
+        assert done.code == 2 and key in done.err and len(done.err.splitlines()) == 1

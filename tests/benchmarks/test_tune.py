@@ -419,3 +419,34 @@ def test_a_killed_tpe_sweep_goes_on_to_the_same_bits(cli, tiny_suite, tmp_path, 
     assert (len(left.draws["gd"]), left.undrawn) == (4, 1), "in the middle of the second round"
     assert cli(*args, cut).code == 0
     assert records_of(suite, StageStore(cut)) == records_of(suite, StageStore(whole))
+
+
+def test_lam_and_forget_weight_are_one_word(tiny_suite):
+    rows = {"original": None, "retrain": None, "gd": None, "npo_gdr": None, "finetune": None}
+    space = {"low": 0.1, "high": 1.0, "log": True}
+    for word in ("lam", "forget_weight"):
+        tune = {"trials": 2, "spaces": {"default": {word: space}, "finetune": {"lr": space}}}
+        suite = load_suite(str(tiny_suite(methods=rows, tune=tune)))
+        assert all(0.1 <= t.lam <= 1 for t in suite.row("gd").trials)
+        assert all(0.1 <= t.forget_weight <= 1 for t in suite.row("npo_gdr").trials)
+        given = load_suite(str(tiny_suite(methods=rows, defaults={word: 0.7})))
+        assert (given.row("gd").config.lam, given.row("npo_gdr").config.forget_weight) == (0.7, 0.7)
+        own = {**rows, "gd": {"params": {word: 0.2}, "without": [word]}}
+        assert (
+            load_suite(str(tiny_suite(methods=own, defaults={"lam": 1}))).row("gd").config.lam
+            == 0.2
+        )
+
+
+def test_the_default_space_skips_what_a_row_does_not_have_and_says_so(tiny_suite, cli, tmp_path):
+    rows = {"original": None, "retrain": None, "gd": None, "salun": None}
+    wide = {"low": 0.001, "high": 0.01}
+    tune = {"trials": 2, "spaces": {"default": {"lr": wide, "lam": {"low": 0.1, "high": 1}}}}
+    path = tiny_suite(methods=rows, tune=tune)
+    row = load_suite(str(path)).row("salun")
+    assert [*row.search.space] == ["lr"] and row.search.skipped == ("lam",)
+    shown = " ".join(cli("plan", path, "--store", tmp_path / "store").out.split())
+    assert "Without lam of the default space, which they do not have: salun." in shown
+    tune["spaces"]["default"].pop("lr")
+    with pytest.raises(ConfigError, match=r"lam: unknown key.*write tune: .*spaces: .*salun"):
+        load_suite(str(tiny_suite(methods=rows, tune=tune)))

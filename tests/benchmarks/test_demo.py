@@ -1,0 +1,80 @@
+"""The demo: whole tables at 80 columns, and samples of what each model still knows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stable_forgetting.benchmarks.cli import demo
+from stable_forgetting.benchmarks.cli.options import Pool
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.samples import (
+    Answer,
+    Sample,
+    class_sample,
+    most_different,
+    samples,
+)
+from stable_forgetting.benchmarks.pipeline.measuring import read_scores
+from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import StageStore
+
+ROWS = ("original", "retrain", "gd", "gd_sine")
+
+
+def scores(probabilities, probs=None):
+    values = np.asarray(probabilities, dtype=np.float32)
+    names = ("loss", "margin", "entropy", "modified_entropy", "correct")
+    same = dict.fromkeys(names, np.zeros_like(values))
+    indices = np.arange(len(values)) + 10
+    labels = np.full(len(values), 1)
+    return Scores(indices=indices, labels=labels, probability=values, probs=probs, **same)
+
+
+def test_the_samples_on_which_methods_differ_come_first():
+    known = {"original": scores([1, 1, 1]), "gd": scores([0, 0.5, 0.9])}
+    assert most_different({**known, "ft": scores([0.1, 0.5, 0.1])}, 2) == [2, 0]
+
+
+def test_a_class_sample_says_each_models_answer_and_confidence():
+    probs = np.asarray([[0.25, 0.75], [0.875, 0.125]], dtype=np.float32)
+    sample = class_sample({"a": scores([0.75, 0.125], probs)}, 1)
+    assert sample == Sample(11, "", "1", {"a": Answer("0", 0.875, False)})
+
+
+def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys, monkeypatch):
+    monkeypatch.setattr(demo.console, "_width", 80)
+    suite = load_suite(str(copied.paths["random"]))
+    board = make_leaderboard(suite, StageStore(copied.store))
+    runtime = Runtime(store=copied.store, device="cpu")
+    chosen = samples(board, runtime, ROWS, seed=1, count=3)
+    section = demo.image_section(chosen)
+    assert len(section.content.rows) == 3 and section.content.heads[2:] == [*ROWS]
+    stored = read_scores(StageStore(copied.store), board.stages["gd", 0, 1])["forget"]
+    place = stored.indices.tolist().index(chosen[0].index)
+    assert chosen[0].answers["gd"].text == str(stored.probs[place].argmax())
+    demo.show(demo.console, [demo.brief_section(board), section])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    table = [line for line in lines if line.split()[:1] == ["gd_sine"]]
+    assert len(table) == 1, "the table is whole, not in pieces"
+    assert "?" not in table[0] and any("too few to test" in line for line in lines)
+
+
+def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, capsys):
+    path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
+    runtime = Runtime(store=tmp_path / "store", device="cpu")
+    assert demo._one(load_suite(str(path)), runtime, Pool(1), ("gd", "gd_sine")) == {}
+    shown = capsys.readouterr().out
+    assert "Samples" in shown and shown.count("  true ") == demo.TEXTS
+    assert "past_key_values" not in shown
+    for label in ROWS:
+        assert f"  {label} " in shown
+
+
+def test_the_whole_demo_has_four_suites(tmp_path):
+    suites = demo._all_suites(tmp_path)
+    names = [suite.name.partition("+")[0] for suite in suites]
+    assert names == ["digits-class", "digits-random", "authors", "tdec-notes"]
+    assert len(suites[0].rows) == 10 and suites[0].spec.seeds == (1, 2, 3)
