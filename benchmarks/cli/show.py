@@ -224,7 +224,7 @@ def show_suite(name: str) -> None:
 def show_resolved(name: str) -> None:
     """All that decides a number: of the protocol, then of each row."""
     suite = load_suite(name)
-    _show_words(f"{suite.name}: what all rows share", ["setting", "value"], protocol_table(suite))
+    show_words(f"{suite.name}: what all rows share", ["setting", "value"], protocol_table(suite))
     lines = [*pretraining_table(suite), *resolved_table(suite)]
     cells = [[line[head] for head in HEADS] for line in lines]
     show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
