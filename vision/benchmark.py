@@ -127,7 +127,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
     versions = Versions(measure=3)
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
-    answers = ("js_forget", "changed_forget", "js_test", "changed_test")
+    answer_metrics = ("js_forget", "changed_forget", "js_test", "changed_test")
     gap: ClassVar[GapRule] = GAP
     map_axes: ClassVar[MapAxes | None] = MAP_AXES
     Config = VisionConfig

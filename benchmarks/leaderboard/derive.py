@@ -146,7 +146,7 @@ def derive(
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, BENCHMARKS[suite.spec.benchmark].answers)
+    add_verdicts(rows, suite, rule, finals, BENCHMARKS[suite.spec.benchmark].answer_metrics)
     if not rule.goals:
         add_ranks(rows)
     return Leaderboard(
@@ -205,7 +205,7 @@ def compared(
                 if record.status != "ok" or target is None or target.status != "ok":
                     continue
                 sides = scores(row, replicate, seed), scores(retrain, other, seed)
-                if not all(sides) or (other and not benchmark.answers):
+                if not all(sides) or (other and not benchmark.answer_metrics):
                     continue
                 made = benchmark.compare(suite.protocol, *sides)
                 metrics |= _to_second(benchmark, made) if other else made
@@ -218,7 +218,7 @@ def _to_second(
     benchmark: type[Benchmark], made: Mapping[str, float | None]
 ) -> dict[str, float | None]:
     """The distances per sample under the names that they have to the second Retrain."""
-    return {second_of(name): made[name] for name in benchmark.answers if name in made}
+    return {second_of(name): made[name] for name in benchmark.answer_metrics if name in made}
 
 
 def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:

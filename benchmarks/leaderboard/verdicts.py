@@ -14,7 +14,7 @@ from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shown
 from stable_forgetting.common.measure.rules import Rule
-from stable_forgetting.common.measure.verdict import Evidence, judge
+from stable_forgetting.common.measure.verdict import Evidence, Verdict, judge
 
 STEP = 1e-9
 """Distances below are rounding; the smallest one above is the resolution of a table."""
@@ -57,7 +57,7 @@ def add_verdicts(
                 for seed in seeds
                 if seed in own
             ]
-    verdicts = {}
+    verdicts: dict[str, Verdict] = {}
     for group in groups.values():
         verdicts |= judge(_evidence(group, rule, answers))
     for row in rows:

@@ -196,7 +196,7 @@ def benjamini_hochberg(p: Sequence[float]) -> np.ndarray:
 def sign_test(ratios: np.ndarray, margin: float) -> float:
     """P that so many of n log ratios lie below a margin if their median does not."""
     n, below = len(ratios), int((ratios < margin).sum())
-    return sum(math.comb(n, k) for k in range(below, n + 1)) / 2**n
+    return float(sum(math.comb(n, k) for k in range(below, n + 1)) / 2**n)
 
 
 def holm(p: Sequence[float]) -> np.ndarray:

@@ -86,7 +86,7 @@ class Benchmark(ModelFamily, Pretrainable):
     gap: ClassVar[Rule]
     rule_sets: ClassVar[tuple[RuleSet, ...]] = ()
     """Pass-or-fail rules of papers, which a suite may name under ``rules``."""
-    answers: ClassVar[tuple[str, ...]] = ()
+    answer_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics of :meth:`compare` that are distances per sample; a verdict takes the first."""
     monitor: ClassVar[tuple[str, ...]] = ()
     """The parts that are scored while a method trains; all when empty."""

@@ -6,6 +6,7 @@ Logits are computed only where they are asked for.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -43,13 +44,13 @@ def backbone(model: Any) -> Backbone | None:
 
 
 @cache
-def _parameters(kind: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def cache_input(model: nn.Module, value: Any) -> dict[str, Any]:
     """The key-value cache as an argument; newer versions of transformers call it ``cache``."""
-    name = "cache" if "cache" in _parameters(type(model)) else "past_key_values"
+    name = "cache" if "cache" in _parameters(type(model).forward) else "past_key_values"
     return {name: value}
 
 

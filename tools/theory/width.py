@@ -174,8 +174,8 @@ def trace(cell: Cell) -> dict[str, Any]:
 def arguments_of(model: nn.Module) -> tuple[float, float, float]:
     """(largest, past 0.5, past pi / 2) of |omega A B^T|: the last two as shares of all entries."""
     values = torch.cat([layer.arguments().abs().flatten() for _, layer in adapted_layers(model)])
-    shares = (float((values > limit).float().mean()) for limit in (ACTIVE, math.pi / 2))
-    return float(values.max()), *shares
+    half, peak = (float((values > limit).float().mean()) for limit in (ACTIVE, math.pi / 2))
+    return float(values.max()), half, peak
 
 
 @torch.no_grad()
