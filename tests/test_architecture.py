@@ -80,27 +80,27 @@ MAY_IMPORT = {
     "benchmarks": "vision language",
     "benchmarks.__main__": "cli",
     "benchmarks.report": "common.base common.measure",
-    "benchmarks.spec": "common.base common.train common.measure common.protocol common.methods "
+    "benchmarks.suite": "common.base common.train common.measure common.protocol common.methods "
     "common.audits",
     "benchmarks.pipeline": "benchmarks common.base common.bounded common.data common.train "
-    "common.measure common.store common.protocol common.methods spec",
+    "common.measure common.store common.protocol common.methods suite",
     "benchmarks.audits": "common.base common.bounded common.measure common.store common.audits "
-    "report spec pipeline",
+    "report suite pipeline",
     "benchmarks.leaderboard": "common.base common.train common.measure common.store "
-    "common.protocol report spec pipeline audits paper",
+    "common.protocol report suite pipeline audits paper",
     "benchmarks.sharing": "common.base common.measure common.store common.protocol common.train "
-    "report spec pipeline leaderboard",
+    "report suite pipeline leaderboard",
     "benchmarks.maps": "common.base common.bounded common.data common.train common.measure "
-    "common.store common.protocol common.methods common.audits report spec pipeline audits",
-    "benchmarks.rehearsal": "common.base common.train common.protocol common.store report spec "
+    "common.store common.protocol common.methods common.audits report suite pipeline audits",
+    "benchmarks.rehearsal": "common.base common.train common.protocol common.store report suite "
     "pipeline audits leaderboard",
     "benchmarks.apply": "common.base common.bounded common.data common.train common.measure "
     "common.store common.protocol common.methods common.audits vision.apply report pipeline",
     "benchmarks.costs": "common.base common.train common.protocol language.models vision.config "
-    "vision.models report spec",
-    "benchmarks.paper": "common.base report spec costs",
+    "vision.models report suite",
+    "benchmarks.paper": "common.base report suite costs",
     "benchmarks.machine": "common.base common.measure common.audits common.store common.protocol "
-    "language.measure language.metrics paper report spec",
+    "language.measure language.metrics paper report suite",
     "benchmarks.faults": "common.base common.data common.store report cli",
     "benchmarks.theory": "common.base common.bounded common.measure common.train vision.config "
     "vision.models report",
@@ -111,7 +111,7 @@ MAY_IMPORT = {
     "vision.models report faults perf",
     "benchmarks.cli": "benchmarks common.base common.bounded common.train common.store "
     "common.protocol "
-    "common.audits common.checks language.probes report spec pipeline audits leaderboard maps "
+    "common.audits common.checks language.probes report suite pipeline audits leaderboard maps "
     "apply costs machine paper rehearsal sharing",
 }
 """Room -> what it may import, at module level, in functions and for types.
@@ -129,7 +129,7 @@ LIGHT = (
     "benchmarks.maps.draw",
     "benchmarks.costs.model",
     "benchmarks.sharing.versus",
-    "benchmarks.spec.suite",
+    "benchmarks.suite.suite",
     "common.audits.boundary",
     "common.audits.challenge",
     "common.audits.recovery",
@@ -324,7 +324,7 @@ def test_the_import_test_would_see_a_heavy_package():
 
 
 def test_optuna_brings_nothing_heavy_into_planning():
-    assert loaded_by("benchmarks.spec.samplers", "scipy.stats.qmc", "optuna") == ["optuna"]
+    assert loaded_by("benchmarks.suite.samplers", "scipy.stats.qmc", "optuna") == ["optuna"]
 
 
 # Sizes ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.maps.plan import planner_of
 from stable_forgetting.benchmarks.maps.resolve import load_map
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
 
 PINNED = Path(__file__).parent / "golden" / "stage_keys.json"

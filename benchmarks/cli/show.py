@@ -22,11 +22,11 @@ from stable_forgetting.benchmarks.report.cells import MISSING, duration, setting
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
-from stable_forgetting.benchmarks.spec.needs import needs
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_groups, suite_names
+from stable_forgetting.benchmarks.suite.needs import needs
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.resolved import HEADS, pretraining_table, resolved_table
+from stable_forgetting.benchmarks.suite.suite import find_suite, suite_groups, suite_names
 from stable_forgetting.common.base.config import Strict, canonical, did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.estimate import estimates
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.suite import SUITES, suite_names
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS

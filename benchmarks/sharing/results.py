@@ -13,7 +13,7 @@ from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.sharing.bundle import opened
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 
 Place = tuple[str, int, int]

@@ -25,7 +25,7 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section, Table
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base.config import merge
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.records import RunRecord

@@ -13,11 +13,11 @@ import pytest
 from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
 from stable_forgetting.benchmarks.leaderboard.dynamics import PROBES
 from stable_forgetting.benchmarks.paper import coverage
-from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
-from stable_forgetting.benchmarks.spec.variables import variants, with_values
+from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
+from stable_forgetting.benchmarks.suite.variables import variants, with_values
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.sizes import linear_parameters
 

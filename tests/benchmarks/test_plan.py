@@ -10,7 +10,7 @@ import pytest
 from stable_forgetting.benchmarks.pipeline import stage as stage_module
 from stable_forgetting.benchmarks.pipeline.planner import make_plan, references, trial_gap
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from stable_forgetting import benchmarks
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common import METHODS, PHIS
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]

@@ -17,8 +17,8 @@ from stable_forgetting.benchmarks.cli.show import _time, documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
-from stable_forgetting.benchmarks.spec.needs import needs
-from stable_forgetting.benchmarks.spec.reading import read_suite
+from stable_forgetting.benchmarks.suite.needs import needs
+from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.stages import StageStore

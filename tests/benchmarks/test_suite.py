@@ -5,9 +5,9 @@ import json
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.remembered import suite_digest
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, SUITES, suite_groups, suite_names
+from stable_forgetting.benchmarks.suite.remembered import suite_digest
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, SUITES, suite_groups, suite_names
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
@@ -20,8 +20,8 @@ sys.path.insert(0, os.getcwd())
 from pathlib import Path
 from stable_forgetting.benchmarks.cli import main as cli
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.store.stages import StageStore
 suite, store = sys.argv[1:]
 codes = []
@@ -101,7 +101,7 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     for name in ("one", "two"):
         names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
     monkeypatch.setattr(
-        "stable_forgetting.benchmarks.spec.suite.suite_groups", lambda: {"pair": names}
+        "stable_forgetting.benchmarks.suite.suite.suite_groups", lambda: {"pair": names}
     )
     store = tmp_path / "store"
     missing = cli("report", "pair", "--store", store)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import SUITES
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import SUITES
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import function

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Literal
 
-from stable_forgetting.benchmarks.spec.suite import BUDGETED, REFERENCES, Kind, Row, Suite
+from stable_forgetting.benchmarks.suite.suite import BUDGETED, REFERENCES, Kind, Row, Suite
 from stable_forgetting.common.base.config import Strict, did_you_mean, merge
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS

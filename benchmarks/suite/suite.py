@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stable_forgetting.benchmarks.spec.tune import Tune
-from stable_forgetting.benchmarks.spec.variables import variants
+from stable_forgetting.benchmarks.suite.tune import Tune
+from stable_forgetting.benchmarks.suite.variables import variants
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.spec.suite import (
+from stable_forgetting.benchmarks.suite.suite import (
     REFERENCES,
     SUITES,
     find_suite,
     suite_groups,
     suite_names,
 )
-from stable_forgetting.benchmarks.spec.variables import with_values
+from stable_forgetting.benchmarks.suite.variables import with_values
 from stable_forgetting.common.base.config import (
     Extending,
     apply_overrides,

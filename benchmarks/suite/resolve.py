@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.spec.defaults import (
+from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
     budget_of,
     check_defaults,
     row_params,
 )
-from stable_forgetting.benchmarks.spec.goals import SuiteProbe, make_probes, with_columns
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, Suite, find_suite
-from stable_forgetting.benchmarks.spec.tune import Draw, Search, search_of
+from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, find_suite
+from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,

@@ -244,7 +244,7 @@ class Search:
     def _proposals(
         self, draws: Sequence[Draw], gaps: Sequence[float], count: int
     ) -> Iterable[dict[str, float]]:
-        from stable_forgetting.benchmarks.spec.samplers import propose
+        from stable_forgetting.benchmarks.suite.samplers import propose
 
         first, *others = self.tune.seeds
         seed = derive(first, *others, digest(self.space), len(draws))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-    from stable_forgetting.benchmarks.spec.tune import Dimension
+    from stable_forgetting.benchmarks.suite.tune import Dimension
 
 Point = dict[str, float]
 """Parameter -> number with three digits, or the index of a listed value."""

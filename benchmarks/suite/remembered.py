@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.registry import plugin_code
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, Suite
+from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Suite
 from stable_forgetting.common.base.config import Strict, did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
