@@ -277,11 +277,13 @@ def show_benchmark(name: str) -> None:
 
 
 def show_suite(name: str) -> None:
-    """A suite's YAML, its trials, and what share of its model its adapters train, counted."""
+    """What a suite and all that it extends say, its trials, and what share of its model its adapters train, counted."""
+    import yaml
     from rich.syntax import Syntax
 
     suite = load_suite(name)
-    text = find_suite(name).read_text(encoding="utf-8")
+    said = canonical(read_suite(name)[1])
+    text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, width=120)
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
     _show_tuning(suite)
     _show_adapters(suite)

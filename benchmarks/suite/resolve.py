@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.suite.defaults import (
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
 from stable_forgetting.benchmarks.suite.reading import read_suite
-from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, find_suite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.base.config import (
     Strict,
@@ -167,10 +167,8 @@ def _before(
     """The suite of the request before, with every row that this one has."""
     if spec.after is None:
         return None
-    name = spec.after
-    if name.endswith((".yaml", ".yml")):
-        name = str(path.parent / name)
-    if find_suite(name).resolve() == path.resolve():
+    name = str(path.parent / spec.after) if is_file(spec.after) else spec.after
+    if name == spec.suite or Path(name).resolve() == path.resolve():
         raise ConfigError(f"{path}: after names the suite itself; name the request before it")
     before = load_suite(name, overrides, seeds=spec.seeds)
     for tuned in (spec, before.spec):

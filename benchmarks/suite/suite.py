@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from stable_forgetting.benchmarks.suite.tune import Tune
-from stable_forgetting.benchmarks.suite.variables import variants
+from stable_forgetting.benchmarks.suite.variables import names
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
@@ -196,10 +196,27 @@ class Suite(Strict):
 
 
 @cache
+def family(path: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Suites of a built-in file -> the entry that gives each, and the values of its variables."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for entry, data in read_yaml(path)["suites"].items():
+        origin = f"{path}: {entry}"
+        for name, values in names(entry, data.get("variables", {}), origin).items():
+            if name in found:
+                raise ConfigError(f"{origin}: there are two suites '{name}'; rename one")
+            found[name] = (entry, values)
+    return found
+
+
+def _families() -> dict[str, Path]:
+    """Built-in files of suites (files that start with an underscore are shared parts)."""
+    return {path.stem: path for path in SUITES.glob("*.yaml") if not path.stem.startswith("_")}
+
+
+@cache
 def suite_names() -> list[str]:
-    """Built-in suites, all variants of each (files that start with an underscore are shared)."""
-    paths = [path for path in SUITES.glob("*.yaml") if not path.stem.startswith("_")]
-    return sorted(path.stem + v for path in paths for v in variants(read_yaml(path), str(path)))
+    """Built-in suites."""
+    return sorted(name for path in _families().values() for name in family(path))
 
 
 def suite_groups() -> dict[str, list[str]]:
@@ -207,15 +224,22 @@ def suite_groups() -> dict[str, list[str]]:
     return read_yaml(SUITES / "_groups.yaml")
 
 
+def is_file(name: str) -> bool:
+    """Whether a suite is given as a path, not by a built-in name."""
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
 def find_suite(name: str) -> Path:
-    """A built-in suite's file, or a path given as such."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
+    """The file that holds a built-in suite, or a path given as such.
+
+    A family's file has the name with which those of its suites begin, so that no other is read.
+    """
+    if is_file(name):
         return Path(name)
-    path = SUITES / f"{name}.yaml"
-    if path.is_file():
+    stems = [stem for stem in _families() if f"{name}-".startswith(f"{stem}-")]
+    path = _families()[max(stems, key=len)] if stems else None
+    if path and name in family(path):
         return path
-    if name in suite_names():
-        return SUITES / f"{name.rpartition('-')[0]}.yaml"
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")

@@ -1,12 +1,13 @@
-"""Suites that differ in a variable, as one file: ``variables: {rank: [4, 8, 16, 32]}``.
+"""Several suites from one entry of a file: ``variables: {model: [phi, llama], rank: [4, 8]}``.
 
-``$rank`` stands for the value anywhere in the suite.  The first value gives the suite of the file's
-own name; each other one a suite such as ``tofu-phi-1.5-forget10-rank8``.  Further variables go
-along with the first: their lists are as long as its own.
+There is a suite for every combination of the lists.  ``$model`` stands for the value anywhere in
+the entry, in its name too; a variable that the name leaves out is added to it (``-rank8``), but for
+the first value.  A variable with one plain value is a constant, which the entry's parts may give.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,54 +19,54 @@ KEY = "variables"
 NAME = re.compile(r"\$([A-Za-z]\w*)")
 
 
-def variants(data: Mapping[str, Any], origin: str) -> dict[str, dict[str, Any]]:
-    """What is added to a suite's name -> values of the variables; one without variables is itself.
+def points(variables: Any, origin: str) -> list[dict[str, Any]]:
+    """Every combination of the values of some variables.
 
     Raises:
-        ConfigError: The variables are no lists of equal length.
+        ConfigError: The variables are no mapping to values or to lists of them.
     """
-    variables = data.get(KEY)
-    if variables is None:
-        return {"": {}}
-    lists = isinstance(variables, Mapping) and [*variables.values()]
-    if not lists or not all(isinstance(values, list) and values for values in lists):
+    if not isinstance(variables, Mapping) or any(
+        not value if isinstance(value, list) else value is None or isinstance(value, Mapping)
+        for value in variables.values()
+    ):
         raise ConfigError(f"{origin}: {KEY}: write lists of values, such as {{rank: [4, 8]}}")
-    if len({len(values) for values in lists}) > 1:
-        raise ConfigError(f"{origin}: {KEY}: give every variable as many values as the first")
-    first = next(iter(variables))
+    lists = [value if isinstance(value, list) else [value] for value in variables.values()]
+    return [dict(zip(variables, row, strict=True)) for row in itertools.product(*lists)]
+
+
+def names(template: str, variables: Any, origin: str) -> dict[str, dict[str, Any]]:
+    """The name of every suite of an entry -> the values of its variables.
+
+    Raises:
+        ConfigError: As of :func:`points`, or the name has a ``$`` that is no variable.
+    """
+    every = points(variables, origin)
+    added = [name for name in variables if name not in NAME.findall(template)]
     return {
-        f"-{first}{row[0]}" if index else "": dict(zip(variables, row, strict=True))
-        for index, row in enumerate(zip(*lists, strict=True))
+        fill(template, values, origin)
+        + "".join(f"-{key}{values[key]}" for key in added if values[key] != every[0][key]): values
+        for values in every
     }
 
 
-def with_values(data: Mapping[str, Any], variant: str, origin: str) -> dict[str, Any]:
-    """The suite of one variant, its values in the places of the variables.
+def fill(value: Any, values: Mapping[str, Any], origin: str) -> Any:
+    """A value with those of the variables in their places.
 
     Raises:
-        ConfigError: There is no such variant or variable.
+        ConfigError: There is no such variable.
     """
-    every = variants(data, origin)
-    if variant not in every:
-        raise ConfigError(
-            f"{origin}: {KEY}: no variant '{variant}'{did_you_mean(variant, [*every])}"
-        )
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: filled(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [filled(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        whole = NAME.fullmatch(value)
-        return of(whole) if whole else NAME.sub(lambda match: str(of(match)), value)
+    if isinstance(value, Mapping):
+        return {fill(k, values, origin): fill(v, values, origin) for k, v in value.items()}
+    if isinstance(value, list):
+        return [fill(item, values, origin) for item in value]
+    if not isinstance(value, str):
+        return value
 
     def of(match: re.Match[str]) -> Any:
-        if match[1] not in every[variant]:
-            hint = did_you_mean(match[1], [*every[variant]])
+        if match[1] not in values:
+            hint = did_you_mean(match[1], [*values])
             raise ConfigError(f"{origin}: ${match[1]}: no such variable{hint}")
-        return every[variant][match[1]]
+        return values[match[1]]
 
-    suite: dict[str, Any] = filled({key: value for key, value in data.items() if key != KEY})
-    return {**suite, "suite": f"{suite.get('suite', '')}{variant}"} if variant else suite
+    whole = NAME.fullmatch(value)
+    return of(whole) if whole else NAME.sub(lambda match: str(of(match)), value)

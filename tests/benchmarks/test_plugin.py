@@ -91,7 +91,7 @@ def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monk
     path.write_text(text)
     suite = tmp_path / "mine.yaml"
     suite.write_text(
-        f"extends: {ROOT / 'benchmarks/suites/digits-class.yaml'}\nsuite: mine\ncompare: []\n"
+        "extends: digits-class\nsuite: mine\ncompare: []\n"
         "methods: {mine: {method: gd_sine, params: {adapter: {phi: softsign}}}}\n"
     )
     done = cli("plan", suite, "--store", tmp_path, "--plugin", path)
