@@ -51,6 +51,20 @@ def test_a_key_moves_with_what_its_numbers_depend_on(tmp_path):
     assert not any(name.startswith(("split", "original", "retrain")) for name in moved)
 
 
+def test_a_renamed_benchmark_keeps_its_keys_and_its_earlier_name(tmp_path):
+    for name, earlier in (("tofu-small", "language"), ("digits-class", "vision")):
+        path = tmp_path / f"{earlier}.yaml"
+        path.write_text(f"extends: {name}\nsuite: mine\nbenchmark: {earlier}\n", encoding="utf-8")
+        now, old = load_suite(name), load_suite(str(path))
+        assert now.spec.benchmark == old.spec.benchmark != earlier
+        stages = [
+            {s.key for s in make_plan(suite, StageStore(tmp_path)).stages()} for suite in (now, old)
+        ]
+        assert stages[0] == stages[1]
+        (stage, *_) = make_plan(now, StageStore(tmp_path)).stages()
+        assert stage.spec.benchmark == earlier, "records and keys keep the earlier name"
+
+
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         every = {name: keys(name, Path(folder)) for name in NAMES}

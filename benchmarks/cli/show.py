@@ -277,7 +277,7 @@ def show_benchmark(name: str) -> None:
 
 
 def show_suite(name: str) -> None:
-    """What a suite and all that it extends say, its trials, and what share of its model its adapters train, counted."""
+    """What a suite says, its trials, and what share of its model its adapters train, counted."""
     import yaml
     from rich.syntax import Syntax
 

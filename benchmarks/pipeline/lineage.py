@@ -53,7 +53,8 @@ class Lineage:
             protocol: The suite's when absent.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
-        benchmark, rehearsal = self.suite.spec.benchmark, self.suite.rehearsal
+        benchmark = BENCHMARKS.stored_name(self.suite.spec.benchmark)
+        rehearsal = self.suite.rehearsal
         typed = KINDS[kind].Spec(
             benchmark=benchmark,
             protocol=canonical(protocol or self.suite.protocol),

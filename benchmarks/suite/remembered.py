@@ -9,7 +9,7 @@ import yaml
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.config import canonical, digest
-from stable_forgetting.common.base.registry import plugin_code
+from stable_forgetting.common.base.registry import BENCHMARKS, plugin_code
 
 FILE = "suite.yaml"
 DIGITS = 8
@@ -43,7 +43,10 @@ def suite_digest(suite: ResolvedSuite) -> str:
     spec = suite.unfolded or suite.spec
     rows = {row.label: [row.method, canonical(row.config)] for row in suite.rows}
     content = {
-        "spec": spec.model_dump(mode="json", exclude=UNHASHED),
+        "spec": {
+            **spec.model_dump(mode="json", exclude=UNHASHED),
+            "benchmark": BENCHMARKS.stored_name(spec.benchmark),
+        },
         "protocol": suite.protocol,
         "rows": rows,
         "after": suite_digest(suite.after) if suite.after else None,

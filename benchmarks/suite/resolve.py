@@ -114,6 +114,7 @@ def load_suite(
     if seeds:
         data["seeds"] = list(seeds)
     spec = validate(Suite, data, str(path))
+    spec = spec.model_copy(update={"benchmark": BENCHMARKS.entry(spec.benchmark).name})
     benchmark = BENCHMARKS[spec.benchmark]
     protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
     probes = make_probes(spec, str(path))

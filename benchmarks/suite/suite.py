@@ -151,7 +151,7 @@ class Suite(Strict):
     version: Count = 1
     title: str = ""
     notes: str = ""
-    benchmark: str = "vision"
+    benchmark: str = "image_classification"
     protocol: dict[str, Any]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 2, 3)
     retrains: Annotated[int, Field(ge=1, le=8)] = 2

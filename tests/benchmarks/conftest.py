@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {
 }
 TINY_TEXT: dict[str, Any] = {
     "suite": "tiny-text",
-    "benchmark": "language",
+    "benchmark": "tofu",
     "protocol": {
         "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
         "model": {

@@ -70,7 +70,7 @@ def test_show_prints_formulas_unharmed(cli):
 def test_show_suite_and_benchmark(cli, filled):
     assert "scenario: {kind: class" in cli("show", "digits-class").out
     assert "tiny-class" in cli("show", filled.paths["class"]).out
-    shown = cli("show", "vision").out
+    shown = cli("show", "image_classification").out
     assert "mia_auc" in shown and "forget_loss" in shown
 
 

@@ -200,7 +200,9 @@ def test_adapters_are_stored_small_and_evaluated_merged(filled):
     path = filled.paths["class"]
     results = results_of(path, filled.store)
     suite = load_suite(str(path))
-    benchmark = BENCHMARKS["vision"](suite.protocol, Runtime(store=filled.store, device="cpu"))
+    benchmark = BENCHMARKS["image_classification"](
+        suite.protocol, Runtime(store=filled.store, device="cpu")
+    )
     original = results["original", 1, 0][1] / "model.safetensors"
     for label in ("gd_lora", "gd_sine", "gd_ball"):
         record, folder, _ = results[label, 1, 0]

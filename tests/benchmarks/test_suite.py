@@ -27,7 +27,7 @@ from stable_forgetting.common.store.stages import StageStore
 suite, store = sys.argv[1:]
 codes = []
 for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
-             ["show", "gd_sine"], ["show", "vision"],
+             ["show", "gd_sine"], ["show", "image_classification"],
              ["report", suite, "--store", store], ["report", suite, "--store", store, "--format",
              "html"]):
     sys.argv = ["unlearn", *args]
