@@ -7,9 +7,10 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS
 from stable_forgetting.common.protocol.probe import PROBES
 
 BENCHMARKS.register(
-    "language",
+    "tofu",
     "stable_forgetting.language.benchmarks.tofu:TofuBenchmark",
     summary="question answering about authors, some of whom are to be forgotten (TOFU)",
+    stored="language",
 )
 BENCHMARKS.register(
     "tdec",

@@ -29,7 +29,7 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section, Table
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base.config import merge
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.records import RunRecord
@@ -63,7 +63,7 @@ TINY: dict[str, Any] = {
 }
 TINY_TEXT: dict[str, Any] = {
     "suite": "tiny-text",
-    "benchmark": "language",
+    "benchmark": "tofu",
     "protocol": {
         "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
         "model": {

@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.maps.plan import planner_of
 from stable_forgetting.benchmarks.maps.resolve import load_map
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
 
 PINNED = Path(__file__).parent / "golden" / "stage_keys.json"
@@ -49,6 +49,20 @@ def test_a_key_moves_with_what_its_numbers_depend_on(tmp_path):
     moved = {f"{s.kind} {s.name}" for s in plan.stages() if s.key[:16] not in pinned.values()}
     assert any(name.startswith("unlearn gd_sine") for name in moved)
     assert not any(name.startswith(("split", "original", "retrain")) for name in moved)
+
+
+def test_a_renamed_benchmark_keeps_its_keys_and_its_earlier_name(tmp_path):
+    for name, earlier in (("tofu-small", "language"), ("digits-class", "vision")):
+        path = tmp_path / f"{earlier}.yaml"
+        path.write_text(f"extends: {name}\nsuite: mine\nbenchmark: {earlier}\n", encoding="utf-8")
+        now, old = load_suite(name), load_suite(str(path))
+        assert now.spec.benchmark == old.spec.benchmark != earlier
+        stages = [
+            {s.key for s in make_plan(suite, StageStore(tmp_path)).stages()} for suite in (now, old)
+        ]
+        assert stages[0] == stages[1]
+        (stage, *_) = make_plan(now, StageStore(tmp_path)).stages()
+        assert stage.spec.benchmark == earlier, "records and keys keep the earlier name"
 
 
 if __name__ == "__main__":

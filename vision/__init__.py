@@ -6,9 +6,10 @@ The registrations below are lazy: nothing is imported until it is used.
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
 
 BENCHMARKS.register(
-    "vision",
+    "image_classification",
     "stable_forgetting.vision.benchmark:VisionBenchmark",
-    summary="image classification: random, class, confusing or memorised forgetting",
+    summary="images of classes: random, class, confusing or memorised forgetting",
+    stored="vision",
 )
 PROBLEMS.register("vision", "stable_forgetting.vision.tiny:TinyImages")
 SUBJECTS.register(

@@ -10,7 +10,7 @@ from pathlib import Path
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Stage
 from stable_forgetting.benchmarks.report.cells import duration
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.store.stages import StageStore
 
 

@@ -12,8 +12,8 @@ from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Design, Shado
 from stable_forgetting.benchmarks.audits.work import AUDIT_FILE
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores, read_stored
 from stable_forgetting.benchmarks.pipeline.stage import Result, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits.base import (
     Audit,
     Measure,

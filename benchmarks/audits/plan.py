@@ -12,8 +12,8 @@ from typing import Literal
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.planner import plan_rows
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Result, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, Suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Suite
 from stable_forgetting.common.audits.base import Audit, ModelAudit
 from stable_forgetting.common.base.config import Strict, canonical, validate
 from stable_forgetting.common.base.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 from stable_forgetting.benchmarks.audits.derive import AuditTable, Cell
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import Column, Section, table
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import NOT_APPLICABLE, Measure
 from stable_forgetting.common.audits.columns import column_doc

@@ -18,7 +18,7 @@ from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import apply_overrides
 from stable_forgetting.common.base.errors import ConfigError

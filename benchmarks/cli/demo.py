@@ -29,8 +29,9 @@ from stable_forgetting.benchmarks.cli.run import execute, run_all, short_path
 from stable_forgetting.benchmarks.cli.session import executing, finish
 from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.base.registry import BENCHMARKS
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -98,7 +99,7 @@ def _one(
     board, failed = execute(suite, runtime, pool, executor)
     show(console, [brief_section(board)])
     if board.complete and not failed:
-        text = suite.spec.benchmark != "vision"
+        text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         rows, count = (*ANSWERS, *methods), TEXTS if text else IMAGES
         chosen = samples(board, runtime, rows, seed=suite.spec.seeds[0], count=count)
         show(console, [text_section(chosen) if text else image_section(chosen)])

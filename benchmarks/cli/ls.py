@@ -17,9 +17,9 @@ from stable_forgetting.benchmarks.cli.show import show_words
 from stable_forgetting.benchmarks.report.cells import MISSING, duration
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
-from stable_forgetting.benchmarks.spec.needs import needs
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.suite import suite_groups, suite_names
+from stable_forgetting.benchmarks.suite.needs import needs
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.suite import suite_groups, suite_names
 from stable_forgetting.common.base.config import read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -32,9 +32,7 @@ TIMES = (
 START = "Start here: nothing to download, two CPU cores"
 OTHERS = "Other benchmarks"
 GROUPS = {
-    "vision": "Images",
     "image_classification": "Images",
-    "language": "TOFU",
     "tofu": "TOFU",
     "tdec": "TDEC",
     "muse": "MUSE",
@@ -187,7 +185,7 @@ def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
     for name in names:
         data = read_suite(name)[1]
         needed, words = needs(data), name.split("-")
-        benchmark = str(data.get("benchmark", "vision"))
+        benchmark = str(data.get("benchmark", ""))
         title = GROUPS.get(benchmark, OTHERS) if needed else START
         family = words[0] if words[0] in names else "-".join(words[:2])
         groups.setdefault(title, {}).setdefault(("a GPU" in needed, family), []).append(name)

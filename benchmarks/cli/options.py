@@ -15,7 +15,7 @@ from rich.console import Console
 from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+    from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
     from stable_forgetting.common.protocol.benchmark import Runtime
 
 
@@ -64,15 +64,15 @@ class Selection:
 
     def suite(self, name: str, store: Path) -> ResolvedSuite:
         """The suite of a command line; one that was run under a name of its own is in the store."""
-        from stable_forgetting.benchmarks.spec.remembered import remembered
-        from stable_forgetting.benchmarks.spec.resolve import load_suite
+        from stable_forgetting.benchmarks.suite.remembered import remembered
+        from stable_forgetting.benchmarks.suite.resolve import load_suite
 
         file = remembered(name, store)
         return load_suite(file, self.set_ or (), seeds=self.numbers, only=self.rows)
 
     def suites(self, name: str, store: Path) -> list[ResolvedSuite]:
         """The suite of a command line, or all suites of a group."""
-        from stable_forgetting.benchmarks.spec.suite import suite_groups
+        from stable_forgetting.benchmarks.suite.suite import suite_groups
 
         return [self.suite(each, store) for each in suite_groups().get(name, [name])]
 

@@ -21,7 +21,7 @@ from stable_forgetting.benchmarks.cli.options import (
 )
 from stable_forgetting.benchmarks.pipeline.executors import make_executor
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.benchmark import Runtime
 

@@ -16,7 +16,7 @@ from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
 from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, make_executor
 from stable_forgetting.benchmarks.report.files import write_files
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.registry import plugin_files
@@ -63,7 +63,7 @@ def run_with_audits(
     from stable_forgetting.benchmarks.audits.plan import probe_plan
     from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
     from stable_forgetting.benchmarks.pipeline.worksite import check_device
-    from stable_forgetting.benchmarks.spec.remembered import suite_files
+    from stable_forgetting.benchmarks.suite.remembered import suite_files
 
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)

@@ -10,7 +10,7 @@ from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_folder
 from stable_forgetting.benchmarks.report.terminal import show
-from stable_forgetting.benchmarks.spec.reading import suite_version
+from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.common.base.errors import ConfigError
 
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"

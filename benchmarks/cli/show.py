@@ -19,8 +19,9 @@ from stable_forgetting.benchmarks.cli.options import Plugins, console, register_
 from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.resolved import (
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.resolved import (
     HEADS,
     MORE,
     further_table,
@@ -28,7 +29,7 @@ from stable_forgetting.benchmarks.spec.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
+from stable_forgetting.benchmarks.suite.suite import find_suite, suite_names
 from stable_forgetting.common.base.config import Strict, canonical, close_to
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -211,11 +212,13 @@ def show_benchmark(name: str) -> None:
 
 
 def show_suite(name: str) -> None:
-    """A suite's YAML, its trials, and what share of its model its adapters train, counted."""
+    """What a suite says, its trials, and what share of its model its adapters train, counted."""
+    import yaml
     from rich.syntax import Syntax
 
     suite = load_suite(name)
-    text = find_suite(name).read_text(encoding="utf-8")
+    said = canonical(read_suite(name)[1])
+    text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, width=120)
     console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
     _show_tuning(suite)
     _show_adapters(suite)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
 from stable_forgetting.common.train.config import FitConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
 from stable_forgetting.common.measure.metric import MetricSpec

@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.leaderboard.folds import to_json as folds_json
 from stable_forgetting.benchmarks.leaderboard.settings import first_records
 from stable_forgetting.benchmarks.leaderboard.sweep import sources
 from stable_forgetting.benchmarks.paper.report import published_json
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.measure.gaps import Summary, gap
 from stable_forgetting.common.train.tracking import flat
 

@@ -26,10 +26,10 @@ from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_sc
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
-from stable_forgetting.benchmarks.spec.goals import metric_specs
-from stable_forgetting.benchmarks.spec.remembered import suite_digest
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.goals import metric_specs
+from stable_forgetting.benchmarks.suite.remembered import suite_digest
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (

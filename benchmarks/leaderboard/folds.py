@@ -12,8 +12,8 @@ from stable_forgetting.benchmarks.pipeline.splitting import read_split
 from stable_forgetting.benchmarks.report.cells import MISSING, spread
 from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.report.section import Picture, Section, Table, table
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.store.stages import StageStore

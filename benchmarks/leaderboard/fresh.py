@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords
 from stable_forgetting.benchmarks.pipeline.planner import references
-from stable_forgetting.benchmarks.spec.goals import rule_sets
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.goals import rule_sets
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.measure.metric import Row

@@ -10,7 +10,7 @@ from typing import Any
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.benchmarks.report.section import Picture
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 
 LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
 ROOM = 34

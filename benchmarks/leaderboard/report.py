@@ -23,9 +23,9 @@ from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from stable_forgetting.benchmarks.report.cells import spread
 from stable_forgetting.benchmarks.report.section import Section, Table, filled
-from stable_forgetting.benchmarks.spec.goals import rule_sets
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.goals import rule_sets
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.measure.ranking import shares
 
 NEGLIGIBLE = 0.005

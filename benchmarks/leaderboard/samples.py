@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:

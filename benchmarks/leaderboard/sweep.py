@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.pipeline.splitting import read_split
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role

@@ -18,7 +18,7 @@ from stable_forgetting.benchmarks.report.cells import (
     spread,
 )
 from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
-from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.measure.rules import Axis
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 

@@ -9,7 +9,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import FACTOR, MARKS, refer
 from stable_forgetting.benchmarks.report.cells import MISSING, significant
 from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Column, Section, table
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.verdict import LEAST_SEEDS, LEVEL, Median, Verdict
 
 ERROR = f"{100 * LEVEL:g} %"

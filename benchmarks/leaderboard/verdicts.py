@@ -8,8 +8,8 @@ import numpy as np
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Rank
 from stable_forgetting.benchmarks.leaderboard.judge import label_of
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.ranking import rank_intervals, ranks, shown

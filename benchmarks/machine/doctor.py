@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stable_forgetting.benchmarks.spec.needs import LAYOUTS, data_sets
+from stable_forgetting.benchmarks.suite.needs import LAYOUTS, data_sets
 
 Verdict = Literal["ok", "note", "bad"]
 Answer = tuple[Verdict, str, str]

@@ -18,8 +18,8 @@ from stable_forgetting.benchmarks.maps.derive import (
 )
 from stable_forgetting.benchmarks.maps.plan import MapPlanner
 from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import Row
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import Row
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from stable_forgetting.benchmarks.spec.suite import SUITES, Name
+from stable_forgetting.benchmarks.suite.suite import SUITES, Name
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import NonNegative, Positive
 

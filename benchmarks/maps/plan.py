@@ -21,7 +21,7 @@ from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_st
 from stable_forgetting.benchmarks.pipeline.planner import plan_rows
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Result, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.bounded.phi import PHIS

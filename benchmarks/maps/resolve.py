@@ -12,9 +12,9 @@ from pydantic import create_model
 
 from stable_forgetting.benchmarks.maps.cells import Rule
 from stable_forgetting.benchmarks.maps.config import MAPS, MapFile, MapRow
-from stable_forgetting.benchmarks.spec.goals import metric_specs
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite, make_audits
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.goals import metric_specs
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite, make_audits
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.config import (
     Strict,
     apply_overrides,

@@ -11,10 +11,10 @@ from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_h
 from stable_forgetting.benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
-from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 
 NOTE = (
     "measured here: its report is in benchmarks/results. withdrawn: its suite has changed since."

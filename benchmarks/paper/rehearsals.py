@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.estimate import estimates
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.suite import SUITES, suite_names
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.suite import SUITES, suite_names
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.files import json_digest, write_json
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -36,13 +36,17 @@ def full_suites() -> list[str]:
 
 def digest(suite: ResolvedSuite) -> str:
     """Of protocol, rows and probes, with versions; of its folds and earlier requests, too."""
-    versions = BENCHMARKS[suite.spec.benchmark].versions
+    name = suite.spec.benchmark
     rows = {
         row.label: [row.method, METHODS[row.method].info.version, canonical(row.config)]
         for row in suite.rows
     }
     content = {
-        "benchmark": [suite.spec.benchmark, repr(versions), canonical(suite.protocol)],
+        "benchmark": [
+            BENCHMARKS.stored_name(name),
+            repr(BENCHMARKS[name].versions),
+            canonical(suite.protocol),
+        ],
         "rows": rows,
         "probes": {name: canonical(entry.probe.config) for name, entry in suite.probes.items()},
         "parents": [digest(each) for each in (*suite.folds, suite.after) if each is not None],

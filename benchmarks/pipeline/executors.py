@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
-from stable_forgetting.benchmarks.spec.suite import Resources
+from stable_forgetting.benchmarks.suite.suite import Resources
 from stable_forgetting.common.base import processes, stopping
 from stable_forgetting.common.base.errors import ConfigError, system_line
 from stable_forgetting.common.base.registry import load_plugins

@@ -11,7 +11,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.config import Strict, canonical, did_you_mean
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
@@ -56,7 +56,8 @@ class Lineage:
             protocol: The suite's when absent.
             spec: Fields of the kind's ``Spec`` besides benchmark and protocol.
         """
-        benchmark, rehearsal = self.suite.spec.benchmark, self.suite.rehearsal
+        benchmark = BENCHMARKS.stored_name(self.suite.spec.benchmark)
+        rehearsal = self.suite.rehearsal
         typed = KINDS[kind].Spec(
             benchmark=benchmark,
             protocol=canonical(protocol) if protocol else self._protocol,

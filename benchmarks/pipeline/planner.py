@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Probed, Result, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS

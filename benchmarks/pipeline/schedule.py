@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import BUSY, run_stage
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import Damaged, UserError
 from stable_forgetting.common.base.registry import METHODS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.spec.tune import Draw
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.tune import Draw
 from stable_forgetting.common.base.config import Strict, canonical, digest
 from stable_forgetting.common.base.registry import plugin_code
 from stable_forgetting.common.store.stages import ENGINE_VERSION

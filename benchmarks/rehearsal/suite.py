@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from stable_forgetting.benchmarks.spec.goals import SuiteProbe
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.goals import SuiteProbe
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS

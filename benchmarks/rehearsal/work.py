@@ -16,9 +16,9 @@ from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_plan, 
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.rehearsal.suite import with_rows
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.resolved import described
-from stable_forgetting.benchmarks.spec.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.resolved import described
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.errors import UserError, one_line
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore

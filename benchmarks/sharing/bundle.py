@@ -29,7 +29,7 @@ from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.scoring import SCORES
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.files import json_text
-from stable_forgetting.benchmarks.spec.remembered import FILE, suite_files
+from stable_forgetting.benchmarks.suite.remembered import FILE, suite_files
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import derive
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS
-from stable_forgetting.benchmarks.spec.goals import make_probes, with_columns
-from stable_forgetting.benchmarks.spec.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.spec.suite import Suite
+from stable_forgetting.benchmarks.suite.goals import make_probes, with_columns
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import Suite
 from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.files import file_digest

@@ -13,9 +13,9 @@ from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.sharing.bundle import opened
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
-from stable_forgetting.benchmarks.spec.goals import metric_specs
-from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.suite import FLOOR, suite_names
+from stable_forgetting.benchmarks.suite.goals import metric_specs
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.measure.metric import MetricSpec
 

@@ -29,8 +29,8 @@ from stable_forgetting.benchmarks.sharing import versus
 from stable_forgetting.benchmarks.sharing.verify import sections as verified_sections
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
-from stable_forgetting.benchmarks.spec.reading import suite_version
-from stable_forgetting.benchmarks.spec.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.reading import suite_version
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.errors import ConfigError
 
 INDEX = "index.html"

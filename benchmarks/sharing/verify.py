@@ -19,8 +19,8 @@ from stable_forgetting.benchmarks.report.cells import MISSING
 from stable_forgetting.benchmarks.report.section import Column, Section, filled, table
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, PROBED, TABLE, opened, scores_file
 from stable_forgetting.benchmarks.sharing.records import Entry, board_of, read_records
-from stable_forgetting.benchmarks.spec.remembered import FILE
-from stable_forgetting.benchmarks.spec.suite import Suite
+from stable_forgetting.benchmarks.suite.remembered import FILE
+from stable_forgetting.benchmarks.suite.suite import Suite
 from stable_forgetting.common.base.config import read_yaml, validate
 from stable_forgetting.common.base.errors import DataError, Diverged, one_line
 from stable_forgetting.common.base.registry import BENCHMARKS

@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.leaderboard.report import NEGLIGIBLE
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, number, significant
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
-from stable_forgetting.benchmarks.spec.reading import suite_version
+from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
 from stable_forgetting.common.measure.verdict import LEVEL, benjamini_hochberg

@@ -12,7 +12,7 @@ import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -140,57 +140,12 @@ def _check_amount(value: Any) -> None:
         raise ConfigError(f"nested more than {DEEPEST} levels deep; flatten it")
 
 
-class Extending:
-    """How a file is read and put over those that it extends; a kind of files may have its own."""
-
-    def place(self, mapping: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A file's mapping, with what is relative to the file made absolute."""
-        return mapping
-
-    def join(self, base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
-        """``over`` put over ``base``; ``origin`` is for messages."""
-        return merge(base, over)
-
-
-def read_yaml(path: Path, rules: Extending | None = None) -> dict[str, Any]:
-    """Reads one YAML mapping and merges it into those that it ``extends``.
-
-    ``extends`` is a path beside the file, or a list of them in which later ones win; they may
-    extend further files themselves.
-
-    Args:
-        path: The file.
-        rules: How files of one kind are extended; as nested mappings when absent.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads one YAML mapping.
 
     Raises:
-        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
+        ConfigError: The file is missing, damaged or no mapping.
     """
-    return _read_extended(path, (), {}, rules or Extending())
-
-
-def _read_extended(
-    path: Path,
-    children: tuple[Path, ...],
-    whole: dict[Path, dict[str, Any]],
-    rules: Extending,
-) -> dict[str, Any]:
-    """``whole``: the files that were read already, with all that they extend."""
-    if path.resolve() in children:
-        raise ConfigError(f"{children[-1]}: extends: '{path.name}' closes a circle; break it")
-    if path.resolve() in whole:
-        return whole[path.resolve()]
-    mapping = rules.place(_read_mapping(path), path)
-    parents = mapping.pop("extends", [])
-    names = [parents] if isinstance(parents, str) else parents
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{path}: extends: must be a file name, or a list of them")
-    chain = (*children, path.resolve())
-    bases = [_read_extended(path.parent / name, chain, whole, rules) for name in names]
-    whole[path.resolve()] = rules.join(reduce(merge, bases, {}), mapping, str(path))
-    return whole[path.resolve()]
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: not a file; name a YAML file")

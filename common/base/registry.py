@@ -49,12 +49,17 @@ TABLES: list[Table] = []
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered name: what it points to, a one-line summary, and who registered it."""
+    """One registered name: what it points to, a one-line summary, and who registered it.
+
+    Attributes:
+        stored: Its name in stage keys and records, where it was renamed later.
+    """
 
     name: str
     target: Any
     summary: str
     origin: str
+    stored: str = ""
 
 
 class Registry(Generic[T]):
@@ -75,9 +80,15 @@ class Registry(Generic[T]):
         TABLES.append(self)
 
     def register(
-        self, name: str, target: str | type[T] | None = None, *, summary: str = ""
+        self, name: str, target: str | type[T] | None = None, *, summary: str = "", stored: str = ""
     ) -> Callable[[type[T]], type[T]]:
         """Registers ``module:attr``, or decorates a class.
+
+        Args:
+            name: Under which it is found.
+            target: ``module:attr``, of what is imported when it is needed.
+            summary: One line for lists.
+            stored: An earlier name, which stage keys and records keep and which is still found.
 
         Raises:
             ConfigError: The name is taken; both origins are named.
@@ -85,12 +96,12 @@ class Registry(Generic[T]):
         frame = sys._getframe(1)
         origin = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if target is not None:
-            self._add(Entry(name, target, summary, origin))
+            self._add(Entry(name, target, summary, origin, stored))
 
         def decorate(cls: type[T]) -> type[T]:
             doc = summary or (cls.__doc__ or "").strip().splitlines()[0:1]
             text = doc if isinstance(doc, str) else "".join(doc)
-            self._add(Entry(name, cls, text, origin))
+            self._add(Entry(name, cls, text, origin, stored))
             return cls
 
         return decorate
@@ -115,6 +126,11 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.kind} '{name}'{hint}")
         return entry
 
+    def stored_name(self, name: str) -> str:
+        """The name in stage keys and records."""
+        entry = self.entry(name)
+        return entry.stored or entry.name
+
     def foreign(self) -> bool:
         """Whether any entry was registered by a plugin."""
         return any(is_foreign(_path(entry)) for entry in self)
@@ -132,8 +148,10 @@ class Registry(Generic[T]):
         return self._find(name) is not None
 
     def _find(self, name: str) -> Entry | None:
-        if name in self._entries or self._derived is None:
-            return self._entries.get(name)
+        if name in self._entries:
+            return self._entries[name]
+        if self._derived is None:
+            return next((entry for entry in self if entry.stored == name), None)
         entry: Entry | None = _import(self._derived, self.kind)(name)
         return entry
 

@@ -15,8 +15,8 @@ from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
 from stable_forgetting.benchmarks.report.terminal import pieces
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import Measure, ModelAudit
 from stable_forgetting.common.audits.pairs import JensenShannon

@@ -10,8 +10,8 @@ import pytest
 
 from stable_forgetting.benchmarks.audits.derive import AuditReport
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.language.metrics.truth import normalised_probabilities

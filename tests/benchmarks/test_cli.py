@@ -12,7 +12,7 @@ import pytest
 from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.benchmarks.cli import run as commands
 from stable_forgetting.benchmarks.pipeline import executors
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
@@ -70,7 +70,7 @@ def test_show_prints_formulas_unharmed(cli):
 def test_show_suite_and_benchmark(cli, filled):
     assert "scenario: {kind: class" in cli("show", "digits-class").out
     assert "tiny-class" in cli("show", filled.paths["class"]).out
-    shown = cli("show", "vision").out
+    shown = cli("show", "image_classification").out
     assert "mia_auc" in shown and "forget_loss" in shown
 
 
@@ -145,7 +145,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr("stable_forgetting.benchmarks.spec.resolve.load_suite", fails)
+    monkeypatch.setattr("stable_forgetting.benchmarks.suite.resolve.load_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -156,7 +156,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr("stable_forgetting.benchmarks.spec.resolve.load_suite", fails)
+        monkeypatch.setattr("stable_forgetting.benchmarks.suite.resolve.load_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")

@@ -13,11 +13,11 @@ import pytest
 from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
 from stable_forgetting.benchmarks.leaderboard.dynamics import PROBES
 from stable_forgetting.benchmarks.paper import coverage
-from stable_forgetting.benchmarks.spec.published import read_figures, read_tables
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
-from stable_forgetting.benchmarks.spec.variables import variants, with_values
+from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
+from stable_forgetting.benchmarks.suite.variables import fill, names, points
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.sizes import linear_parameters
 
@@ -72,20 +72,29 @@ def test_one_file_is_a_suite_per_rank():
     assert wide.row("gd").config == plain.row("gd").config, "whole models are trained once"
 
 
+def test_an_entry_is_a_suite_for_every_combination():
+    found = names("s-$model", {"model": ["a", "b"], "rank": [4, 8], "lr": 0.1}, "f")
+    assert [*found] == ["s-a", "s-a-rank8", "s-b", "s-b-rank8"]
+    assert found["s-b-rank8"] == {"model": "b", "rank": 8, "lr": 0.1}
+    assert names("s", {}, "f") == {"s": {}}
+    whole = {"$model": ["rank $rank", "$rank"]}
+    assert fill(whole, found["s-a-rank8"], "f") == {"a": ["rank 8", 8]}
+
+
 def test_variables_that_cannot_be_are_refused():
-    data = {"suite": "s", "variables": {"rank": [4, 8]}, "notes": "$rank of $rang"}
-    assert [*variants(data, "f")] == ["", "-rank8"]
-    assert with_values({**data, "notes": "$rank"}, "-rank8", "f") == {
-        "suite": "s-rank8",
-        "notes": 8,
-    }
     with pytest.raises(ConfigError, match=r"\$rang: no such variable; did you mean 'rank'"):
-        with_values(data, "", "f")
-    for wrong, words in (({"rank": 4}, "write lists"), ({"a": [1], "b": [1, 2]}, "as many values")):
-        with pytest.raises(ConfigError, match=words):
-            variants({"variables": wrong}, "f")
+        fill("$rank of $rang", {"rank": 4}, "f")
+    for wrong in ([], {"rank": []}, {"rank": None}, {"rank": {"a": 1}}):
+        with pytest.raises(ConfigError, match="write lists"):
+            points(wrong, "f")
     with pytest.raises(ConfigError, match=r"did you mean 'tofu-phi-1\.5-forget10-rank8'"):
         read_suite("tofu-phi-1.5-forget10-rank9")
+
+
+def test_a_suite_of_a_variable_can_be_extended(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: tofu-phi-1.5-forget10-rank8\nsuite: mine\n")
+    assert load_suite(str(path)).row("gd_sine").config.adapter.rank == 8
 
 
 # Estimates ---------------------------------------------------------------------------------------

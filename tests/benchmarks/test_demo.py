@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.leaderboard.samples import (
     samples,
 )
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore

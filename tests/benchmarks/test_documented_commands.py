@@ -22,7 +22,7 @@ import typer
 from stable_forgetting import benchmarks
 from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.benchmarks.cli import options
-from stable_forgetting.benchmarks.spec.suite import suite_groups
+from stable_forgetting.benchmarks.suite.suite import suite_groups
 from tests.benchmarks.desk import lay
 
 ROOT = Path(benchmarks.__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.protocol.benchmark import Runtime

@@ -11,7 +11,7 @@ import pytest
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore

@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.columns import DOCS
 from stable_forgetting.benchmarks.report.section import Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.audits import AUDITS, make_audit
 from stable_forgetting.common.audits.columns import COLUMNS, column_doc
 from stable_forgetting.common.base.registry import BENCHMARKS

@@ -13,8 +13,8 @@ from stable_forgetting.benchmarks.leaderboard.tables import main_table
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.rules import Axis
 from stable_forgetting.common.measure.scores import COLUMNS, Scores, save_scores

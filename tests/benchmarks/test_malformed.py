@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.store.stages import StageStore
 

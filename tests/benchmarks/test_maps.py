@@ -29,7 +29,7 @@ from stable_forgetting.benchmarks.maps.write import to_json
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import html, markdown
-from stable_forgetting.benchmarks.spec.suite import FLOOR
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import resolve_config

@@ -11,9 +11,9 @@ import yaml
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import foreign_code
 from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-from stable_forgetting.benchmarks.spec.remembered import FILE, suite_digest, suite_files
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.remembered import FILE, suite_digest, suite_files
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import METHODS, load_plugins, plugin_files
 from stable_forgetting.common.bounded.phi import PHIS

@@ -10,7 +10,7 @@ import pytest
 from stable_forgetting.benchmarks.pipeline import stage as stage_module
 from stable_forgetting.benchmarks.pipeline.planner import make_plan, references, trial_gap
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -153,7 +153,9 @@ def test_keys_change_with_versions(plan_of, monkeypatch):
         "gd/seed-1",
         "gd/seed-2",
     }, "a subclass has a version of its own"
-    monkeypatch.setattr(BENCHMARKS["vision"], "versions", Versions(split=99, train=99))
+    monkeypatch.setattr(
+        BENCHMARKS["image_classification"], "versions", Versions(split=99, train=99)
+    )
     assert changed_kinds(before, plan_of()) == KINDS
 
 
@@ -271,7 +273,7 @@ def test_a_trial_never_scores_test_parts(tiny_suite):
     names = ("forget", "retain", "validation", "validation_forget", "test", "test_forget")
     parts = {name: np.arange(10 * i, 10 * i + 8) for i, name in enumerate(names)}
     split = ForgetSplit("hand", parts, "digest")
-    benchmark = BENCHMARKS["vision"](suite.protocol, Runtime(device="cpu"))
+    benchmark = BENCHMARKS["image_classification"](suite.protocol, Runtime(device="cpu"))
     full = benchmark.parts(split, trial=False, seed=1)
     trial = benchmark.parts(split, trial=True, seed=1)
     assert set(full) == set(names)

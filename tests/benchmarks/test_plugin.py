@@ -18,8 +18,8 @@ import yaml
 
 from stable_forgetting import benchmarks
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import find_suite, suite_names
 from stable_forgetting.common import METHODS, PHIS
 from stable_forgetting.common.base.registry import load_plugins
 from stable_forgetting.common.store.stages import StageStore
@@ -107,7 +107,7 @@ def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monk
     path.write_text(text)
     suite = tmp_path / "mine.yaml"
     suite.write_text(
-        f"extends: {ROOT / 'benchmarks/suites/digits-class.yaml'}\nsuite: mine\ncompare: []\n"
+        "extends: digits-class\nsuite: mine\ncompare: []\n"
         "methods: {mine: {method: gd_sine, params: {adapter: {phi: softsign}}}}\n"
     )
     done = cli("plan", suite, "--store", tmp_path, "--plugin", path)

@@ -16,8 +16,8 @@ from torchvision.io import write_png
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.training import FINGERPRINTS
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.resolved import pretraining_table
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolved import pretraining_table
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -189,7 +189,7 @@ def test_cifar10_and_cifar100_share_no_image():
     seen = []
     for name in ("cifar10", "cifar100"):
         data = {"name": name, "train_images": 900, "validation_images": 0, "test_images": 100}
-        cls = BENCHMARKS["vision"]
+        cls = BENCHMARKS["image_classification"]
         model = {"name": "scratch", "dim": 16, "depth": 1, "heads": 2, "image_size": 32}
         protocol = {"data": data, "model": model, "train": {"epochs": 1}}
         benchmark = cls(validate(cls.Config, protocol, "test"), Runtime(data_root=LOCAL))
@@ -224,7 +224,7 @@ def test_a_text_pretraining_lends_tokenizer_and_weights(tiny_text_suite, cli, tm
     plain = load_suite(str(tiny_text_suite(suite="no-notes")))
     vocabularies = []
     for each in (suite.protocol, suite.protocol.pretraining, plain.protocol):
-        source = BENCHMARKS["language"](each, Runtime(device="cpu")).source
+        source = BENCHMARKS["tofu"](each, Runtime(device="cpu")).source
         vocabularies.append(source.tokenizer.get_vocab())
     assert vocabularies[0] == vocabularies[1] != vocabularies[2]
 

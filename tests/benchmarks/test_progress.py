@@ -20,7 +20,7 @@ from stable_forgetting.benchmarks.pipeline import position, schedule
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor
 from stable_forgetting.benchmarks.pipeline.position import PositionFile, read_position
 from stable_forgetting.benchmarks.pipeline.stage import ModelSpec, Plan, Result, Stage
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 

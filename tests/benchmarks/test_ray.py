@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.executors import RayExecutor, placed
-from stable_forgetting.benchmarks.spec.suite import Resources
+from stable_forgetting.benchmarks.suite.suite import Resources
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.records import RunRecord
 

@@ -12,8 +12,8 @@ from stable_forgetting.benchmarks.paper import rehearsals
 from stable_forgetting.benchmarks.paper.rehearsals import full_suites, is_full, is_rehearsed
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.rehearsal.suite import WARNING, rehearsed
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.train.rates import learning_rate

@@ -26,10 +26,10 @@ from stable_forgetting.benchmarks.report import html as page
 from stable_forgetting.benchmarks.report import markdown, tex
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import fitting, rich_table, show
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.remembered import suite_digest
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import FLOOR, suite_names
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.remembered import suite_digest
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 

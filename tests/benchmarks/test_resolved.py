@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from stable_forgetting.benchmarks.spec.defaults import kinds
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.resolved import (
+from stable_forgetting.benchmarks.suite.defaults import kinds
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolved import (
     HEADS,
     SHOWN,
     SILENT,
@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.spec.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, suite_names
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, suite_names
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.train.rates import total_steps, warmup_steps
 

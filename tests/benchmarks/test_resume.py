@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore

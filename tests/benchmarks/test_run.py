@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -200,7 +200,9 @@ def test_adapters_are_stored_small_and_evaluated_merged(filled):
     path = filled.paths["class"]
     results = results_of(path, filled.store)
     suite = load_suite(str(path))
-    benchmark = BENCHMARKS["vision"](suite.protocol, Runtime(store=filled.store, device="cpu"))
+    benchmark = BENCHMARKS["image_classification"](
+        suite.protocol, Runtime(store=filled.store, device="cpu")
+    )
     original = results["original", 1, 0][1] / "model.safetensors"
     for label in ("gd_lora", "gd_sine", "gd_ball"):
         record, folder, _ = results[label, 1, 0]

@@ -9,7 +9,7 @@ import pytest
 
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.bounded.attach import detach
 from stable_forgetting.common.bounded.files import load_adapter
 from stable_forgetting.common.data.splits import ForgetSplit

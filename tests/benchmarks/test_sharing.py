@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.sharing.bundle import MANIFEST, write_bundle
 from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores

@@ -19,9 +19,9 @@ from stable_forgetting.benchmarks.cli.show import documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
-from stable_forgetting.benchmarks.spec.needs import needs
-from stable_forgetting.benchmarks.spec.reading import read_suite
-from stable_forgetting.benchmarks.spec.suite import suite_names
+from stable_forgetting.benchmarks.suite.needs import needs
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.stages import StageStore

@@ -13,7 +13,7 @@ from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.planner import plan_rows
 from stable_forgetting.benchmarks.pipeline.stage import Result
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import load_plugins
 from stable_forgetting.common.protocol.benchmark import Runtime

@@ -113,5 +113,5 @@ def test_text_needs_no_library_of_images(loaded, tiny_text_suite, tmp_path):
 
 
 def test_optuna_brings_nothing_heavy_into_planning(loaded):
-    modules = loaded("import stable_forgetting.benchmarks.spec.samplers, scipy.stats.qmc, optuna")
+    modules = loaded("import stable_forgetting.benchmarks.suite.samplers, scipy.stats.qmc, optuna")
     assert modules & (WORKING | {"torch"}) == {"optuna", "scipy.stats"}

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.remembered import suite_digest
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import REFERENCES, SUITES, suite_groups, suite_names
+from stable_forgetting.benchmarks.suite.reading import read_file
+from stable_forgetting.benchmarks.suite.remembered import suite_digest
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, SUITES, suite_groups, suite_names
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS
@@ -20,12 +21,13 @@ sys.path.insert(0, os.getcwd())
 from pathlib import Path
 from stable_forgetting.benchmarks.cli import main as cli
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.store.stages import StageStore
 suite, store, *names = sys.argv[1:]
 codes = []
 for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
-             ["show", "gd_sine"], ["show", "vision"],
+             ["show", "gd_sine"], ["show", "image_classification"],
              ["report", suite, "--store", store], ["report", suite, "--store", store, "--format",
              "html"]):
     sys.argv = ["unlearn", *args]
@@ -104,7 +106,7 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     for name in ("one", "two"):
         names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
     monkeypatch.setattr(
-        "stable_forgetting.benchmarks.spec.suite.suite_groups", lambda: {"pair": names}
+        "stable_forgetting.benchmarks.suite.suite.suite_groups", lambda: {"pair": names}
     )
     store = tmp_path / "store"
     missing = cli("report", "pair", "--store", store)
@@ -122,6 +124,55 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
 def test_shared_parts_are_not_suites():
     assert any(path.stem.startswith("_") for path in SUITES.glob("*.yaml"))
     assert not [name for name in suite_names() if name.startswith("_")]
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder / f"{next(iter(files))}.yaml"
+
+
+def complaint(path):
+    with pytest.raises(ConfigError) as caught:
+        read_file(path)
+    return str(caught.value)
+
+
+def test_extends_merges(tmp_path):
+    child = "extends: base.yaml\ninner: {rank: 2}\nrows: [{method: b}]"
+    base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nrows: [{method: a}, {method: c}]"
+    merged = read_file(write(tmp_path, child=child, base=base))
+    assert merged == {
+        "lr": 0.5,
+        "inner": {"rank": 2, "omega": 3},
+        "rows": [{"method": "b"}],
+    }
+
+
+def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
+    child = "extends: base.yaml\na: {x: 1}"
+    base = "extends: top.yaml\na: null\nb: 2"
+    child = write(tmp_path, child=child, base=base, top="a: {y: 9}\nb: 3\nc: 4")
+    assert read_file(child) == {"a": {"x": 1}, "b": 2, "c": 4}
+
+
+def test_extends_takes_several_and_the_later_one_wins(tmp_path):
+    files = {"a": "x: 1\ny: 1\nz: 1", "b": "extends: top.yaml\ny: 2\nz: 2", "top": "w: 3\nx: 3"}
+    child = write(tmp_path, child="extends: [a.yaml, b.yaml]\nz: 0", **files)
+    assert read_file(child) == {"x": 3, "y": 2, "z": 0, "w": 3}
+
+
+def test_extends_errors(tmp_path):
+    child = write(tmp_path, child="extends: base.yaml", base="extends: child.yaml")
+    message = complaint(child)
+    assert str(tmp_path / "base.yaml") in message and "'child.yaml' closes a circle" in message
+    child = write(tmp_path, child="extends: gone.yaml")
+    assert "gone.yaml: no such file" in complaint(child)
+    child = write(tmp_path, child="extends: [a, 2]")
+    message = complaint(child)
+    assert str(child) in message and "extends" in message
+    child = write(tmp_path, child="extends: child.yaml")
+    assert "circle" in complaint(child)
 
 
 def test_extends_merges_one_level(tmp_path, tiny_suite):

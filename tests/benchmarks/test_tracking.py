@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.events import export_events
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime

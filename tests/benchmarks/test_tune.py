@@ -18,9 +18,9 @@ from stable_forgetting.benchmarks.leaderboard.sweep import close_calls
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.samplers import propose
-from stable_forgetting.benchmarks.spec.tune import Dimension
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.samplers import propose
+from stable_forgetting.benchmarks.suite.tune import Dimension
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import summarise

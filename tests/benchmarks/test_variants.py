@@ -7,8 +7,7 @@ import inspect
 
 import pytest
 
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import SUITES
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.presets import PRESETS
@@ -58,7 +57,7 @@ def test_a_preset_adds_what_it_reads():
 def test_a_row_without_yaml_params(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        f"extends: {SUITES / 'digits-class.yaml'}\nsuite: mine\ncompare: []\n"
+        "extends: digits-class\nsuite: mine\ncompare: []\n"
         "methods: {salun_sine: {params: {adapter: {rank: 4}}}, ihl_sigmoid: null}\n"
     )
     suite = load_suite(str(path))

@@ -8,7 +8,7 @@ from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.training import Original, Retrain
 from stable_forgetting.benchmarks.pipeline.unlearning import Unlearn
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.store.stages import StageStore

@@ -24,7 +24,7 @@ COMMANDS = (
     ("plan", "tofu-phi-1.5-forget10", "--keys"),
     ("show", "digits-class"),
     ("show", "lethevit-cifar10-small", "--resolved"),
-    ("show", "vision"),
+    ("show", "image_classification"),
     ("show", "bounded", "--plan", "llama-2-7b"),
     ("report", "digits-random"),
     ("audit", "digits-all-class"),

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.suite import SUITES
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import function
@@ -65,7 +64,7 @@ def test_an_adapter_of_a_registered_phi_trains_and_merges(softsign):
 def test_a_suite_names_a_registered_phi(softsign, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        f"extends: {SUITES / 'digits-class.yaml'}\nsuite: mine\ncompare: []\n"
+        "extends: digits-class\nsuite: mine\ncompare: []\n"
         "methods: {mine: {method: gd_sine, params: {adapter: {phi: softsign}}}}\n"
     )
     assert load_suite(str(path)).row("mine").config.adapter.phi == softsign

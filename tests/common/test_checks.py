@@ -477,13 +477,13 @@ def test_declarations(judged, cls, name, words):
 
 
 def test_the_vision_benchmark_keeps_every_promise():
-    results = check_benchmark("vision", PROTOCOL, Runtime())
+    results = check_benchmark("image_classification", PROTOCOL, Runtime())
     assert not failures(results) and len(results) == 10
 
 
 def test_a_protocol_must_be_valid():
     with pytest.raises(ConfigError, match=r"train: required"):
-        check_benchmark("vision", {}, Runtime())
+        check_benchmark("image_classification", {}, Runtime())
     with pytest.raises(ConfigError, match="unknown benchmark"):
         check_benchmark("visions", PROTOCOL, Runtime())
 

@@ -168,52 +168,6 @@ def test_parse_names_its_origin():
     assert complaint(parse_yaml, "a: [", "--set x").startswith("--set x:")
 
 
-# extends -----------------------------------------------------------------------------------------
-
-
-def write(folder, **files):
-    for name, text in files.items():
-        (folder / f"{name}.yaml").write_text(text)
-    return folder / f"{next(iter(files))}.yaml"
-
-
-def test_extends_merges(tmp_path):
-    child = "extends: base.yaml\ninner: {rank: 2}\nrows: [{method: b}]"
-    base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nrows: [{method: a}, {method: c}]"
-    merged = read_yaml(write(tmp_path, child=child, base=base))
-    assert merged == {
-        "lr": 0.5,
-        "inner": {"rank": 2, "omega": 3},
-        "rows": [{"method": "b"}],
-    }
-
-
-def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
-    child = "extends: base.yaml\na: {x: 1}"
-    base = "extends: top.yaml\na: null\nb: 2"
-    child = write(tmp_path, child=child, base=base, top="a: {y: 9}\nb: 3\nc: 4")
-    assert read_yaml(child) == {"a": {"x": 1}, "b": 2, "c": 4}
-
-
-def test_extends_takes_several_and_the_later_one_wins(tmp_path):
-    files = {"a": "x: 1\ny: 1\nz: 1", "b": "extends: top.yaml\ny: 2\nz: 2", "top": "w: 3\nx: 3"}
-    child = write(tmp_path, child="extends: [a.yaml, b.yaml]\nz: 0", **files)
-    assert read_yaml(child) == {"x": 3, "y": 2, "z": 0, "w": 3}
-
-
-def test_extends_errors(tmp_path):
-    child = write(tmp_path, child="extends: base.yaml", base="extends: child.yaml")
-    message = complaint(read_yaml, child)
-    assert str(tmp_path / "base.yaml") in message and "'child.yaml' closes a circle" in message
-    child = write(tmp_path, child="extends: gone.yaml")
-    assert "gone.yaml: no such file" in complaint(read_yaml, child)
-    child = write(tmp_path, child="extends: [a, 2]")
-    message = complaint(read_yaml, child)
-    assert str(child) in message and "extends" in message
-    child = write(tmp_path, child="extends: child.yaml")
-    assert "circle" in complaint(read_yaml, child)
-
-
 # --set -------------------------------------------------------------------------------------------
 
 

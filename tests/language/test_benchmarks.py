@@ -105,7 +105,7 @@ def of_files(folder, rows, promised):
     data = {"name": "jsonl", "files": FILES, "rows": promised, "max_length": 64}
     protocol = {"data": data, "scenario": {"kind": "files"}, "model": TINY, "train": {"steps": 1}}
     protocol["evaluation"] = {"max_new_tokens": 4}
-    return made("language", protocol, Runtime(device="cpu", data_root=folder))
+    return made("tofu", protocol, Runtime(device="cpu", data_root=folder))
 
 
 @pytest.mark.parametrize(("rows", "count"), [("text", 3), ("answers", 3), ("comparisons", 4)])
@@ -153,7 +153,7 @@ def test_what_a_published_model_was_trained_on_is_claimed_or_not(tmp_path):
         "model": {"name": str(tmp_path), "original": str(tmp_path), "retrain": {"x": "nobody/x"}},
         "train": {"steps": 1},
     }
-    bench = made("language", protocol)
+    bench = made("tofu", protocol)
     assert bench.published_claim("original") is None
     (tmp_path / "b.safetensors").unlink()
     assert bench.published_claim("original") == "0123"

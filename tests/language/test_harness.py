@@ -114,7 +114,7 @@ def bench(request, tmp_path):
         "model": {"name": "tiny", "kind": request.param, **size},
         "train": {"steps": 1},
     }
-    cls = BENCHMARKS["language"]
+    cls = BENCHMARKS["tofu"]
     config = validate(cls.Config, protocol, "test")
     made = cls(config, Runtime(device="cpu", data_root=tmp_path))
     if request.param == "llama":

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers
-from stable_forgetting.benchmarks.spec.resolve import load_suite
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.registry import BENCHMARKS

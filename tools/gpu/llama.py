@@ -26,7 +26,7 @@ def suite(folder: Path, tiny: bool) -> dict[str, Any]:
     authors = 3 if tiny else 20
     return {
         "suite": "gpu-llama",
-        "benchmark": "language",
+        "benchmark": "tofu",
         "protocol": {
             "data": {"name": "fictitious", "authors": authors, "forget_authors": 2},
             "model": {

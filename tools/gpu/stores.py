@@ -24,7 +24,7 @@ from tools.gpu.items import Job, Row
 ROOT = Path(__file__).resolve().parents[2]
 TEXT: dict[str, Any] = {
     "suite": "gpu-text",
-    "benchmark": "language",
+    "benchmark": "tofu",
     "protocol": {
         "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
         "model": {"name": "tiny", "dim": 32, "depth": 2, "heads": 2, "context": 128},

@@ -1,0 +1,218 @@
+"""Suite files -> what they say: families, inheritance, rows that are selected, plugins.
+
+A suite's file is one mapping.  A built-in file is a family: ``suites`` holds what each of them says
+beyond the rest of the file, ``parts`` what several of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+from stable_forgetting.benchmarks.suite.suite import (
+    REFERENCES,
+    SUITES,
+    family,
+    find_suite,
+    is_file,
+    suite_groups,
+    suite_names,
+)
+from stable_forgetting.benchmarks.suite.variables import KEY, fill, points
+from stable_forgetting.common.base.config import apply_overrides, did_you_mean, merge, read_yaml
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import METHODS, load_plugins
+from stable_forgetting.common.methods.base import over as over_earlier
+
+
+def read_suite(name: str, overrides: Sequence[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """A suite's file, and what it says under overrides, with its variables' values.
+
+    Its plugins are loaded.
+
+    Raises:
+        ConfigError: It has the name of a built-in suite, or a plugin cannot be loaded.
+    """
+    path = find_suite(name)
+    data = _own(path) if is_file(name) else built_in(name)
+    data = join(data, apply_overrides({}, overrides), "--set")
+    try:
+        load_plugins(data.get("plugins", ()), installed=False)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: plugins: {str(error).removeprefix('--plugin ')}") from None
+    return path, data
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """What a file and those that it extends say together; later ones of a list win.
+
+    Raises:
+        ConfigError: A file is missing, damaged, or extends itself, directly or in a circle.
+    """
+    return _File(path).whole()
+
+
+@cache
+def built_in(name: str) -> dict[str, Any]:
+    """What a built-in suite says."""
+    path = find_suite(name)
+    whole, (entry, values) = read_yaml(path), family(path)[name]
+    shared = {key: value for key, value in whole.items() if key not in ("suites", "parts")}
+    data = {**whole["suites"][entry], KEY: values}
+    if "extends" in data:
+        data["extends"] = fill(data["extends"], values, f"{path}: {entry}")
+    data = _File(path, whole.get("parts", {})).joined(data, shared)
+    return {**fill(data, data.pop(KEY), f"{path}: {entry}"), "suite": name}
+
+
+def _own(path: Path) -> dict[str, Any]:
+    """What a user's file says; of a variable with several values it takes the first."""
+    data = read_file(path)
+    if "suites" in data:
+        raise ConfigError(f"{path}: suites: a built-in file of several suites; give a suite's name")
+    data = fill(data, points(data.pop(KEY, None) or {}, str(path))[0], str(path))
+    inside = path.resolve().parent == SUITES.resolve()
+    if not inside and data.get("suite") in (*suite_names(), *suite_groups()):
+        raise ConfigError(
+            f"{path}: suite: '{data['suite']}' is built in, and its report would be overwritten; "
+            "give yours another name"
+        )
+    return data
+
+
+def suite_version(name: str) -> int:
+    """A suite's version, which its file says, without checking the rest of it.
+
+    Raises:
+        ConfigError: As of :func:`read_suite`.
+    """
+    version: int = read_suite(name)[1].get("version", 1)
+    return version
+
+
+class _File:
+    """A file of suites: ``extends`` takes its parts, built-in suites, and files beside it."""
+
+    def __init__(
+        self, path: Path, parts: Mapping[str, Any] | None = None, children: Sequence[Any] = ()
+    ) -> None:
+        self.path = path
+        self.parts = parts or {}
+        self.children = children
+
+    def whole(self) -> dict[str, Any]:
+        """What the file says."""
+        return self.joined(read_yaml(self.path))
+
+    def joined(
+        self, mapping: Mapping[str, Any], shared: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A mapping of the file over all that it extends; ``shared`` comes before these."""
+        names = mapping.get("extends", [])
+        names = [names] if isinstance(names, str) else names
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{self.path}: extends: must be a file name, or a list of them")
+        bases = [self._extended(name) for name in names]
+        own = {key: value for key, value in self._placed(mapping).items() if key != "extends"}
+        return join(reduce(merge, bases, dict(shared or {})), own, str(self.path))
+
+    def _extended(self, name: str) -> dict[str, Any]:
+        """A part, a built-in suite, or a file."""
+        if name in self.parts:
+            return self.joined(self.parts[name])
+        if not is_file(name):
+            try:
+                return built_in(name)
+            except ConfigError as error:
+                raise ConfigError(f"{self.path}: extends: {error}") from None
+        file, chain = (self.path.parent / name).resolve(), (*self.children, self.path.resolve())
+        if file in chain:
+            raise ConfigError(f"{self.path}: extends: '{name}' closes a circle; break it")
+        return _File(file, children=chain).whole()
+
+    def _placed(self, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """The mapping; plugins, and the request before, lie beside the file."""
+        result = dict(mapping)
+        if "plugins" in mapping:
+            files = _texts(mapping, "plugins", self.path)
+            result["plugins"] = [str((self.path.parent / file).resolve()) for file in files]
+        after = mapping.get("after")
+        if isinstance(after, str) and is_file(after):
+            result["after"] = str((self.path.parent / after).resolve())
+        return result
+
+
+def join(base: Mapping[str, Any], over: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """``over`` put over ``base``, without the rows that it removes or does not select.
+
+    A null row removes an inherited one, and ``rows`` names those that stay.  What ``base`` says of
+    a removed row goes with it: comparisons and grids.
+    """
+    inherited, rows = _rows(base), _rows(over)
+    gone = {label for label, row in rows.items() if row is None and label in inherited}
+    if gone:
+        base = without(base, gone)
+        over = {**over, "methods": {k: row for k, row in rows.items() if k not in gone}}
+    result = merge(base, _with_length(base, over))
+    if isinstance(base.get("defaults"), Mapping) and isinstance(over.get("defaults"), Mapping):
+        result["defaults"] = over_earlier(base["defaults"], over["defaults"])
+    if base.get("plugins") and over.get("plugins"):
+        result["plugins"] = list(dict.fromkeys([*base["plugins"], *over["plugins"]]))
+    if "rows" not in result:
+        return result
+    wanted = _texts(result, "rows", origin)
+    del result["rows"]
+    rows = _rows(result)
+    for label in wanted:
+        if label not in rows:
+            raise ConfigError(f"{origin}: rows: no row '{label}'{did_you_mean(label, [*rows])}")
+    return without(result, [k for k, row in rows.items() if k not in (*wanted, *_kept(k, row))])
+
+
+def _with_length(base: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``over`` with its default length and schedule in the place of those of an earlier budget."""
+    defaults = over.get("defaults")
+    if "budget" in over or not base.get("budget") or not isinstance(defaults, Mapping):
+        return over
+    budget = {"schedule": defaults["schedule"]} if defaults.get("schedule") is not None else {}
+    for unit in ("steps", "epochs"):
+        if defaults.get(unit) is not None:
+            budget |= {"unit": unit, "amount": defaults[unit]}
+    return {**over, "budget": budget} if budget else over
+
+
+def _kept(label: str, row: Any) -> tuple[str, ...]:
+    """The label of a reference row, which every selection holds."""
+    method = row.get("method") if isinstance(row, Mapping) else None
+    return (label,) if (method or label) in REFERENCES else ()
+
+
+def _rows(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    rows = data.get("methods")
+    return rows if isinstance(rows, Mapping) else {}
+
+
+def _texts(data: Mapping[str, Any], key: str, origin: Any) -> list[str]:
+    values = data[key]
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{origin}: {key}: write a list of names, such as [a, b]")
+    return values
+
+
+def without(data: Mapping[str, Any], labels: Collection[str]) -> dict[str, Any]:
+    """A suite's data without some rows, and without what compares or tunes these rows alone."""
+    result = {**data, "methods": {k: row for k, row in _rows(data).items() if k not in labels}}
+    if isinstance(data.get("compare"), list):
+        pairs = [pair for pair in data["compare"] if not {*pair} & {*labels}]
+        result["compare"] = pairs
+    if isinstance(data.get("tune"), Mapping):
+        unused = {label for label in labels if label not in METHODS}
+        result["tune"] = {
+            key: {k: v for k, v in part.items() if k not in unused}
+            if key in ("grids", "spaces") and isinstance(part, Mapping)
+            else part
+            for key, part in data["tune"].items()
+        }
+    return result

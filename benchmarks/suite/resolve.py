@@ -1,0 +1,291 @@
+"""Suite files -> resolved suites: inheritance, overrides, checked rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from stable_forgetting.benchmarks.suite.defaults import (
+    BudgetWord,
+    budget_of,
+    check_defaults,
+    check_known,
+    row_params,
+)
+from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
+from stable_forgetting.benchmarks.suite.reading import read_suite
+from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
+from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
+from stable_forgetting.common.base.config import (
+    Strict,
+    did_you_mean,
+    digest,
+    merge,
+    validate,
+)
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
+
+if TYPE_CHECKING:
+    from stable_forgetting.common.audits.base import Audit
+    from stable_forgetting.common.protocol.benchmark import Benchmark
+    from stable_forgetting.common.train.config import FitConfig
+    from stable_forgetting.common.train.rehearsal import Rehearsal
+
+
+@dataclass(frozen=True)
+class ResolvedRow:
+    """A row with its full config.
+
+    Attributes:
+        config: What it runs with where it is not tuned.
+        search: Where its trials come from; None when it is not tuned.
+        draws: The trials that are known before any is run.
+        budget: How it stands to the suite's budget.
+    """
+
+    label: str
+    method: str
+    config: Strict
+    search: Search | None = None
+    draws: tuple[Draw, ...] = ()
+    budget: BudgetWord = ""
+
+    @property
+    def trials(self) -> tuple[Strict, ...]:
+        """Full configs of the trials that are known before any is run."""
+        return tuple(draw.config for draw in self.draws)
+
+
+@dataclass(frozen=True)
+class ResolvedSuite:
+    """A validated suite: typed protocol, typed rows.
+
+    Attributes:
+        spec: As it was written.
+        protocol: Of the last fold, where there are folds.
+        rows: In the order of the file.
+        after: The suite, or the fold, of the request before.
+        audits: Of the report.
+        probes: By name.
+        fold: Its name among the folds; empty without any.
+        folds: The folds before the last, each a suite.
+        rehearsal: How much of it is done, where it is only rehearsed.
+        unfolded: The whole suite's spec, of which ``spec`` is the last fold's.
+    """
+
+    spec: Suite
+    protocol: Strict
+    rows: tuple[ResolvedRow, ...]
+    after: ResolvedSuite | None = None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+    probes: Mapping[str, SuiteProbe] = field(default_factory=dict)
+    fold: str = ""
+    folds: tuple[ResolvedSuite, ...] = ()
+    rehearsal: Rehearsal | None = None
+    unfolded: Suite | None = None
+
+    @property
+    def name(self) -> str:
+        """The suite's name."""
+        return self.spec.suite
+
+    def row(self, label: str) -> ResolvedRow:
+        """The row of a label."""
+        return next(row for row in self.rows if row.label == label)
+
+
+def load_suite(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    further: Mapping[str, Row | None] = MappingProxyType({}),
+) -> ResolvedSuite:
+    """Reads, overrides and validates a suite.
+
+    Args:
+        name: Built-in name or path of a YAML file.
+        overrides: ``key.sub=value`` strings.
+        seeds: Replace the suite's seeds.
+        only: Keep only these rows (and the references).
+        further: Rows that are added where the suite has none of that label.
+    """
+    path, data = read_suite(name, overrides)
+    if seeds:
+        data["seeds"] = list(seeds)
+    spec = validate(Suite, data, str(path))
+    name = BENCHMARKS.entry(spec.benchmark).name
+    spec = spec.model_copy(update={"benchmark": name, "methods": {**further, **spec.methods}})
+    benchmark = BENCHMARKS[spec.benchmark]
+    protocol = validate(benchmark.Config, spec.protocol, f"{path}: protocol")
+    _check_warmup(benchmark, protocol, str(path))
+    probes = make_probes(spec, str(path))
+    spec = with_columns(spec, protocol, probes, str(path))
+    _check_labels(spec, str(path))
+    check_defaults(spec, str(path))
+    if only:
+        spec = _only(spec, only, str(path))
+    rows = tuple(
+        _resolve(spec, label, row or Row(), str(path)) for label, row in spec.methods.items()
+    )
+    before = _before(spec, path, overrides)
+    audits = make_audits(spec.audits, f"{path}: audits")
+    resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
+    if overrides or seeds or only:
+        resolved = _renamed(resolved, overrides, seeds, only)
+    return _folded(resolved, str(path)) if spec.folds else resolved
+
+
+def _check_warmup(benchmark: type[Benchmark], protocol: Any, origin: str) -> None:
+    """Refuses a warm-up that is longer than the training of Original, as far as sizes are known."""
+    train: FitConfig | None = getattr(protocol, "train", None)
+    if train is None or not train.warmup_steps or not train.epochs:
+        return
+    work = benchmark.workload(protocol)
+    if work is None:
+        return
+    steps = math.ceil(sum(work.parts.values()) / train.batch_size) * train.epochs
+    if train.warmup_steps >= steps:
+        raise ConfigError(
+            f"{origin}: protocol.train.warmup_steps: a warm-up of {train.warmup_steps} steps "
+            f"leaves nothing of a run of {steps:g}; give fewer warmup_steps or more epochs"
+        )
+
+
+def _folded(suite: ResolvedSuite, origin: str) -> ResolvedSuite:
+    """The suite of the last fold, with those before it."""
+    assert suite.spec.folds is not None
+    folds: list[ResolvedSuite] = []
+    for number, over in enumerate(suite.spec.folds.protocols, 1):
+        where = f"{origin}: folds.protocols.{number - 1}"
+        given = merge(suite.spec.protocol, over)
+        protocol = validate(type(suite.protocol), given, where)
+        spec = suite.spec.model_copy(update={"protocol": given})
+        fold = replace(suite, spec=spec, protocol=protocol, fold=f"fold-{number}")
+        if number < len(suite.spec.folds.protocols):
+            plain: dict[str, Any] = {"folds": None, "audits": {}, "compare": (), "retrains": 1}
+            fold = replace(fold, spec=spec.model_copy(update=plain), audits={})
+        if folds and suite.spec.folds.kind == "sustainability":
+            fold = replace(fold, after=folds[-1])
+        folds.append(fold)
+    return replace(folds[-1], folds=tuple(folds[:-1]), unfolded=suite.spec)
+
+
+def _renamed(
+    suite: ResolvedSuite, overrides: Sequence[str], seeds: Sequence[int] | None, only: Sequence[str]
+) -> ResolvedSuite:
+    """A varied suite reports under a name of its own, such as ``digits-class+3f2a1b``."""
+    variant = digest({"set": [*overrides], "seeds": [*(seeds or ())], "only": sorted(only)})[:6]
+    spec = suite.spec.model_copy(update={"suite": f"{suite.spec.suite}+{variant}"})
+    return replace(suite, spec=spec)
+
+
+def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite | None:
+    """The suite of the request before; a row that it lacks is run there as it is written here."""
+    if spec.after is None:
+        return None
+    name = str(path.parent / spec.after) if is_file(spec.after) else spec.after
+    if name == spec.suite or Path(name).resolve() == path.resolve():
+        raise ConfigError(f"{path}: after names the suite itself; name the request before it")
+    before = load_suite(name, overrides, seeds=spec.seeds, further=spec.methods)
+    for tuned in (spec, before.spec):
+        if tuned.tune:
+            raise ConfigError(
+                f"{path}: suite {tuned.suite} is tuned, and requests in sequence take fixed "
+                "configs; remove tune and write the chosen params"
+            )
+    if before.spec.benchmark != spec.benchmark:
+        raise ConfigError(f"{path}: after: '{name}' is of another benchmark")
+    return before
+
+
+def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
+    """The audits of a report: those that need no further training of models.
+
+    Raises:
+        ConfigError: An unknown audit or setting, or one that needs trainings of its own.
+    """
+    if not settings:
+        return {}
+    from stable_forgetting.common.audits import make_audit
+
+    audits = {
+        name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()
+    }
+    for name, audit in audits.items():
+        if audit.info.tier == "shadows":
+            raise ConfigError(
+                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn audit "
+                f"SUITE --audits {name}, which prints the cost first"
+            )
+    return audits
+
+
+def _only(spec: Suite, only: Sequence[str], origin: str) -> Suite:
+    """The suite with these rows and the references alone."""
+    for label in only:
+        if label not in spec.methods:
+            raise ConfigError(
+                f"{origin}: no row '{label}'{did_you_mean(label, list(spec.methods))}"
+            )
+    methods = {
+        label: row
+        for label, row in spec.methods.items()
+        if label in only or ((row and row.method) or label) in REFERENCES
+    }
+    compare = tuple(pair for pair in spec.compare if set(pair) <= set(methods))
+    return spec.model_copy(update={"methods": methods, "compare": compare})
+
+
+def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
+    method = row.method or label
+    method = method if method in METHODS else ALIASES.get(method, method)
+    where = f"{origin}: methods.{label}"
+    try:
+        cls = METHODS[method]
+    except ConfigError as error:
+        mend = "if it is a plugin's, name the file under plugins: or with --plugin"
+        raise ConfigError(f"{where}: {error}; {mend}") from None
+    _check_class(cls, where)
+    params = row_params(spec, method, row, where)
+    config = resolve_config(method, row.preset, params, origin=f"{where}.params")
+    search = None
+    if spec.tune and row.tune and cls.info.changes_model and method not in REFERENCES:
+        search = search_of(
+            spec.tune, label, method=method, preset=row.preset, params=params, file=origin
+        )
+    draws = search.more((), ()) if search else ()
+    budget = budget_of(spec, method, row, config, search.space if search else ())
+    return ResolvedRow(label, method, config, search, draws, budget)
+
+
+def _check_class(cls: Any, where: str) -> None:
+    """What a plugin's author may have forgotten."""
+    if not isinstance(getattr(cls, "info", None), MethodInfo):
+        raise ConfigError(f"{where}: class {cls.__name__} has no info = MethodInfo(...); add it")
+    try:
+        cls.Config()
+    except ValueError as error:
+        first = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"{where}: {cls.__name__}.Config needs a default for every field ({first})"
+        ) from None
+
+
+def _check_labels(spec: Suite, origin: str) -> None:
+    """A grid or a space that no row uses is a misspelling."""
+    labels = [*spec.methods, "default"]
+    for part, label in spec.tune.labels() if spec.tune else ():
+        if label not in labels and label not in METHODS:
+            raise ConfigError(
+                f"{origin}: tune.{part}: no row '{label}'{did_you_mean(label, labels)}"
+            )
+    default = spec.tune.spaces.get("default", {}) if spec.tune else {}
+    check_known(spec, [key.partition(".")[0] for key in default], f"{origin}: tune.spaces.default")

@@ -1,0 +1,349 @@
+"""``tune:`` of a suite: where a row's trials come from, the same number for every row.
+
+A row's trials are the product of a grid, or draws from a space.  Draws are pure functions of the
+tuning seeds, the space and, where the sampler asks for it, the gaps of the trials before: nothing
+of a sweep is stored but its trials' records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stable_forgetting.common.base.config import (
+    Strict,
+    canonical,
+    did_you_mean,
+    digest,
+    is_whole,
+    merge,
+)
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Count, Seed
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.methods.base import over, resolve_config
+
+SHARE_OF_EDGE = 0.1
+"""A value this near to an end of its range (as a share of it) lies at the edge."""
+
+
+class Dimension(Strict):
+    """One parameter of a space: a range ``{low, high, log}`` or a list of values.
+
+    Attributes:
+        low: Lower bound, included.
+        high: Upper bound, included.
+        log: Draw the logarithm uniformly.
+        choices: The values, for a parameter without a range.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return {"choices": value}
+        if not isinstance(value, Mapping | Dimension):
+            raise ValueError("write {low: 1e-4, high: 1e-2, log: true} or a list of values")
+        return value
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> Dimension:
+        if self.choices is not None:
+            if not self.choices or self.low is not None or self.high is not None or self.log:
+                raise ValueError("give low and high, or a list of at least one value")
+        elif self.low is None or self.high is None:
+            raise ValueError("a range needs low and high")
+        elif self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap or widen")
+        elif self.log and self.low <= 0:
+            raise ValueError(f"log: true needs low above 0, not {self.low:g}")
+        return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Bounds of a range."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
+
+    def at_edge(self, value: Any) -> bool:
+        """Whether a value is an outermost number of a list, or within a tenth of a range's end."""
+        if self.choices is not None:
+            numbers = [_number(choice) for choice in self.choices]
+            values = [number for number in numbers if number is not None]
+            ends = {min(values), max(values)} if len(values) == len(numbers) else set()
+            return len(ends) == 2 and _number(value) in ends
+        scale = math.log if self.log else float
+        low, high = map(scale, self.ends)
+        share = (scale(value) - low) / (high - low)
+        return not SHARE_OF_EDGE < share < 1 - SHARE_OF_EDGE
+
+    def __str__(self) -> str:
+        if self.choices is not None:
+            return "of " + ", ".join(map(str, self.choices))
+        low, high = self.ends
+        return f"{low:g} to {high:g}" + (" (log)" if self.log else "")
+
+
+def _number(value: Any) -> float | None:
+    """A number, or text such as ``1e-3`` (which YAML does not read as one)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+class Tune(Strict):
+    """The same trial budget for every method, chosen by the distance on seeds of its own.
+
+    Attributes:
+        seeds: Seeds of the trials; must not be among the suite's seeds.
+        trials: Trials of every method; each grid's product must have this size.
+        grids: ``default`` or a row's label -> parameter (dots for nesting) -> values.
+        spaces: The same with ranges or lists, from which ``trials`` configs are drawn.
+        sampler: Who draws: scrambled Sobol points, independent draws, or the tree-structured
+            Parzen estimator, which looks at the gaps of the rounds before.
+        round: Trials that ``tpe`` draws at once (they run in parallel); the first round is ``qmc``.
+    """
+
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    trials: Count
+    grids: dict[str, dict[str, list[Any]]] = {}
+    spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
+    sampler: Literal["qmc", "random", "tpe"] = "qmc"
+    round: Count = 4
+
+    @field_validator("grids", "spaces", mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        """A suite that extends another takes a label away with null."""
+        if isinstance(value, Mapping):
+            return {label: item for label, item in value.items() if item is not None}
+        return value
+
+    @model_validator(mode="after")
+    def _same_budget(self) -> Tune:
+        for label, grid in self.grids.items():
+            size = math.prod(len(values) for values in grid.values())
+            if size != self.trials:
+                raise ValueError(
+                    f"grid '{label}' has {size} combinations, but trials is {self.trials}; "
+                    "every method gets the same number"
+                )
+            if label in self.spaces:
+                raise ValueError(f"'{label}' has a grid and a space; keep one of them")
+        return self
+
+    def labels(self) -> list[tuple[str, str]]:
+        """(``grids`` or ``spaces``, label) of everything that is written."""
+        return [("grids", label) for label in self.grids] + [
+            ("spaces", label) for label in self.spaces
+        ]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One trial.
+
+    Attributes:
+        values: Parameter (dots for nesting) -> value.
+        point: What the sampler drew: numbers, and the index of a listed value.
+    """
+
+    values: Mapping[str, Any]
+    config: Strict
+    point: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the trials of one row come about.
+
+    Attributes:
+        sampler: ``grid`` or the suite's sampler.
+        params: The row's params, which a trial's values override.
+        origin: Names the row's grid or space in errors.
+        skipped: Parameters of the default space that the row's method does not have.
+    """
+
+    tune: Tune
+    space: Mapping[str, Dimension]
+    sampler: str
+    method: str
+    preset: str | None
+    params: Mapping[str, Any]
+    origin: str
+    skipped: tuple[str, ...] = ()
+
+    def more(self, draws: Sequence[Draw], gaps: Sequence[float]) -> tuple[Draw, ...]:
+        """The next trials, given all before and their gaps; none once the budget is spent.
+
+        Raises:
+            ConfigError: A value is not valid, trials would repeat, or Optuna is missing.
+        """
+        left = self.tune.trials - len(draws)
+        if left == 0:
+            return ()
+        if self.sampler == "grid":
+            return self._grid()
+        if not draws:
+            self._check_space()
+        count = min(left, self.tune.round) if self.sampler == "tpe" else left
+        return self._distinct(self._proposals(draws, gaps, count), draws, count)
+
+    def _grid(self) -> tuple[Draw, ...]:
+        lists = [dimension.choices or () for dimension in self.space.values()]
+        draws = [
+            self._draw(dict(zip(self.space, values, strict=True)))
+            for values in itertools.product(*lists)
+        ]
+        if len({_identity(draw) for draw in draws}) != len(draws):
+            raise ConfigError(
+                f"{self.origin}: two trials are the same; every method gets the same number of "
+                "different ones"
+            )
+        return tuple(draws)
+
+    def _draw(self, values: Mapping[str, Any], point: Mapping[str, float] | None = None) -> Draw:
+        nested: dict[str, Any] = {}
+        for key, value in values.items():
+            for part in reversed(key.split(".")):
+                value = {part: value}
+            nested = merge(nested, value)
+        params = over(self.params, nested)
+        config = resolve_config(self.method, self.preset, params, origin=self.origin)
+        return Draw(values, config, point or {})
+
+    def _check_space(self) -> None:
+        """Each end and each listed value must be valid, and there must be enough of them."""
+        size = 1.0
+        for key, dimension in self.space.items():
+            ends = dimension.choices if dimension.choices is not None else dimension.ends
+            different = {_identity(self._draw({key: value})) for value in ends}
+            if dimension.choices is not None:
+                size *= len(different)
+            else:
+                low, high = dimension.ends
+                size *= high - low + 1 if self.whole(key) else math.inf
+        if size < self.tune.trials:
+            raise self._too_small()
+
+    def _too_small(self) -> ConfigError:
+        return ConfigError(
+            f"{self.origin}: has fewer than {self.tune.trials} different trials (values have "
+            "three digits); widen it or lower trials"
+        )
+
+    def whole(self, key: str) -> bool:
+        """Whether a parameter takes whole numbers only."""
+        return is_whole(METHODS[self.method].Config, key)
+
+    def _proposals(
+        self, draws: Sequence[Draw], gaps: Sequence[float], count: int
+    ) -> Iterable[dict[str, float]]:
+        from stable_forgetting.benchmarks.suite.samplers import propose
+
+        first, *others = self.tune.seeds
+        seed = derive(first, *others, digest(self.space), len(draws))
+        trials = [(draw.point, gap) for draw, gap in zip(draws, gaps, strict=True)]
+        whole = {key for key in self.space if self.whole(key)}
+        limit = 200 + 50 * count
+        if not trials:
+            sampler = "random" if self.sampler == "random" else "qmc"
+            return itertools.islice(propose(sampler, self.space, whole, seed), limit)
+        # where the estimator insists on what was tried already, chance goes on
+        return itertools.chain(
+            itertools.islice(propose("tpe", self.space, whole, seed, trials), 5 * count),
+            itertools.islice(propose("random", self.space, whole, seed), limit),
+        )
+
+    def _distinct(
+        self, proposals: Iterable[dict[str, float]], draws: Sequence[Draw], count: int
+    ) -> tuple[Draw, ...]:
+        seen = {_identity(draw) for draw in draws}
+        new_draws: list[Draw] = []
+        for point in proposals:
+            values = {key: self._value(key, number) for key, number in point.items()}
+            draw = self._draw(values, point)
+            if _identity(draw) not in seen:
+                seen.add(_identity(draw))
+                new_draws.append(draw)
+            if len(new_draws) == count:
+                return tuple(new_draws)
+        raise self._too_small()
+
+    def _value(self, key: str, number: float) -> Any:
+        choices = self.space[key].choices
+        return number if choices is None else choices[int(number)]
+
+    def edges(self, draw: Draw) -> tuple[str, ...]:
+        """Parameters whose value lies at the edge of its range or list."""
+        return tuple(k for k, v in draw.values.items() if self.space[k].at_edge(v))
+
+    def __str__(self) -> str:
+        return "; ".join(f"{key} {dimension}" for key, dimension in self.space.items())
+
+
+def _identity(draw: Draw) -> str:
+    return digest(canonical(draw.config))
+
+
+def search_of(
+    tune: Tune, label: str, *, method: str, preset: str | None, params: Mapping[str, Any], file: str
+) -> Search:
+    """The search of one row: its own grid or space, or the default one.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    for name in (label, "default"):
+        if name in tune.grids:
+            lists = METHODS[method].Config.by_field(tune.grids[name])
+            grid = {key: Dimension(choices=tuple(v)) for key, v in lists.items()}
+            origin = f"{file}: tune.grids for row '{label}'"
+            return Search(tune, grid, "grid", method, preset, params, origin)
+        if name in tune.spaces:
+            origin = f"{file}: tune.spaces for row '{label}'"
+            space, skipped = _space_of(tune.spaces[name], method, name == "default", origin)
+            return Search(tune, space, tune.sampler, method, preset, params, origin, skipped)
+    raise ConfigError(
+        f"{file}: tune: no grid or space for row '{label}' and no default; {_own_space(label)}"
+    )
+
+
+def _own_space(label: str) -> str:
+    """How a row gets a space of its own, or none."""
+    return (
+        f"write tune: {{spaces: {{{label}: {{lr: {{low: 1e-4, high: 1e-2, log: true}}}}}}}}, or "
+        "tune: false in the row"
+    )
+
+
+def _space_of(
+    written: Mapping[str, Dimension], method: str, shared: bool, origin: str
+) -> tuple[dict[str, Dimension], tuple[str, ...]]:
+    """A row's dimensions, and those of the shared space that its method has no setting for."""
+    config = METHODS[method].Config
+    space = dict(sorted(config.by_field(written).items()))
+    unknown = tuple(key for key in space if key.partition(".")[0] not in config.model_fields)
+    left = {key: dimension for key, dimension in space.items() if key not in unknown}
+    if unknown and not (shared and left):
+        label = origin.split("'")[-2]
+        raise ConfigError(
+            f"{origin}: {unknown[0]}: unknown key"
+            f"{did_you_mean(unknown[0], list(config.model_fields))}; {_own_space(label)} "
+            f"(settings: unlearn show {method})"
+        )
+    return left, unknown
