@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Design, Shadows, stream
+from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable
 from stable_forgetting.benchmarks.audits.work import AUDIT_FILE
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores, read_stored
-from stable_forgetting.benchmarks.pipeline.stage import Result, Stage
-from stable_forgetting.benchmarks.suite.resolve import ResolvedRow
+from stable_forgetting.benchmarks.pipeline.stage import Placed, Result
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits.base import (
     Audit,
@@ -25,8 +25,9 @@ from stable_forgetting.common.audits.base import (
 )
 from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.audits.ulira import ULira
-from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import summarise
+from stable_forgetting.common.store.stages import StageStore
 
 NO_SECOND = "no second Retrain in the store: set retrains: 2"
 Cell = Measures | str
@@ -85,37 +86,39 @@ class AuditTable:
 
 
 class AuditReport:
-    """The tables of a suite's audits, from what is stored; runs nothing.
+    """The tables of a suite's audits, from what is stored; plans and runs nothing.
 
     Args:
-        planner: Of the suite.
+        suite: Of the models.
+        store: What has them.
         audits: Name -> audit with its config.
-        shadows: Which shadows to read; without them whatever lies in the store, from the first.
+        plan: The stages to read.
     """
 
     def __init__(
-        self, planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None = None
+        self, suite: ResolvedSuite, store: StageStore, audits: Mapping[str, Audit], plan: AuditPlan
     ):
-        self.planner, self.audits, self.shadows = planner, audits, shadows
-        self.store = planner.store
+        self.suite, self.store, self.audits, self.plan = suite, store, audits, plan
+        self.benchmark = BENCHMARKS[suite.spec.benchmark]
+        self._retrain = next(row.label for row in suite.rows if row.method == "retrain")
         self._loaded: dict[str, dict[str, Any]] = {}
 
     @cached_property
-    def finals(self) -> list[Result]:
+    def finals(self) -> list[Result[Any]]:
         """The suite's evaluated models that did not diverge."""
-        return list(self.planner.finals())
+        return [r for r in self.plan.results if r.trial is None and self._usable(r.stage)]
 
-    @cached_property
-    def _retrain(self) -> str:
-        return next(row.label for row in self.planner.suite.rows if row.method == "retrain")
+    def _usable(self, stage: Placed) -> bool:
+        done = self.store.done(stage.kind, stage.key)
+        return done is not None and done["status"] == "ok"
 
     def tables(self) -> list[AuditTable]:
         """One table per audit."""
         tables = []
         for name, audit in self.audits.items():
             table = AuditTable(name, audit)
-            audit.parts = self.planner.lineage.benchmark.part_table
-            reason = self.planner.inapplicable(audit)
+            audit.parts = self.benchmark.part_table
+            reason = inapplicable(self.suite, audit)
             if reason is not None:
                 self._without(table, NotApplicable(reason).reason)
             elif isinstance(audit, PairAudit):
@@ -130,10 +133,10 @@ class AuditReport:
             tables.append(table)
         return tables
 
-    def scores(self, stage: Stage) -> dict[str, Any]:
+    def scores(self, stage: Placed) -> dict[str, Any]:
         """Part -> stored scores of an evaluate stage."""
         if stage.key not in self._loaded:
-            choices = self.planner.lineage.benchmark.choices
+            choices = self.benchmark.choices
             self._loaded[stage.key] = {
                 part: replace(scores, probs=choices(scores))
                 for part, scores in read_scores(self.store, stage).items()
@@ -145,7 +148,7 @@ class AuditReport:
 
     def _labels(self) -> Iterator[str]:
         """Rows with results, without Retrain."""
-        for row in self.planner.suite.rows:
+        for row in self.suite.rows:
             if row.label != self._retrain and self._of(row.label):
                 yield row.label
 
@@ -168,14 +171,14 @@ class AuditReport:
 
     def _models(self, table: AuditTable, audit: ModelAudit) -> None:
         targets = {
-            seed: self._probe(result, table.name, audit)
+            seed: self._probe(result, table.name)
             for seed, result in self._of(self._retrain).items()
         }
         rows = [(self._retrain, self._of(self._retrain)), (FLOOR, self._of(self._retrain, 1))]
         rows += [(label, self._of(label)) for label in self._labels()]
         for label, results in rows:
             for seed, result in results.items():
-                cell = self._probe(result, table.name, audit)
+                cell = self._probe(result, table.name)
                 target = targets.get(seed)
                 if label != self._retrain and isinstance(cell, dict) and isinstance(target, dict):
                     cell = {**cell, **audit.relate(cell, target)}
@@ -183,11 +186,19 @@ class AuditReport:
         if FLOOR not in table.rows:
             table.rows[FLOOR] = dict.fromkeys(targets, NO_SECOND)
 
-    def _probe(self, result: Result, name: str, audit: ModelAudit) -> Cell:
-        reason = self.planner.composite(result.label)
+    @cached_property
+    def _probes(self) -> dict[tuple[str, str, int, int], Placed]:
+        return {
+            (name, result.label, result.seed, result.replicate): result.stage
+            for name, results in self.plan.probes.items()
+            for result in results
+        }
+
+    def _probe(self, result: Result[Any], name: str) -> Cell:
+        reason = composite(self.suite, result.label)
         if reason is not None:
             return reason
-        stage = self.planner.probe(result, name, audit)
+        stage = self._probes[name, result.label, result.seed, result.replicate]
 
         def parse(text: str) -> Cell:
             data = json.loads(text)
@@ -201,10 +212,13 @@ class AuditReport:
 
     def _populations(self, table: AuditTable, audit: PopulationAudit) -> None:
         for seeds in self._seed_groups():
-            pool = self._retrains(seeds)
+            pool = _interleaved([self.plan.retrains[seed] for seed in seeds])
             half = len(pool) // 2
             rows = {FLOOR: pool[half:]}
-            rows |= {label: self._shadows(label, seeds) for label in self._labels()}
+            rows |= {
+                label: _interleaved([self.plan.shadows[label, seed, "fixed"] for seed in seeds])
+                for label in self._labels()
+            }
             for label, models in rows.items():
                 n = min(len(models), half)
                 ours, theirs = ([self.scores(s) for s in side[:n]] for side in (models, pool))
@@ -221,63 +235,21 @@ class AuditReport:
             groups.setdefault((done or {}).get("split", split.key), []).append(seed)
         return list(groups.values())
 
-    def _retrains(self, seeds: Sequence[int]) -> list[Stage]:
-        """Retrains of one split, first replicates first."""
-        limit = 2 * self.shadows.count if self.shadows else None
-        return _interleaved(
-            [self._run(partial(self.planner.retrain_shadow, seed), limit) for seed in seeds]
-        )
-
-    def _shadows(self, label: str, seeds: Sequence[int]) -> list[Stage]:
-        """Unlearned models of one row and split."""
-        row = self.planner.suite.row(label)
-        return _interleaved([self._shadows_of(row, seed, "fixed") for seed in seeds])
-
-    def _shadows_of(self, row: ResolvedRow, seed: int, design: Design) -> list[Stage]:
-        count = self.shadows.count if self.shadows else None
-        originals = self.shadows.originals if self.shadows and design == "fixed" else None
-        if originals and count and not METHODS[row.method].info.changes_model:
-            count = min(count, originals)
-        make = partial(self.planner.shadow, row, seed, design=design, originals=originals)
-        return self._run(make, count)
-
-    def _run(self, make: Callable[[int], Stage | None], limit: int | None) -> list[Stage]:
-        """Stages 0, 1, ... that are in the store and did not diverge, up to the first missing."""
-        stages: list[Stage] = []
-        index = 0
-        while limit is None or index < limit:
-            stage = make(index)
-            if stage is None or self.store.done(stage.kind, stage.key) is None:
-                break
-            if self.planner.usable(stage):
-                stages.append(stage)
-            index += 1
-        return stages
-
     def _halves(self, table: AuditTable, audit: ULira) -> None:
-        for row in self.planner.suite.rows:
-            if row.method == "retrain":
-                continue
-            for seed in self._of(self._retrain):
-                models = [self.scores(stage) for stage in self._shadows_of(row, seed, "halves")]
-                if models:
-                    table.put(
-                        f"{row.label}, halves", seed, partial(audit.halves, models, seed=seed)
-                    )
+        for (label, seed, design), stages in self.plan.shadows.items():
+            if design == "halves" and stages and seed in self._of(self._retrain):
+                models = [self.scores(stage) for stage in stages]
+                table.put(f"{label}, halves", seed, partial(audit.halves, models, seed=seed))
 
     # Streams -------------------------------------------------------------------------------------
 
     def _streams(self, table: AuditTable, audit: Sequential) -> None:
-        suite = self.planner.suite
-        rows = [(row, row.label, 0) for row in suite.rows]
-        rows += [(suite.row(self._retrain), FLOOR, 1)]
-        for row, label, replicate in rows:
-            for seed in suite.spec.seeds:
-                stages = stream(self.planner, row, seed, audit.config.requests, replicate) or []
-                cell = self.planner.composite(row.label) or self._stream(audit, stages)
-                table.rows.setdefault(label, {})[seed] = cell
+        for (label, seed), stages in self.plan.streams.items():
+            row = self._retrain if label == FLOOR else label
+            cell = composite(self.suite, row) or self._stream(audit, stages)
+            table.rows.setdefault(label, {})[seed] = cell
 
-    def _stream(self, audit: Sequential, stages: Sequence[Stage]) -> Cell:
+    def _stream(self, audit: Sequential, stages: Sequence[Placed]) -> Cell:
         measures: Measures = {}
         for index, stage in enumerate(stages):
             done = self.store.done(stage.kind, stage.key)
@@ -289,7 +261,7 @@ class AuditReport:
         return measures or "its tuning is not finished"
 
 
-def _interleaved(lists: Sequence[Sequence[Stage]]) -> list[Stage]:
+def _interleaved(lists: Sequence[Sequence[Placed]]) -> list[Placed]:
     """First of each, then second of each, and so on."""
     longest = max((len(items) for items in lists), default=0)
     return [items[k] for k in range(longest) for items in lists if k < len(items)]

@@ -5,16 +5,19 @@ Torch-free: the cost is printed before anything heavy is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, count, product
+from typing import Any, Literal
 
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.planner import plan_rows
-from stable_forgetting.benchmarks.pipeline.stage import Plan, Result, Stage
+from stable_forgetting.benchmarks.pipeline.stage import Placed, Plan, Result, Stage
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import REFERENCES, Suite
-from stable_forgetting.common.audits.base import Audit, ModelAudit
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, Suite
+from stable_forgetting.common.audits.base import Audit, ModelAudit, PopulationAudit
+from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.base.config import Strict, canonical, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -40,6 +43,37 @@ class Shadows:
     count: int
     design: Design = "fixed"
     originals: int | None = None
+
+
+@dataclass
+class AuditPlan:
+    """The stages that a report of audits reads.
+
+    Attributes:
+        results: Every evaluated model of the suite.
+        probes: Audit -> its stage of every final model.
+        retrains: Seed -> further Retrains that are in the store and did not diverge.
+        shadows: Row label, seed and design -> the same of the row's shadows.
+        streams: Row label and seed -> the model after each request.
+    """
+
+    results: Sequence[Result[Any]]
+    probes: Mapping[str, Sequence[Result[Any]]]
+    retrains: Mapping[int, Sequence[Placed]] = field(default_factory=dict)
+    shadows: Mapping[tuple[str, int, Design], Sequence[Placed]] = field(default_factory=dict)
+    streams: Mapping[tuple[str, int], Sequence[Placed]] = field(default_factory=dict)
+
+
+def inapplicable(suite: ResolvedSuite, audit: Audit) -> str | None:
+    """Why an audit has no meaning for a suite, as far as the config alone says."""
+    benchmark = BENCHMARKS[suite.spec.benchmark]
+    return audit.info.inapplicable(benchmark.scenario_of(suite.protocol))
+
+
+def composite(suite: ResolvedSuite, label: str) -> str | None:
+    """Why a row has no weights or layers of its own to look at, and nothing starts from it."""
+    models = METHODS[suite.row(label).method].info.models
+    return f"{models} models at inference" if models > 1 else None
 
 
 class AuditPlanner:
@@ -80,27 +114,78 @@ class AuditPlanner:
             config=config,
         )
 
-    def inapplicable(self, audit: Audit) -> str | None:
-        """Why an audit has no meaning for this suite, as far as the config alone says."""
-        return audit.info.inapplicable(self.lineage.benchmark.scenario_of(self.suite.protocol))
-
-    def composite(self, label: str) -> str | None:
-        """Why a row has no weights or layers of its own to look at, and nothing starts from it."""
-        models = METHODS[self.suite.row(label).method].info.models
-        return f"{models} models at inference" if models > 1 else None
-
-    def probes(self, audits: Mapping[str, ModelAudit]) -> list[Result]:
-        """Every probe of every stored model, as results of the audit's name."""
-        return [
-            Result(name, result.seed, result.replicate, None, self.probe(result, name, audit))
-            for result in self.finals()
+    def probes(self, audits: Mapping[str, Audit]) -> dict[str, list[Result[Stage]]]:
+        """Audit -> its stage of every final model, done or not."""
+        return {
+            name: [
+                replace(result, stage=self.probe(result, name, audit))
+                for result in self.base.results
+                if result.trial is None and composite(self.suite, result.label) is None
+            ]
             for name, audit in audits.items()
-            if self.inapplicable(audit) is None and self.composite(result.label) is None
-        ]
+            if isinstance(audit, ModelAudit) and inapplicable(self.suite, audit) is None
+        }
+
+    def probe_plan(self, audits: Mapping[str, Audit]) -> Plan:
+        """Those of the models that are in the store and did not diverge."""
+        usable = {(r.label, r.seed, r.replicate) for r in self.finals()}
+        results = chain.from_iterable(self.probes(audits).values())
+        chosen = [r for r in results if (r.label, r.seed, r.replicate) in usable]
+        return Plan(self.suite, chosen)
 
     def complete(self, plan: Plan) -> bool:
         """Whether nothing of a plan is left to do."""
         return all(self.lineage.done(stage) is not None for stage in plan.stages())
+
+    def report_plan(self, audits: Mapping[str, Audit], shadows: Shadows | None = None) -> AuditPlan:
+        """What a report of audits reads; of shadows those wanted, or all that are in the store."""
+        plan = AuditPlan(self.base.results, self.probes(audits))
+        seeds, rows = self.suite.spec.seeds, self.suite.rows
+        if any(isinstance(audit, PopulationAudit) for audit in audits.values()):
+            limit = 2 * shadows.count if shadows else None
+            plan.retrains = {
+                seed: self._stored(partial(self.retrain_shadow, seed), limit) for seed in seeds
+            }
+            designs: tuple[Design, ...] = ("fixed", "halves")
+            plan.shadows = {
+                (row.label, seed, design): self._stored_shadows(row, seed, design, shadows)
+                for row, seed, design in product(rows, seeds, designs)
+                if row.method != "retrain"
+            }
+        for audit in audits.values():
+            if isinstance(audit, Sequential):
+                plan.streams = self._streams(audit.config.requests)
+        return plan
+
+    def _stored_shadows(
+        self, row: ResolvedRow, seed: int, design: Design, shadows: Shadows | None
+    ) -> list[Stage]:
+        limit = shadows.count if shadows else None
+        originals = shadows.originals if shadows and design == "fixed" else None
+        if originals and limit and not METHODS[row.method].info.changes_model:
+            limit = min(limit, originals)
+        make = partial(self.shadow, row, seed, design=design, originals=originals)
+        return self._stored(make, limit)
+
+    def _stored(self, make: Callable[[int], Stage | None], limit: int | None) -> list[Stage]:
+        """Stages 0, 1, ... that are in the store and did not diverge, up to the first missing."""
+        stages: list[Stage] = []
+        for index in count(0) if limit is None else range(limit):
+            stage = make(index)
+            if stage is None or self.lineage.done(stage) is None:
+                break
+            if self.usable(stage):
+                stages.append(stage)
+        return stages
+
+    def _streams(self, requests: int) -> dict[tuple[str, int], list[Stage]]:
+        rows = [(row, row.label, 0) for row in self.suite.rows]
+        rows += [(row, FLOOR, 1) for row in self.suite.rows if row.method == "retrain"]
+        return {
+            (label, seed): stream(self, row, seed, requests, replicate) or []
+            for row, label, replicate in rows
+            for seed in self.suite.spec.seeds
+        }
 
     def check_trainable(self) -> None:
         """Raises ConfigError where further models cannot be trained as the suite's were."""
@@ -193,7 +278,7 @@ def stream(
     but the last, whose retain set is the suite's; a ``replicate`` of it gives the noise floor.
     A row of several models at inference has no stages: no later request can start from it.
     """
-    if planner.composite(row.label) is not None:
+    if composite(planner.suite, row.label) is not None:
         return []
     config, lineage = planner.config_of(row), planner.lineage
     if config is None:
@@ -228,8 +313,7 @@ def stream_plan(planner: AuditPlanner, count: int) -> Plan:
 
 def probe_plan(suite: ResolvedSuite, store: StageStore) -> Plan:
     """What the suite's own audits need of the models that are in the store."""
-    audits = {name: a for name, a in suite.audits.items() if isinstance(a, ModelAudit)}
-    return Plan(suite, AuditPlanner(suite, store).probes(audits))
+    return AuditPlanner(suite, store).probe_plan(suite.audits)
 
 
 def suite_of_record(record: RunRecord) -> ResolvedSuite:

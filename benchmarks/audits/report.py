@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.audits.derive import AuditTable, Cell
+from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
+from stable_forgetting.benchmarks.audits.plan import AuditPlan
+from stable_forgetting.benchmarks.pipeline.stored import StoredPlan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -113,11 +115,8 @@ def report_path(store: Path, suite: str) -> Path:
     return store / "suites" / suite / "audits.json"
 
 
-def audit_tables(suite: ResolvedSuite, store: StageStore) -> list[AuditTable]:
+def audit_tables(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> list[AuditTable]:
     """The tables of the suite's own audits, as far as the store can answer."""
     if not suite.audits:
         return []
-    from stable_forgetting.benchmarks.audits.derive import AuditReport
-    from stable_forgetting.benchmarks.audits.plan import AuditPlanner
-
-    return AuditReport(AuditPlanner(suite, store), suite.audits).tables()
+    return AuditReport(suite, store, suite.audits, AuditPlan(plan.results, plan.audits)).tables()

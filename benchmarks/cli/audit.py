@@ -223,7 +223,6 @@ def _work(
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
     from stable_forgetting.benchmarks.audits.plan import stream_plan
-    from stable_forgetting.common.audits.base import ModelAudit
     from stable_forgetting.common.audits.sequential import Sequential
 
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
@@ -239,8 +238,8 @@ def _work(
                 return failed
     if missing and not yes:
         console.print("Nothing was trained. Add --yes to train this.")
-    probes = {name: a for name, a in audits.items() if isinstance(a, ModelAudit)}
-    return _run(Plan(planner.suite, planner.probes(probes)), how) if probes else {}
+    probes = planner.probe_plan(audits)
+    return _run(probes, how) if probes.results else {}
 
 
 def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
@@ -273,7 +272,8 @@ def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows
     from stable_forgetting.benchmarks.audits.derive import AuditReport
     from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
 
-    tables = AuditReport(planner, audits, shadows).tables()
+    plan = planner.report_plan(audits, shadows)
+    tables = AuditReport(planner.suite, planner.store, audits, plan).tables()
     show(console, sections(tables))
     path = report_path(planner.store.root, planner.suite.name)
     write_json(path, report_json(planner.suite.name, tables))

@@ -44,6 +44,7 @@ def map(
     from stable_forgetting.benchmarks.maps.report import sections
     from stable_forgetting.benchmarks.maps.resolve import load_map
     from stable_forgetting.benchmarks.maps.write import write_map
+    from stable_forgetting.benchmarks.pipeline.stored import stored_plan
 
     resolved = load_map(name, selection.set_ or (), seeds=selection.numbers, only=selection.rows)
     if plan:
@@ -56,7 +57,8 @@ def map(
     if suite.audits and not report and not failed:
         with executing(runtime, pool) as executor:
             failed = run_with_audits(suite, runtime, pool, executor)[1]
-        board.probes = audit_tables(suite, StageStore(runtime.store))
+        store = StageStore(runtime.store)
+        board.probes = audit_tables(suite, store, stored_plan(suite, store))
     if not board.lines and not failed:
         missing = f"no complete seed of {resolved.name} in {machine.store}; run: unlearn map {name}"
         show_shipped(resolved.name, missing, maps=True)

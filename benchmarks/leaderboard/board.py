@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.pipeline.stored import Stored, StoredPlan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
@@ -108,6 +108,7 @@ class Leaderboard:
         sizes: Seed -> samples in the forget set.
         digest: What tells it apart from others of its name and version.
         missing: Records that are planned and not there.
+        plan: Of the suite's stages; None of records that came without a store.
         stages: Row label, replicate and seed -> the stage that wrote the record; none of records
             that came without a store.
         folds: Boards of the folds before the last.
@@ -127,14 +128,15 @@ class Leaderboard:
     digest: str
     missing: int = 0
     trials: list[Trial] = field(default_factory=list)
-    stages: Mapping[tuple[str, int, int], Stage] = field(default_factory=dict)
+    stages: Mapping[tuple[str, int, int], Stored] = field(default_factory=dict)
+    plan: StoredPlan | None = None
     audits: list[AuditTable] = field(default_factory=list)
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
     tuned_on: TunedOn | None = None
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 
-    def stage(self, label: str, record: RunRecord) -> Stage:
+    def stage(self, label: str, record: RunRecord) -> Stored:
         """The stage that wrote a record."""
         return self.stages[label, record.replicate, record.seed]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
@@ -23,13 +22,13 @@ from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
 from stable_forgetting.benchmarks.leaderboard.sweep import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
-from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.probing import read_table
-from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
+from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
+from stable_forgetting.benchmarks.pipeline.stored import Stored, StoredPlan, stored_plan
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
@@ -50,42 +49,79 @@ from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
-    """Reads the records that are there and derives the table, and those of earlier folds."""
-    board = _board(suite, store)
-    board.folds = [_board(fold, store) for fold in suite.folds]
+    """The table of a suite, and those of earlier folds: its stored plan, and the records there."""
+    plan = stored_plan(suite, store)
+    board = _board(suite, store, plan)
+    folds = zip(suite.folds, plan.folds, strict=True)
+    board.folds = [_board(fold, store, of_fold) for fold, of_fold in folds]
     board.missing += sum(fold.missing for fold in board.folds)
-    board.forgotten = forgotten(suite, store)
-    board.pooled = _pooled_floor(suite, store)
+    board.forgotten = forgotten(suite, store, plan)
+    board.pooled = _pooled_floor(suite, store, plan)
     return board
 
 
-def _pooled_floor(suite: ResolvedSuite, store: StageStore) -> Floor:
+def _pooled_floor(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Floor:
     """The floor over every pair of Retrains of this protocol in the store."""
-    seeds = {done.get("seed") for done in store.complete("retrain")} - {None}
-    spec = suite.spec.model_copy(update={"seeds": tuple(sorted(seeds | set(suite.spec.seeds)))})
-    rows = tuple(row for row in suite.rows if row.method in REFERENCES)
+    finals = _read(suite, store, plan.pooled, ())[0]
     try:
-        return _board(replace(suite, spec=spec, rows=rows, audits={}), store).floor
+        _check_one_data_set([r for of_row in finals.values() for r in of_row.values()])
     except DataError:  # those seeds saw other data
         return Floor((), None)
+    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
+    return _floor(finals, Judge(suite, rule, finals))[0]
 
 
-def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
-    plan = make_plan(suite, store)
+def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderboard:
+    finals, missing = _read(suite, store, plan.results, plan.probes)
+    stages = {
+        (r.label, r.replicate, r.seed): r.stage
+        for r in plan.results
+        if r.trial is None and r.seed in finals.get((r.label, r.replicate), {})
+    }
+    records = [(label, finals[label, replicate][seed]) for label, replicate, seed in stages]
+    sizes = _sizes(stages, store)
+    board = derive(suite, records, sizes, plan.inapplicable)
+    board.trials, open_trials = read_trials(suite, plan, store)
+    unsplit = len({seed for _, _, seed in stages} - sizes.keys())
+    board.missing = plan.waiting + missing + open_trials + unsplit
+    board.plan, board.stages = plan, stages
+    for row in board.rows:
+        own = [trial for trial in board.trials if trial.label == row.label]
+        row.trials = len(own)
+        for trial in own:
+            if trial.chosen:
+                row.chosen, row.edges = dict(trial.params), trial.edges
+    board.audits = audit_tables(suite, store, plan)
+    board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else None
+    return board
+
+
+def _read(
+    suite: ResolvedSuite,
+    store: StageStore,
+    results: Sequence[Result[Stored]],
+    probes: Sequence[Probed[Stored]],
+) -> tuple[FinalRecords, int]:
+    """The records of final models with all of their metrics, and how many files are missing."""
+    stages = {(r.label, r.replicate, r.seed): r.stage for r in results if r.trial is None}
     finals: FinalRecords = {}
-    stages: dict[tuple[str, int, int], Stage] = {}
-    missing = len(plan.waiting) * len(suite.spec.seeds) + plan.undrawn
-    for result in plan.results:
-        record = read_record(store, result.stage)
+    missing = 0
+    for (label, replicate, seed), stage in stages.items():
+        record = read_record(store, stage)
         if record is None:
             missing += 1
-        elif result.trial is None:
-            stages[result.label, result.replicate, result.seed] = result.stage
-            finals.setdefault((result.label, result.replicate), {})[result.seed] = record
-    missing += _add_probes(finals, plan, store)
+        else:
+            finals.setdefault((label, replicate), {})[seed] = record
+    for entry in probes:
+        table = read_table(store, entry.stage)
+        if table is None:
+            missing += 1
+        elif table.rows:
+            _add_probe(finals, entry, table, suite.probes[entry.name].probe)
 
     @functools.cache
     def scores(label: str, replicate: int, seed: int) -> dict[str, Scores]:
@@ -93,21 +129,20 @@ def _board(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
         there = store.done(stage.parents["scores"].kind, stage.parents["scores"].key)
         return {} if there is None else read_scores(store, stage)
 
-    finals = compared(suite, finals, scores)
-    records = [(label, finals[label, replicate][seed]) for label, replicate, seed in stages]
-    sizes = _sizes(stages, store)
-    board = derive(suite, records, sizes, plan.inapplicable)
-    board.missing = missing + len({seed for _, _, seed in stages} - sizes.keys())
-    board.stages, board.trials = stages, read_trials(plan, store)
-    for row in board.rows:
-        own = [trial for trial in board.trials if trial.label == row.label]
-        row.trials = len(own)
-        for trial in own:
-            if trial.chosen:
-                row.chosen, row.edges = dict(trial.params), trial.edges
-    board.audits = audit_tables(suite, store)
-    board.tuned_on = tuned_on(plan, store) if suite.spec.tune else None
-    return board
+    return compared(suite, finals, scores), missing
+
+
+def _add_probe(
+    finals: FinalRecords, entry: Probed[Stored], table: ProbeTable, probe: Probe
+) -> None:
+    """Adds what a probe measured of a model to the model's record."""
+    result = entry.result
+    by_seed = finals.get((result.label, result.replicate), {})
+    if result.seed in by_seed:
+        record = by_seed[result.seed]
+        metrics = {**record.metrics, **probe.summary(table)}
+        metrics |= probe.related(metrics)
+        by_seed[result.seed] = record.model_copy(update={"metrics": metrics})
 
 
 def derive(
@@ -130,13 +165,13 @@ def derive(
     Raises:
         DataError: They are of several data sets.
     """
-    _check_one_data_set(records)
+    _check_one_data_set([record for _, record in records])
     finals: FinalRecords = {}
     for label, record in records:
         finals.setdefault((label, record.replicate), {})[record.seed] = record
     rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     judge = Judge(suite, rule, finals)
-    floor, floor_row = _floor(finals, finals.get((label_of(suite, "retrain"), 0), {}), judge)
+    floor, floor_row = _floor(finals, judge)
     rows = []
     for row in suite.rows:
         by_seed = finals.get((row.label, 0), {})
@@ -160,25 +195,6 @@ def derive(
         sizes,
         digest or suite_digest(suite),
     )
-
-
-def _add_probes(finals: FinalRecords, plan: Plan, store: StageStore) -> int:
-    """Adds what the suite's probes measured to the records; returns how many tables are missing."""
-    missing = 0
-    for entry in plan.probes:
-        table = read_table(store, entry.stage)
-        if table is None:
-            missing += 1
-            continue
-        result = entry.result
-        by_seed = finals.get((result.label, result.replicate), {})
-        if result.seed in by_seed and table.rows:
-            record = by_seed[result.seed]
-            probe = plan.suite.probes[entry.name].probe
-            metrics = {**record.metrics, **probe.summary(table)}
-            metrics |= probe.related(metrics)
-            by_seed[result.seed] = record.model_copy(update={"metrics": metrics})
-    return missing
 
 
 def compared(
@@ -221,10 +237,10 @@ def _to_second(
     return {second_of(name): made[name] for name in benchmark.answer_metrics if name in made}
 
 
-def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
+def _check_one_data_set(records: Sequence[RunRecord]) -> None:
     """Gaps between models of different data mean nothing."""
     by_digest: dict[str, RunRecord] = {}
-    for _, record in records:
+    for record in records:
         by_digest.setdefault(record.data.get("digest", ""), record)
     if len(by_digest) > 1:
         (one, first), (two, second) = list(by_digest.items())[:2]
@@ -235,7 +251,7 @@ def _check_one_data_set(records: Sequence[tuple[str, RunRecord]]) -> None:
         )
 
 
-def _sizes(stages: Mapping[tuple[str, int, int], Stage], store: StageStore) -> dict[int, int]:
+def _sizes(stages: Mapping[tuple[str, int, int], Stored], store: StageStore) -> dict[int, int]:
     """Seed -> samples in the forget set, as far as the splits are there."""
     sizes = {}
     for (_, _, seed), stage in stages.items():
@@ -246,12 +262,9 @@ def _sizes(stages: Mapping[tuple[str, int, int], Stage], store: StageStore) -> d
     return sizes
 
 
-def _floor(
-    finals: Mapping[tuple[str, int], Mapping[int, RunRecord]],
-    targets: Mapping[int, RunRecord],
-    judge: Judge,
-) -> tuple[Floor, BoardRow | None]:
-    second = finals.get((label_of(judge.suite, "retrain"), 1), {})
+def _floor(finals: FinalRecords, judge: Judge) -> tuple[Floor, BoardRow | None]:
+    retrain = label_of(judge.suite, "retrain")
+    targets, second = finals.get((retrain, 0), {}), finals.get((retrain, 1), {})
     empty: dict[str, float | None] = {}
     firsts = [dict(targets[seed].metrics) for seed in sorted(targets)]
     seconds = [dict(second[s].metrics) if s in second else empty for s in sorted(targets)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.judge import label_of
-from stable_forgetting.benchmarks.pipeline.planner import references
+from stable_forgetting.benchmarks.pipeline.measuring import references
 from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.common.measure.gaps import gap

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
-from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.pipeline.stored import StoredPlan
 from stable_forgetting.benchmarks.report.cells import MISSING, spread
 from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.report.section import Picture, Section, Table, table
@@ -30,7 +30,7 @@ WORDS = {
 TOGETHER = "ag"
 
 
-def forgotten(suite: ResolvedSuite, store: StageStore) -> tuple[int | None, ...]:
+def forgotten(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> tuple[int | None, ...]:
     """Forget samples of every fold at the first seed; None where its split is not made.
 
     Raises:
@@ -38,7 +38,7 @@ def forgotten(suite: ResolvedSuite, store: StageStore) -> tuple[int | None, ...]
     """
     if suite.spec.folds is None:
         return ()
-    folds = [*suite.folds, suite]
+    folds = [*plan.folds, plan]
     counts: list[int | None] = []
     for seed in reversed(suite.spec.seeds):
         sets = [_forget(fold, store, seed) for fold in folds]
@@ -47,8 +47,9 @@ def forgotten(suite: ResolvedSuite, store: StageStore) -> tuple[int | None, ...]
     return tuple(counts)
 
 
-def _forget(fold: ResolvedSuite, store: StageStore, seed: int) -> np.ndarray | None:
-    split = read_split(store, Lineage(fold, store).split(seed))
+def _forget(plan: StoredPlan, store: StageStore, seed: int) -> np.ndarray | None:
+    stage = next(r.stage.parents["split"] for r in plan.results if r.seed == seed)
+    split = read_split(store, stage)
     return None if split is None else split.parts["forget"]
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords
-from stable_forgetting.benchmarks.pipeline.planner import references
+from stable_forgetting.benchmarks.pipeline.measuring import references
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.measure.gaps import summarise

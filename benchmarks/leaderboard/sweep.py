@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
-from stable_forgetting.benchmarks.pipeline.measuring import read_record
-from stable_forgetting.benchmarks.pipeline.planner import references, trial_gap
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, references, trial_gap
 from stable_forgetting.benchmarks.pipeline.splitting import read_split
-from stable_forgetting.benchmarks.pipeline.stage import Plan
+from stable_forgetting.benchmarks.pipeline.stored import StoredPlan
 from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
-from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.common.base.config import canonical
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role
 from stable_forgetting.common.store.stages import StageStore
@@ -80,12 +78,12 @@ class TunedOn:
         )
 
 
-def tuned_on(plan: Plan, store: StageStore) -> TunedOn:
+def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> TunedOn:
     """What the trials of a plan are scored on, as far as its splits are there."""
     stages = {r.stage.parents["split"].key: r for r in plan.results}
     forgotten: dict[bool, set[int]] = {True: set(), False: set()}
     parts: dict[str, str] = {}
-    role_of = BENCHMARKS[plan.suite.spec.benchmark].role_of
+    role_of = BENCHMARKS[suite.spec.benchmark].role_of
     for result in stages.values():
         split, trial = read_split(store, result.stage.parents["split"]), result.trial is not None
         if split is None:
@@ -153,33 +151,39 @@ def _choice(trial: Trial) -> str:
     return "chosen" + (f" ({', '.join(trial.edges)} at the edge)" if trial.edges else "")
 
 
-def read_trials(plan: Plan, store: StageStore) -> list[Trial]:
-    """Every trial of a plan whose records are there."""
-    rule = BENCHMARKS[plan.suite.spec.benchmark].gap_of(plan.suite.protocol)
+def read_trials(
+    suite: ResolvedSuite, plan: StoredPlan, store: StageStore
+) -> tuple[list[Trial], int]:
+    """Every trial of a plan whose records are there, and how many records are missing."""
+    results = [result for result in plan.results if result.trial is not None]
+    records = {result.stage.key: read_record(store, result.stage) for result in results}
     targets: dict[int, dict[Role, RunRecord | None]] = {}
-    for result in plan.results:
+    for result in results:
         if result.trial == -1:
             role: Role = "retrain" if result.label == "retrain" else "original"
-            targets.setdefault(result.seed, {})[role] = read_record(store, result.stage)
+            targets.setdefault(result.seed, {})[role] = records[result.stage.key]
+    rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     gaps: dict[tuple[str, int], list[float]] = {}
-    for result in plan.results:
-        if result.trial is None or result.trial < 0:
+    for result in results:
+        record, roles = records[result.stage.key], targets.get(result.seed, {})
+        if record is None or result.trial is None or result.trial < 0:
             continue
-        record, roles = read_record(store, result.stage), targets.get(result.seed, {})
-        if record is not None and roles and None not in roles.values():
+        if roles and None not in roles.values():
             distance = trial_gap(record, references(roles), rule)
             gaps.setdefault((result.label, result.trial), []).append(distance)
-    trials = []
-    for (label, index), values in gaps.items():
-        search, draws = plan.suite.row(label).search, plan.draws[label]
-        assert search is not None
-        varied = _varied([canonical(draw.config) for draw in draws])
-        own = tuple(f"{name}." for name in search.space)
-        params = {key: of[index] for key, of in varied.items() if f"{key}.".startswith(own)}
-        chosen = plan.chosen.get(label) == index
-        edges = search.edges(draws[index]) if chosen else ()
-        trials.append(Trial(label, params, math.fsum(values) / len(values), chosen, edges))
-    return trials
+    trials = [_trial(suite.row(label), plan, index, own) for (label, index), own in gaps.items()]
+    return trials, sum(records[result.stage.key] is None for result in results)
+
+
+def _trial(row: ResolvedRow, plan: StoredPlan, index: int, gaps: Sequence[float]) -> Trial:
+    assert row.search is not None
+    drawn = plan.trials[row.label]
+    own = tuple(f"{name}." for name in row.search.space)
+    varied = _varied([draw["config"] for draw in drawn])
+    params = {key: of[index] for key, of in varied.items() if f"{key}.".startswith(own)}
+    chosen = plan.chosen.get(row.label) == index
+    edges = row.search.edges(drawn[index]["values"]) if chosen else ()
+    return Trial(row.label, params, math.fsum(gaps) / len(gaps), chosen, edges)
 
 
 def _varied(configs: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:

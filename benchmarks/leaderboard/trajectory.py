@@ -12,7 +12,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
-from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.report.curves import Panel, draw
@@ -46,7 +46,7 @@ def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[i
     return trajectories
 
 
-def read_log(store: StageStore, model: Stage) -> list[dict[str, Any]]:
+def read_log(store: StageStore, model: Placed) -> list[dict[str, Any]]:
     """Rows that a training logged; none where its stage is not there.
 
     Raises:
@@ -58,7 +58,7 @@ def read_log(store: StageStore, model: Stage) -> list[dict[str, Any]]:
 
 
 def _trajectory(
-    board: Leaderboard, store: StageStore, model: Stage, target: Stage | None
+    board: Leaderboard, store: StageStore, model: Placed, target: Placed | None
 ) -> dict[int, dict[str, float]]:
     steps: dict[int, dict[str, float]] = {}
     for row in read_log(store, model):
@@ -74,8 +74,8 @@ def _trajectory(
 def _compared(
     board: Leaderboard,
     store: StageStore,
-    model: Stage,
-    target: Stage,
+    model: Placed,
+    target: Placed,
     steps: list[int],
 ) -> dict[int, dict[str, float]]:
     benchmark = BENCHMARKS[board.suite.spec.benchmark]

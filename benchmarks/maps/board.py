@@ -18,6 +18,7 @@ from stable_forgetting.benchmarks.maps.derive import (
 )
 from stable_forgetting.benchmarks.maps.plan import MapPlanner
 from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
+from stable_forgetting.benchmarks.pipeline.stored import stored_plan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import Row
 from stable_forgetting.common.store.stages import StageStore
@@ -91,7 +92,8 @@ def make_board(resolved: ResolvedMap, store: StageStore) -> MapBoard:
     compared = [compare_lines(by_label[first], by_label[second]) for first, second in pairs]
     comparisons = [comparison for comparison in compared if comparison is not None]
     board = MapBoard(resolved, lines, ceiling, comparisons, cells, targets, missing)
-    board.probes = audit_tables(probe_suite(board), store)
+    suite = probe_suite(board)
+    board.probes = audit_tables(suite, store, stored_plan(suite, store))
     return board
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
 from stable_forgetting.benchmarks.pipeline.scoring import SCORES
-from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Stage
+from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Placed
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.measure.goal import References, Role
+from stable_forgetting.common.measure.rules import Rule
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
 from stable_forgetting.common.store.stages import StageStore
 
@@ -87,14 +90,14 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
     )
 
 
-def read_record(store: StageStore, stage: Stage) -> RunRecord | None:
+def read_record(store: StageStore, stage: Placed) -> RunRecord | None:
     """The record of an evaluated model; None while it is not done."""
     if store.done(stage.kind, stage.key) is None:
         return None
     return RunRecord.load(store.checked(stage.kind, stage.key, RECORD) / RECORD)
 
 
-def read_stored(store: StageStore, stage: Stage, file: str, parse: Callable[[str], T]) -> T | None:
+def read_stored(store: StageStore, stage: Placed, file: str, parse: Callable[[str], T]) -> T | None:
     """What ``parse`` makes of the text of a stage's file; None while the stage is not done.
 
     Raises:
@@ -109,7 +112,7 @@ def read_stored(store: StageStore, stage: Stage, file: str, parse: Callable[[str
         raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
 
 
-def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:
+def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:
     """Part -> the scores that a record was measured from.
 
     Raises:
@@ -119,3 +122,19 @@ def read_scores(store: StageStore, stage: Stage) -> dict[str, Scores]:
 
     scores = stage.parents["scores"]
     return load_scores(store.checked(scores.kind, scores.key, SCORES) / SCORES)
+
+
+def references(records: Mapping[Role, RunRecord | None]) -> References:
+    """The metrics of reference models; those that diverged or are not there have none."""
+    metrics = {
+        r: record.metrics for r, record in records.items() if record and record.status == "ok"
+    }
+    return References(metrics.get("original"), metrics.get("retrain"))
+
+
+def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
+    """A trial's distance by the rule; infinite if it diverged or is unknown."""
+    if record.status != "ok":
+        return math.inf
+    distance = rule.distance(record.metrics, targets, trial=True)
+    return math.inf if distance is None else distance

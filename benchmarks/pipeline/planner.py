@@ -11,16 +11,14 @@ import math
 from collections.abc import Mapping
 
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
-from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, references, trial_gap
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Probed, Result, Stage
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.measure.goal import References, Role
-from stable_forgetting.common.measure.rules import Rule
-from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.measure.goal import Role
 from stable_forgetting.common.store.stages import StageStore
 
 
@@ -146,19 +144,3 @@ def _gap(lineage: Lineage, stages: Mapping[int, Stage]) -> float | None:
             return None
         total += trial_gap(record, references(targets), lineage.rule)
     return total
-
-
-def references(records: Mapping[Role, RunRecord | None]) -> References:
-    """The metrics of reference models; those that diverged or are not there have none."""
-    metrics = {
-        r: record.metrics for r, record in records.items() if record and record.status == "ok"
-    }
-    return References(metrics.get("original"), metrics.get("retrain"))
-
-
-def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
-    """A trial's distance by the rule; infinite if it diverged or is unknown."""
-    if record.status != "ok":
-        return math.inf
-    distance = rule.distance(record.metrics, targets, trial=True)
-    return math.inf if distance is None else distance

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
 from stable_forgetting.benchmarks.pipeline.measuring import read_stored
-from stable_forgetting.benchmarks.pipeline.stage import Stage, StageSpec
+from stable_forgetting.benchmarks.pipeline.stage import Placed, StageSpec
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
@@ -48,7 +48,7 @@ class ProbeModel(StageKind[ProbeSpec]):
             write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
 
 
-def read_table(store: StageStore, stage: Stage) -> ProbeTable | None:
+def read_table(store: StageStore, stage: Placed) -> ProbeTable | None:
     """A probe's table, empty where the model diverged; None while it is not done.
 
     Raises:

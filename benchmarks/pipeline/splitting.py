@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
-from stable_forgetting.benchmarks.pipeline.stage import Stage, StageSpec
+from stable_forgetting.benchmarks.pipeline.stage import Placed, StageSpec
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Split(StageKind[SplitSpec]):
         return split
 
 
-def read_split(store: StageStore, stage: Stage) -> ForgetSplit | None:
+def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
     """The index sets of a split stage; None while it is not done."""
     from stable_forgetting.common.data.splits import ForgetSplit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.tune import Draw
@@ -104,8 +104,27 @@ class Stage:
         )
 
 
+class Placed(Protocol):
+    """What is enough to read a stage's files."""
+
+    @property
+    def kind(self) -> str:
+        """What it does."""
+
+    @property
+    def key(self) -> str:
+        """Of its folder."""
+
+    @property
+    def parents(self) -> Mapping[str, Placed]:
+        """Role -> what it was made of."""
+
+
+S = TypeVar("S", bound=Placed)
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[S]):
     """One evaluated model of the suite.
 
     Attributes:
@@ -117,16 +136,16 @@ class Result:
     seed: int
     replicate: int
     trial: int | None
-    stage: Stage
+    stage: S
 
 
 @dataclass(frozen=True)
-class Probed:
+class Probed(Generic[S]):
     """One final model's table of one probe."""
 
-    result: Result
+    result: Result[S]
     name: str
-    stage: Stage
+    stage: S
 
 
 @dataclass
@@ -142,8 +161,8 @@ class Plan:
     """
 
     suite: ResolvedSuite
-    results: list[Result] = field(default_factory=list)
-    probes: list[Probed] = field(default_factory=list)
+    results: list[Result[Stage]] = field(default_factory=list)
+    probes: list[Probed[Stage]] = field(default_factory=list)
     draws: dict[str, list[Draw]] = field(default_factory=dict)
     chosen: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)

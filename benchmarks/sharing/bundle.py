@@ -24,9 +24,9 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS, records_text
-from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.scoring import SCORES
+from stable_forgetting.benchmarks.pipeline.stored import FILE as PLAN
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.files import json_text
 from stable_forgetting.benchmarks.suite.remembered import FILE, suite_files
@@ -94,6 +94,8 @@ def _fill(folder: Path, board: Leaderboard, store: StageStore) -> None:
         PAGE: markdown.write(sections(board)),
         PROBED: json_text(_probed(board, store)),
     }
+    if board.plan is not None:
+        texts[PLAN] = board.plan.text()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / SCORED).mkdir()
@@ -106,7 +108,7 @@ def _fill(folder: Path, board: Leaderboard, store: StageStore) -> None:
 
 def _probed(board: Leaderboard, store: StageStore) -> list[dict[str, Any]]:
     tables = []
-    for entry in make_plan(board.suite, store).probes:
+    for entry in board.plan.probes if board.plan else ():
         made = read_table(store, entry.stage)
         run = entry.result
         if made is not None and made.rows:

@@ -288,9 +288,9 @@ class Search:
         choices = self.space[key].choices
         return number if choices is None else choices[int(number)]
 
-    def edges(self, draw: Draw) -> tuple[str, ...]:
-        """Parameters whose value lies at the edge of its range or list."""
-        return tuple(k for k, v in draw.values.items() if self.space[k].at_edge(v))
+    def edges(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Parameters of a trial whose value lies at the edge of its range or list."""
+        return tuple(k for k, v in values.items() if self.space[k].at_edge(v))
 
     def __str__(self) -> str:
         return "; ".join(f"{key} {dimension}" for key, dimension in self.space.items())

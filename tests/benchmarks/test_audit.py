@@ -429,5 +429,7 @@ def test_every_registered_audit_states_itself():
 def test_a_report_needs_no_model_audit_to_have_run(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     audit = AUDITS["relearn"](AUDITS["relearn"].Config(max_steps=77))
-    (table,) = AuditReport(AuditPlanner(suite, store), {"relearn": audit}).tables()
+    audits = {"relearn": audit}
+    plan = AuditPlanner(suite, store).report_plan(audits)
+    (table,) = AuditReport(suite, store, audits, plan).tables()
     assert {cell for row in table.rows.values() for cell in row.values()} == {"not run"}

@@ -51,7 +51,8 @@ def test_what_compares_outputs_is_there_for_every_part(run):
 
 def test_the_compared_distributions_are_those_of_probability_with_options(run):
     suite, store = load_suite(str(run.path)), StageStore(run.store)
-    report = AuditReport(AuditPlanner(suite, store), {"js": AUDITS["js"]()})
+    audits = {"js": AUDITS["js"]()}
+    report = AuditReport(suite, store, audits, AuditPlanner(suite, store).report_plan(audits))
     (result,) = (r for r in report.finals if r.label == "gd_sine")
     for part in PARTS:
         scores = report.scores(result.stage)[part]

@@ -80,7 +80,7 @@ def test_every_column_of_an_audit_is_explained_and_in_the_document(filled):
         assert all(f"{head}: {doc}" in text for head, doc in columns.items())
     planner = AuditPlanner(load_suite(str(filled.paths["class"])), StageStore(filled.store))
     free = {name: make_audit(name, {}, "test") for name in ("js", "disagreement", "ks", "c2st")}
-    tables = AuditReport(planner, free).tables()
+    tables = AuditReport(planner.suite, planner.store, free, planner.report_plan(free)).tables()
     contents = [section.content for section in audit_sections(tables)]
     columns = [column for content in contents if content for column in content.columns[1:]]
     assert len(columns) > 6 and all(column.doc for column in columns)

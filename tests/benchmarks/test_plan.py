@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stable_forgetting.benchmarks.pipeline import stage as stage_module
-from stable_forgetting.benchmarks.pipeline.planner import make_plan, references, trial_gap
+from stable_forgetting.benchmarks.pipeline.measuring import references, trial_gap
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError

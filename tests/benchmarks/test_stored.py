@@ -1,44 +1,86 @@
-"""Which form a stored adapter has when its model is evaluated, and when work goes on from it."""
+"""The plan beside the records: reports read it, and make it only where it is not there."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import json
+from dataclasses import replace
 
 import pytest
-import torch
 
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-from stable_forgetting.common.bounded.attach import adapted_layers, attach, merges_exactly
-from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.bounded.files import save_adapter
-from stable_forgetting.common.store.weights import save_weights
+from stable_forgetting.benchmarks.audits import plan as audits
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.pipeline import planner
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.stored import FILE, stored_plan
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.store.stages import StageStore
 
-MLP = ("blocks.*.mlp.fc*",)
+
+@pytest.fixture
+def ran(filled):
+    suite, store = load_suite(str(filled.paths["class"])), StageStore(filled.store)
+    return suite, store, store.root / "suites" / suite.name / FILE
 
 
-@pytest.mark.parametrize("mode", ["merged", "split"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_evaluation_keeps_adapters_that_merging_would_round(tiny, tmp_path, mode, dtype):
-    original, model = tiny.net().to(dtype), tiny.net().to(dtype)
-    attach(
-        model, MLP, AdapterConfig(rank=2, phi="sine", mode=mode), torch.Generator().manual_seed(0)
-    )
-    for _, layer in adapted_layers(model):
-        layer.A.data.fill_(1e-4)
-    folders = {"unlearn": tmp_path / "unlearn", "original": tmp_path / "original"}
-    save_adapter(model, folders["unlearn"])
-    folders["original"].mkdir()
-    save_weights(original, folders["original"])
-    blank = SimpleNamespace(blank=lambda: tiny.net(seed=5).to(dtype))
-    site = object.__new__(type("Site", (Worksite,), {"benchmark": blank}))
-    site._store = SimpleNamespace(checked=lambda kind, key: folders[kind])
-    start = SimpleNamespace(kind="original", key="", start=None, spec=None)
-    stage = SimpleNamespace(kind="unlearn", key="", start=start, spec=None)
-    exact, x = site._model(stage, exact=True), torch.linspace(-1, 1, 18, dtype=dtype).reshape(3, 6)
-    kept = mode == "split" and dtype == torch.bfloat16
-    assert merges_exactly(model) is not kept
-    assert len(list(adapted_layers(exact))) == (4 if kept else 0)
-    assert not list(adapted_layers(site._model(stage)))
-    loose = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(exact(x), model(x), rtol=loose, atol=loose)
-    assert torch.equal(exact(x), model(x)) or not kept
+@pytest.fixture
+def no_planning(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a report plans")
+
+    monkeypatch.setattr(planner, "make_plan", refuse)
+    monkeypatch.setattr(audits, "plan_rows", refuse)
+
+
+def test_a_run_leaves_the_keys_of_all_its_results(ran):
+    suite, store, path = ran
+    assert path.is_file()
+    of_run = make_plan(suite, store)
+    stored = stored_plan(suite, store)
+    wanted = [(r.label, r.seed, r.replicate, r.stage.key) for r in of_run.results]
+    assert [(r.label, r.seed, r.replicate, r.stage.key) for r in stored.results] == wanted
+    for ours, theirs in zip(stored.results, of_run.results, strict=True):
+        parents = {role: parent.key for role, parent in theirs.stage.parents.items()}
+        assert {role: parent.key for role, parent in ours.stage.parents.items()} == parents
+
+
+def test_a_report_of_a_finished_suite_plans_nothing(ran, no_planning):
+    suite, store, _ = ran
+    board = make_leaderboard(suite, store)
+    assert board.complete and {r.label for r in board.rows} >= {r.label for r in suite.rows}
+
+
+def test_a_run_without_a_stored_plan_is_planned_once(ran, monkeypatch):
+    suite, store, path = ran
+    before = path.read_text()
+    path.unlink()
+    board = make_leaderboard(suite, store)
+    assert json.loads(path.read_text()) == json.loads(before)
+    monkeypatch.setattr(planner, "make_plan", None)
+    again = make_leaderboard(suite, store)
+    assert again.rows == board.rows
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"plan": {}}', "[]"])
+def test_a_damaged_plan_is_made_again(ran, text):
+    suite, store, path = ran
+    before = path.read_text()
+    path.write_text(text)
+    stored_plan(suite, store)
+    assert path.read_text() == before
+
+
+def test_a_plan_of_other_rows_is_not_read(ran):
+    suite, store, path = ran
+    before = path.read_text()
+    fewer = replace(suite, rows=suite.rows[:2])
+    try:
+        assert {r.label for r in stored_plan(fewer, store).results} == {
+            row.label for row in fewer.rows
+        }
+    finally:
+        path.write_text(before)
+
+
+def test_a_suite_that_was_never_run_gets_no_file(ran, tmp_path):
+    stored_plan(ran[0], StageStore(tmp_path / "empty"))
+    assert not (tmp_path / "empty").exists()
