@@ -8,7 +8,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
 from stable_forgetting.benchmarks.audits.plan import AuditPlan
-from stable_forgetting.benchmarks.pipeline.stored import StoredPlan
+from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite

@@ -44,7 +44,7 @@ def map(
     from stable_forgetting.benchmarks.maps.report import sections
     from stable_forgetting.benchmarks.maps.resolve import load_map
     from stable_forgetting.benchmarks.maps.write import write_map
-    from stable_forgetting.benchmarks.pipeline.stored import stored_plan
+    from stable_forgetting.benchmarks.audits.stored import stored_plan
 
     resolved = load_map(name, selection.set_ or (), seeds=selection.numbers, only=selection.rows)
     if plan:

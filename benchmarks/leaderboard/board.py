@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stable_forgetting.benchmarks.pipeline.stored import Stored, StoredPlan
+from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary

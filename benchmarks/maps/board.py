@@ -18,7 +18,7 @@ from stable_forgetting.benchmarks.maps.derive import (
 )
 from stable_forgetting.benchmarks.maps.plan import MapPlanner
 from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
-from stable_forgetting.benchmarks.pipeline.stored import stored_plan
+from stable_forgetting.benchmarks.audits.stored import stored_plan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import Row
 from stable_forgetting.common.store.stages import StageStore
