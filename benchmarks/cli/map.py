@@ -39,12 +39,12 @@ def map(
 ) -> None:
     """Sweep learning rate x lambda x steps, and judge each setting beside Retrain."""
     from stable_forgetting.benchmarks.audits.report import audit_tables
+    from stable_forgetting.benchmarks.audits.stored import stored_plan
     from stable_forgetting.benchmarks.cli.shipped import show_shipped
     from stable_forgetting.benchmarks.maps.board import make_board, probe_suite
     from stable_forgetting.benchmarks.maps.report import sections
     from stable_forgetting.benchmarks.maps.resolve import load_map
     from stable_forgetting.benchmarks.maps.write import write_map
-    from stable_forgetting.benchmarks.audits.stored import stored_plan
 
     resolved = load_map(name, selection.set_ or (), seeds=selection.numbers, only=selection.rows)
     if plan:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
+from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
 from stable_forgetting.benchmarks.leaderboard.board import (
     BoardRow,
     Comparison,
@@ -24,7 +25,6 @@ from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_ver
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
-from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite

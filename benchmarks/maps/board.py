@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
+from stable_forgetting.benchmarks.audits.stored import stored_plan
 from stable_forgetting.benchmarks.maps.cells import Cell, Target
 from stable_forgetting.benchmarks.maps.derive import (
     Ceiling,
@@ -18,7 +19,6 @@ from stable_forgetting.benchmarks.maps.derive import (
 )
 from stable_forgetting.benchmarks.maps.plan import MapPlanner
 from stable_forgetting.benchmarks.maps.resolve import ResolvedMap
-from stable_forgetting.benchmarks.audits.stored import stored_plan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import Row
 from stable_forgetting.common.store.stages import StageStore

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from stable_forgetting.benchmarks.audits import plan as audits
+from stable_forgetting.benchmarks.audits.stored import FILE, stored_plan
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import planner
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.audits.stored import FILE, stored_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
 
