@@ -120,7 +120,7 @@ def small(words: list[str]) -> list[str]:
 def briefly(words: list[str]) -> list[str]:
     """A few samples and steps on the desk's models, which stand for those of a hub."""
     models = {"meta-llama/Llama-3.1-8B-Instruct": "my_llm"}
-    kept = without(words, "--num-classes")
+    kept = without(words, "--template", "--num-classes")
     brief = ["--set", "batch_size=4"]
     brief += [] if "scrub" in " ".join(words) else ["--set", "steps=2"]
     brief += [] if any(word.endswith(".jsonl") for word in words) else ["--goal", "50"]
