@@ -175,7 +175,7 @@ class Tasks(TaskManager):
     def __init__(self, folder: Path | None, *, defaults: bool):
         super().__init__(include_path=folder, include_defaults=False)
         if defaults:
-            self._index = {**_own_tasks(), **self._index}
+            self._index: dict[str, Any] = {**_own_tasks(), **self.task_index}
 
     def load(self, task_list: Sequence[str]) -> Any:
         """See lm-eval.
