@@ -21,8 +21,8 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
 from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
-from stable_forgetting.benchmarks.spec.suite import find_suite, suite_names
-from stable_forgetting.common.base.config import Strict, canonical, close_to
+from stable_forgetting.benchmarks.spec.suite import close_to, find_suite, suite_names
+from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES
