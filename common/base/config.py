@@ -54,7 +54,7 @@ class Strict(BaseModel):
 
     @classmethod
     def by_field(cls, values: Mapping[str, T]) -> dict[str, T]:
-        """Values under the names of their fields; of two words for one field the later one holds."""
+        """Values under the names of their fields; of two words for a field the later one holds."""
         return {cls.field_of(key): value for key, value in values.items()}
 
     @field_validator("*", mode="before")
