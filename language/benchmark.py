@@ -334,26 +334,6 @@ class CausalBenchmark(CausalModels, Benchmark):
             masked_id=self.masked_id,
         )
 
-    def answers(self, model: nn.Module, indices: np.ndarray) -> list[str]:
-        """What a model writes greedily after the questions of rows, hardly longer than the truth.
-
-        Args:
-            model: A causal language model.
-            indices: (N,) int64, of the rows.
-        """
-        from stable_forgetting.language.measure.ask import end_tokens
-        from stable_forgetting.language.measure.generation import generate
-
-        rows = [self.encode(self.source.corpus.items[index]) for index in indices.tolist()]
-        texts = generate(
-            model,
-            [row.ids[: row.start] for row in rows],
-            stop=end_tokens(model, self.source),
-            max_new_tokens=[len(row.ids) - row.start + 4 for row in rows],
-            masked_id=self.masked_id,
-        )
-        return [self.source.decode(text.tolist()).strip() for text in texts]
-
     def encode(self, item: Item) -> Encoded:
         """A row as tokens that are scored: the answer after its question in the template."""
         return self.source.encode(item.question, item.answer)

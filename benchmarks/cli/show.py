@@ -29,8 +29,8 @@ from stable_forgetting.benchmarks.suite.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.suite.suite import find_suite, suite_names
-from stable_forgetting.common.base.config import Strict, canonical, close_to
+from stable_forgetting.benchmarks.suite.suite import close_to, find_suite, suite_names
+from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES

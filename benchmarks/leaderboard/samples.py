@@ -123,17 +123,25 @@ def _text_samples(
 ) -> list[Sample]:
     import numpy as np
 
+    from stable_forgetting.benchmarks.pipeline.planner import make_plan
     from stable_forgetting.benchmarks.pipeline.worksite import Worksite
     from stable_forgetting.language.benchmark import CausalBenchmark
+    from stable_forgetting.language.measure.ask import greedy_answers
 
     first = next(iter(scores.values()))
     indices: np.ndarray = np.asarray([first.indices[place] for place in places])
+    results = make_plan(board.suite, StageStore(runtime.store)).results
+    stages = {
+        r.label: r.stage for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)
+    }
     written = {}
     for label in scores:
-        site = Worksite(board.stages[label, 0, seed], runtime)
+        site = Worksite(stages[label], runtime)
         assert isinstance(site.benchmark, CausalBenchmark)
-        written[label] = site.benchmark.answers(site.model("model"), indices)
-        items = [site.benchmark.source.corpus.items[index] for index in indices.tolist()]
+        source, masked = site.benchmark.source, site.benchmark.masked_id
+        items = [source.corpus.items[index] for index in indices.tolist()]
+        rows = [site.benchmark.encode(item) for item in items]
+        written[label] = greedy_answers(site.model("model"), source, rows, masked)
     return [
         Sample(
             int(indices[number]),

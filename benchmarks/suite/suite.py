@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from stable_forgetting.benchmarks.suite.tune import Tune
 from stable_forgetting.benchmarks.suite.variables import names
 from stable_forgetting.common.base.config import (
     Strict,
-    close_to,
+    did_you_mean,
     read_yaml,
 )
 from stable_forgetting.common.base.errors import ConfigError
@@ -248,3 +249,14 @@ def find_suite(name: str) -> Path:
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
     hint = close_to(name, [*suite_names(), *groups]) or "; see: unlearn ls suites"
     raise ConfigError(f"unknown suite '{name}'{hint}")
+
+
+def close_to(name: str, names: Sequence[str]) -> str:
+    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near.
+
+    Args:
+        name: What was asked for.
+        names: What there is.
+    """
+    hint = did_you_mean(name, names)
+    return "" if hint.startswith("; known") else hint

@@ -48,21 +48,13 @@ class Strict(BaseModel):
 
     @classmethod
     def field_of(cls, key: str) -> str:
-        """The field that a key means (of a nested key, such as ``adapter.rank``, the first part).
-
-        Args:
-            key: A field, or another word for one.
-        """
+        """The field that a key means; of a nested key, such as ``adapter.rank``, its first part."""
         first, dot, rest = key.partition(".")
         return cls.aliases.get(first, first) + dot + rest
 
     @classmethod
     def by_field(cls, values: Mapping[str, T]) -> dict[str, T]:
-        """Values under the names of their fields; of two words for one field the later one holds.
-
-        Args:
-            values: Key -> value.
-        """
+        """Values under the names of their fields; of two words for a field the later one holds."""
         return {cls.field_of(key): value for key, value in values.items()}
 
     @field_validator("*", mode="before")
@@ -289,17 +281,6 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(sorted(names))}" if names else ""
-
-
-def close_to(name: str, names: Sequence[str]) -> str:
-    """A suffix such as ``; did you mean 'omega'?``; empty where no name is near.
-
-    Args:
-        name: What was asked for.
-        names: What there is.
-    """
-    hint = did_you_mean(name, names)
-    return "" if hint.startswith("; known") else hint
 
 
 def canonical(value: Any) -> Any:

@@ -210,3 +210,24 @@ def score_rows(
             extra=extra,
         )
     return scores
+
+
+def greedy_answers(
+    model: nn.Module, source: TextSource, rows: Sequence[Encoded], masked_id: int | None = None
+) -> list[str]:
+    """What a model writes greedily after the prompts of rows, hardly longer than their answers.
+
+    Args:
+        model: A causal language model.
+        source: Decodes.
+        rows: Prompts with their true answers.
+        masked_id: See :func:`language.measure.generation.generate`.
+    """
+    texts = generate(
+        model,
+        [row.ids[: row.start] for row in rows],
+        stop=end_tokens(model, source),
+        max_new_tokens=[len(row.ids) - row.start + 4 for row in rows],
+        masked_id=masked_id,
+    )
+    return [source.decode(text.tolist()).strip() for text in texts]

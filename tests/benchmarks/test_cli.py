@@ -122,7 +122,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "_run", interrupted)
+    monkeypatch.setattr(commands, "execute", interrupted)
     done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
     assert done.code == 130 and done.out == ""
     assert done.err == "interrupted; what is complete is kept, run again to continue\n"
