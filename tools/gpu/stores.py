@@ -162,7 +162,9 @@ def processes(job: Job) -> Iterator[Row]:
 
 def precision(job: Job) -> Iterator[Row]:
     """Metrics of every row in three precisions, beside the table that comes with the package."""
-    known = _metrics(Path(str(files("benchmarks") / "results" / KNOWN / "leaderboard.json")))
+    known = _metrics(
+        Path(str(files("stable_forgetting.benchmarks") / "results" / KNOWN / "leaderboard.json"))
+    )
     rows, seeds = ("original,gd_sine", "1") if job.tiny else (KNOWN_ROWS, "1,2")
     short = ["--set", "protocol.train.epochs=1", "--set", "protocol.minimum_train_accuracy=0"]
     for kind in ("no", "bf16", "fp16")[: 2 if job.tiny else None]:

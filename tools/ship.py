@@ -1,0 +1,52 @@
+"""Puts the report of a suite of a store among the results that come with the project.
+
+``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
+``leaderboard.json`` it keeps what the site, ``versus`` and ``compare`` read: metrics of every row
+are in ``leaderboard.csv`` and ``runs.csv`` too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from stable_forgetting.benchmarks.report.shipped import RESULTS
+
+BULKY = ("gaps", "dynamics", "parts")
+KEPT = ("ag", "ag4")
+MEANS = ("fa", "ra", "ta", "mia")
+"""Metrics whose means ``tools.gpu`` sets beside a GPU's."""
+
+
+def thin(board: dict[str, Any]) -> dict[str, Any]:
+    """A leaderboard without what only its tables show."""
+    rows = []
+    for row in board["rows"]:
+        own = {key: value for key, value in row.items() if key not in BULKY}
+        own["derived"] = {key: row["derived"][key] for key in KEPT if key in row["derived"]}
+        own["metrics"] = {
+            name: {"mean": row["metrics"][name]["mean"]}
+            for name in MEANS
+            if row["metrics"].get(name)
+        }
+        rows.append(own)
+    return {**{key: value for key, value in board.items() if key != "audits"}, "rows": rows}
+
+
+def ship(store: Path, suite: str) -> Path:
+    """Copies a suite's report from a store; the folder among the results."""
+    source, target = store / "suites" / suite, RESULTS / suite
+    target.mkdir(exist_ok=True)
+    for file in [*source.glob("*.md"), *source.glob("*.csv"), *source.glob("*.svg")]:
+        shutil.copy(file, target)
+    board = thin(json.loads((source / "leaderboard.json").read_text("utf-8")))
+    text = json.dumps(board, separators=(",", ":"))
+    (target / "leaderboard.json").write_text(text + "\n", encoding="utf-8")
+    return target
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{ship(Path(sys.argv[1]), sys.argv[2])}\n")
