@@ -116,15 +116,17 @@ def rows() -> Iterator[tuple[str, object, str]]:
     yield "commands", commands, "<= 14"
 
 
-def deepest(arguments: list[str], file: str) -> list[str]:
-    """Our functions on the stack of ``unlearn``'s deepest call into ``file``."""
+def deepest(arguments: list[str], file: str, name: str) -> list[str]:
+    """Our functions on the stack of ``unlearn``'s deepest call of a file's function."""
     from stable_forgetting.benchmarks.cli.main import main
 
     homes = tuple(str(ROOT / name) for name in PACKAGES)
     stack: list[str] = []
 
     def look(frame: FrameType | None, event: str, _: Any) -> None:
-        if event != "call" or frame is None or not frame.f_code.co_filename.endswith(file):
+        if event != "call" or frame is None or frame.f_code.co_name != name:
+            return
+        if not frame.f_code.co_filename.endswith(file):
             return
         names = []
         while frame is not None:
@@ -148,7 +150,7 @@ if __name__ == "__main__":
     table = list(rows())
     if parser.parse_args().frames:
         with tempfile.TemporaryDirectory() as store:
-            stack = deepest([*TINY.split(), "--store", store], "bounded/eager.py")
+            stack = deepest([*TINY.split(), "--store", store], "bounded/eager.py", "build_weight")
         sys.stdout.write("\n".join(stack) + "\n")
         table.append(("frames from run to the adapter", len(stack), "<= 22"))
     for what, count, goal in table:

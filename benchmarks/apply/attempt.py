@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.pipeline.unlearning import unlearned
+from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, trained
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
@@ -73,7 +73,8 @@ def attempt(
         progress: Called after every step.
     """
     task = _task(method, subject, checkpoint, progress)
-    outcome = unlearned(METHODS[method](config), task)
+    outcome = trained(METHODS[method](config).unlearn, task)
+    count_parameters(outcome, task)
     result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
     if outcome.model is None:
         result.detail = outcome.detail

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.pipeline.unlearning import unlearned
+from stable_forgetting.benchmarks.pipeline.unlearning import trained
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
@@ -202,7 +202,7 @@ def _alone(
 
     task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
     timed = config.model_copy(update={"evaluate_every": math.gcd(*spec.steps)})
-    model = unlearned(cls(timed), task).model
+    model = trained(cls(timed).unlearn, task).model
     missing = [step for step in spec.steps if step not in rows]
     if model is None:
         rows |= {step: readout.diverged(point, step) for step in missing}

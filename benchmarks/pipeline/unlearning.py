@@ -92,11 +92,10 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
     return outcome
 
 
-def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
-    """Runs a method once; the model may carry adapters, whose parameters are counted."""
+def count_parameters(outcome: Outcome, task: UnlearnTask) -> None:
+    """Adds the parameters of an unlearned model, which may carry adapters, to its cost."""
     from stable_forgetting.common.bounded.attach import trainable_share
 
-    outcome = trained(method.unlearn, task)
     if outcome.model is not None:
         trainable, base = trainable_share(outcome.model)
         # what was trained and is merged comes back frozen
@@ -104,7 +103,6 @@ def unlearned(method: UnlearningMethod, task: UnlearnTask) -> Outcome:
             "trainable_parameters": trainable or task.trained,
             "base_parameters": base,
         }
-    return outcome
 
 
 def _reset_peak(device: torch.device) -> None:
@@ -154,7 +152,8 @@ class Unlearn(StageKind[ModelSpec]):
             names = frozenset(start.state_dict())
             task = site.task(split, cls.info.access, model=start, method=spec.method)
             with site.recording(task, folder, _trajectory(site, split, config)):
-                outcome = unlearned(method, task)
+                outcome = trained(method.unlearn, task)
+                count_parameters(outcome, task)
             site.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
                 return

@@ -112,7 +112,7 @@ class BoundedLinearFunction(torch.autograd.Function):
             y = eager.chunked_linear(flat, weight, bias, update)
             return y.view(*x.shape[:-1], len(A))
         if built is None:
-            built = build_weight(weight, update, dtype)
+            built = _kernels(A, dtype).build_weight(weight, update, dtype)
         return F.linear(x, built, bias)
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,31 +136,26 @@ class BoundedLinear(nn.Module):
         return self.bound.inner * (self.A @ self.Bt)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., k)."""
-        return self._product(x, self.weight, self.bias)
+        """(..., d) -> (..., k): ``x (W0 + dW)^T + b``."""
+        update = (self.A, self.Bt, self.bound)
+        return bounded_linear(x, self.weight, self.bias, *update, **self._how(x, self.weight))
 
-    def _product(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """``x (W0 + dW)^T + b``, or ``x dW^T`` without a weight."""
+    def _how(self, x: Tensor, weight: Tensor | None) -> dict[str, Any]:
+        """Keywords of :func:`bounded_linear` for a product with ``weight``, or with dW alone."""
         config = self.config
         built = None
         fitted = self.polynomial()
         if not self.bound.record.linear and fitted is None:
             factors = (self.A, self.Bt)
             built = shared_weight(self, factors, gemm_dtype(x, weight), self.effective_weight)
-        return bounded_linear(
-            x,
-            weight,
-            bias,
-            self.A,
-            self.Bt,
-            self.bound,
-            start=self.start,
-            split=self.split,
-            dropout=config.dropout if self.training else 0.0,
-            grad_gemm_dtype=torch.bfloat16 if config.grad_gemm_dtype else None,
-            built=built,
-            fitted=fitted,
-        )
+        return {
+            "start": self.start,
+            "split": self.split,
+            "dropout": config.dropout if self.training else 0.0,
+            "grad_gemm_dtype": torch.bfloat16 if config.grad_gemm_dtype else None,
+            "built": built,
+            "fitted": fitted,
+        }
 
     def merged(self) -> nn.Linear:
         """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear
+from stable_forgetting.common.bounded.product import bounded_linear
 
 
 class QuantisedBoundedLinear(BoundedLinear):
@@ -66,7 +67,9 @@ class QuantisedBoundedLinear(BoundedLinear):
             h = _FrozenProduct.apply(x, self.base)
         else:
             h = self.base(x)
-        y: Tensor = h + self._product(x, None, None).to(h.dtype)
+        update = (self.A, self.Bt, self.bound)
+        dW = bounded_linear(x, None, None, *update, **self._how(x, None))
+        y: Tensor = h + dW.to(h.dtype)
         return y
 
     def merge(self) -> tuple[nn.Linear, Tensor]:

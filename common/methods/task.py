@@ -187,7 +187,7 @@ class UnlearnTask:
             objective,
             loaders,
             config,
-            forward=self.forward,
+            forward=self.family.forward,
             seed=derive(self.seed, "engine", self.replicate, stage),
             hooks=Hooks(after_step, penalty, {**(stateful or {}), "reads": reads}),
             telemetry=self._telemetry(),

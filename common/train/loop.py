@@ -120,7 +120,7 @@ class TrainingRun:
                 asked = stopping.asked()
                 due = (step + 1) % self.config.checkpoint_every == 0 or asked
                 saves = checkpoint is not None and due and step + 1 < self.total
-                self._advance(step, sync=saves)
+                self.step(step, sync=saves)
                 stopped = self._stops(step)
                 step = step + 1 if self.ends is None else self.ends.after(step, self.total)
                 if checkpoint is not None and saves and stopped is None:
@@ -140,15 +140,8 @@ class TrainingRun:
         """Wall time of this run, earlier sittings included."""
         return self.earlier + time.perf_counter() - self._started
 
-    def _advance(self, step: int, *, sync: bool) -> None:
-        """One optimizer step, and whatever follows from it: hooks, guard (see check), logs."""
-        self._logged = (
-            (step + 1) % self.config.log_every == 0
-            or step == 0
-            or step + 1 == self.total
-            or self.ends is not None
-        )
-        scalars = self.step(step)
+    def _after(self, step: int, scalars: dict[str, float], *, sync: bool) -> None:
+        """What follows from an optimizer step: hooks, guard (see check), logs."""
         if self.hooks.after_step:
             with self.whole():
                 for hook in self.hooks.after_step:
@@ -198,51 +191,57 @@ class TrainingRun:
             self.instruments.see(logits)
         return logits
 
-    def step(self, step: int) -> dict[str, float]:
-        """One optimizer step; returns scalars when this step is logged."""
+    def step(self, step: int, *, sync: bool) -> None:
+        """One optimizer step, and whatever follows from it."""
+        self._logged = (
+            (step + 1) % self.config.log_every == 0
+            or step == 0
+            or step + 1 == self.total
+            or self.ends is not None
+        )
         rate = learning_rate(self.config, step, self.total, self.warmup)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
         sums: dict[str, Tensor] = {}
         with self._micro_batches():
             for _ in range(self.config.accumulation):
-                self._micro_step(step, sums)
-        if not self._logged:
-            return {}
-        self.loss = float(sums.pop(_TOTAL)) / self.config.accumulation
-        losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
-        return {**losses, "lr": rate, **self._norms}
+                with self.accelerator.accumulate(self.prepared):
+                    batches = {part: self.loaders[part].next() for part in self.objective.parts}
+                    terms = self._backward(self.objective(self.forward, batches))
+                    for name, value in {_TOTAL: terms.total, **terms.parts}.items():
+                        sums[name] = sums.get(name, value.detach() * 0) + value.detach()
+                    self._update(step, terms, batches)
+        scalars: dict[str, float] = {}
+        if self._logged:
+            self.loss = float(sums.pop(_TOTAL)) / self.config.accumulation
+            losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
+            scalars = {**losses, "lr": rate, **self._norms}
+        self._after(step, scalars, sync=sync)
 
     def _micro_batches(self) -> contextlib.AbstractContextManager[None]:
         """Micro-batches share the effective weights: the last one's forward precedes the step."""
         several = self.config.accumulation > 1 and self.sharded is None
         return reuse_weights(self.model) if several else contextlib.nullcontext()
 
-    def _micro_step(self, step: int, sums: dict[str, Tensor]) -> None:
-        """One micro-batch, and the optimizer's step after the last of them."""
-        with self.accelerator.accumulate(self.prepared):
-            terms, batches = self._backward()
-            for name, value in {_TOTAL: terms.total, **terms.parts}.items():
-                sums[name] = sums.get(name, value.detach() * 0) + value.detach()
-            losses = torch.stack([terms.total, *terms.parts.values()]).detach().float()
-            self.guard.watch(step + 1, losses)
-            if self.accelerator.sync_gradients:
-                if self._logged:
-                    self._norms = self._measured_gradients(step, batches)
-                if self.config.max_grad_norm is not None:
-                    self.accelerator.clip_grad_norm_(
-                        list(self.trained.values()), self.config.max_grad_norm
-                    )
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+    def _update(self, step: int, terms: ObjectiveValue, batches: Mapping[str, Batch]) -> None:
+        """The optimizer's step after the last micro-batch; before it, the losses are watched."""
+        losses = torch.stack([terms.total, *terms.parts.values()]).detach().float()
+        self.guard.watch(step + 1, losses)
+        if self.accelerator.sync_gradients:
+            if self._logged:
+                self._norms = self._measured_gradients(step, batches)
+            if self.config.max_grad_norm is not None:
+                trained = list(self.trained.values())
+                self.accelerator.clip_grad_norm_(trained, self.config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-    def _backward(self) -> tuple[ObjectiveValue, dict[str, Batch]]:
-        batches = {part: self.loaders[part].next() for part in self.objective.parts}
-        terms = self.objective(self.forward, batches)
+    def _backward(self, terms: ObjectiveValue) -> ObjectiveValue:
+        """Gradients of an objective and of the penalty, which is added to its parts."""
         total, penalty = terms.total, self.hooks.penalty
         if penalty is None:
             self.accelerator.backward(total)
-            return terms, batches
+            return terms
         if self.sharded is not None:  # a second one: the first one's may reduce on another stream
             self.accelerator.backward(total)
             extra = whole_tensor(penalty(self.sharded.twin))
@@ -250,7 +249,7 @@ class TrainingRun:
         else:
             extra = penalty(self.model)
             self.accelerator.backward(total + extra)
-        return ObjectiveValue(total + extra, {**terms.parts, "penalty": extra}), batches
+        return ObjectiveValue(total + extra, {**terms.parts, "penalty": extra})
 
     def _measured_gradients(self, step: int, batches: Mapping[str, Batch]) -> dict[str, float]:
         """Norms before clipping, and at probes those of all effective weights."""

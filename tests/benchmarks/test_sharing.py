@@ -205,6 +205,7 @@ def test_a_bundle_verifies_from_its_scores(scored, cli, tmp_path):
     names = {path.relative_to(scored.bundle).as_posix() for path in scored.bundle.rglob("*.*")}
     assert {n for n in names if "/" not in n} == {
         "suite.yaml", "records.jsonl", "table.json", "probes.json", "LEADERBOARD.md", MANIFEST,
+        "plan.json",
     }  # fmt: skip
     assert not any(str(scored.store.root) in (scored.bundle / n).read_text("latin1") for n in names)
 
