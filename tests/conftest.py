@@ -230,6 +230,7 @@ def wired(**options) -> dict:
 def make_family(**fields) -> SimpleNamespace:
     """What is known of the tiny net; ``fields`` override."""
     known = {"forward": forward, "num_classes": CLASSES, "targets": TARGETS, "head": ("head.*",)}
+    known["layers"] = ()
     return SimpleNamespace(**{**known, "component_of": component_of, **fields})
 
 

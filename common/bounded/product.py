@@ -83,13 +83,9 @@ def bounded_linear(
     if weight is not None and (split or low_rank):
         base = F.linear(x, weight, bias)
     if low_rank:
-        y: Tensor
         low = F.dropout(x, dropout) if dropout else x
         kind = x.dtype if weight is None else weight.dtype
-        if fitted is not None:
-            y = polynomial_product(low, kind, A, Bt, bound, fitted, start)
-        else:
-            y = _low_rank(low, kind, A, Bt, bound.outer * bound.inner, start)
+        y = _low_rank(low, kind, A, Bt, bound, start, fitted)
         return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
     if dropout:
@@ -106,13 +102,21 @@ def bounded_linear(
 
 
 def _low_rank(
-    x: Tensor, dtype: torch.dtype, A: Tensor, Bt: Tensor, scale: float, start: Start | None
+    x: Tensor,
+    dtype: torch.dtype,
+    A: Tensor,
+    Bt: Tensor,
+    bound: Bound,
+    start: Start | None,
+    fitted: OddPolynomial | None,
 ) -> Tensor:
-    """``scale * x (A Bt - A0 Bt0)^T`` by skinny products, in ``dtype`` or autocast's."""
+    """``x dW^T`` by skinny products, in ``dtype`` or autocast's, where dW has a low rank."""
+    if fitted is not None:
+        return polynomial_product(x, dtype, A, Bt, bound, fitted, start)
     if start is not None:
         A, Bt = torch.cat([A, -start[0]], dim=1), torch.cat([Bt, start[1]])
     A, Bt = A.to(dtype), Bt.to(dtype)
-    return F.linear(F.linear(x, Bt), A) * scale
+    return F.linear(F.linear(x, Bt), A) * (bound.outer * bound.inner)
 
 
 def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Parts may overlap, metrics may ask the same and answers may coincide: the model 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,7 @@ def score_rows(
         requests += answers[part]
         for metric in metrics[part]:
             requests += metric.requests(source, rows)
-    wanted = [request for rows in answers.values() for request in rows]
+    wanted = list(itertools.chain(*answers.values()))
     whole = any(metric.entropies for each in metrics.values() for metric in each)
     rich: dict[str, Any] = {"detailed": wanted, "entropies": whole}
     replies = ask(model, source, requests, config, **rich, masked_id=masked_id)
@@ -195,15 +196,14 @@ def score_rows(
     further: dict[Continue, None] = {}
     for part, rows in items.items():
         for metric in metrics[part]:
-            further.update(dict.fromkeys(metric.follow_up(source, rows, replies)))
+            further |= dict.fromkeys(metric.follow_up(source, rows, replies))
     written = _written(model, source, list(further), config, {}, masked_id)
     replies = replace(replies, written={**replies.written, **written})
     scores = {}
     for part, indices in parts.items():
         means = replies.scores(answers[part]).means.astype(np.float32)
-        extra: dict[str, np.ndarray] = {}
-        for metric in metrics[part]:
-            extra |= metric.columns(source, items[part], replies)
+        made = [metric.columns(source, items[part], replies) for metric in metrics[part]]
+        extra = {name: column for columns in made for name, column in columns.items()}
         scores[part] = Scores(
             indices=np.asarray(indices, dtype=np.int64),
             **{name: means[:, COLUMNS.index(name)].copy() for name in columns},

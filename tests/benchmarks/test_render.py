@@ -231,8 +231,9 @@ def test_tex_is_escaped_and_its_marks_are_notes(board, hand_made, tmp_path):
     assert "gd\\_sine" in main and "gd_sine" not in main
     assert r"1.75\ensuremath{\pm}0.35 &" in main and r"\tnote" not in main
     five = {row: {s: of[1 + s % 2] for s in range(1, 6)} for row, of in TABLE.items()}
+    (tmp_path / "five").mkdir()
     marked = tex.write(sections(make_leaderboard(*hand_made(tmp_path / "five", five))))
-    assert r"\tnote{\ensuremath{\ne}}" in marked and r"different from a retrained model" in marked
+    assert r"\tnote{\ensuremath{\neq}}" in marked and r"different from a retrained model" in marked
     assert r"\ensuremath{-}1.0" in main and "-1.0" not in main
     assert len(set(re.findall(r"\\label\{(.*?)\}", text))) == len(floats)
     for one in floats:

@@ -236,8 +236,8 @@ def test_scores_of_other_samples_are_named(bundle):
     parts = load_scores(path)
     parts["forget"].indices[:] += 1
     save_scores(parts, path)
-    (cell,) = verify_bundle(resealed(bundle)).different
-    assert (cell.row, cell.name) == ("gd, seed 1", "samples of forget")
+    found = {(cell.row, cell.name) for cell in verify_bundle(resealed(bundle)).different}
+    assert ("gd, seed 1", "samples of forget") in found
 
 
 @pytest.mark.parametrize(

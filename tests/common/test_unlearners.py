@@ -90,7 +90,7 @@ def test_presets_hold_the_repositories_settings():
         ("loku", {"weight_clip": 1.5}, "weight_clip takes adapters that start at zero"),
         ("npo", {"beta": 0}, "beta"),
         ("npo", {"compat": "tofu"}, "compat"),
-        ("kl", {"lam": 0.1}, "lam"),
+        ("kl", {"lamda": 0.1}, "lamda"),
     ],
 )
 def test_configs_refuse_what_makes_no_sense(name, params, words):
