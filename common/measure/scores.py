@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
 """The scalar scores, in the order in which they are computed."""
+ENTROPIES = ("entropy", "modified_entropy")
+"""Those that read the whole softmax."""
 
 _CHUNK_ELEMENTS = 2**25
 _SCHEMA = "scores-1"
@@ -43,9 +45,9 @@ class Scores:
         loss: Cross-entropy, -log p_y.
         probability: p_y, the softmax probability of the true class.
         margin: log p_y - log(1 - p_y) = z_y - logsumexp over the other logits.
-        entropy: -sum_c p_c log p_c.
+        entropy: -sum_c p_c log p_c; None where it was left out.
         modified_entropy: -(1 - p_y) log p_y - sum_{c != y} p_c log(1 - p_c)
-            (Song and Mittal, 2021, eq. 6).
+            (Song and Mittal, 2021, eq. 6); None likewise.
         correct: 1 if argmax is the label, else 0; for sequences the share of correct tokens.
         probs: (N, C) softmax, or None where it was left out.
         extra: Further per-sample measurements of a benchmark by name, each (N,) or (N, K).
@@ -56,8 +58,8 @@ class Scores:
     loss: np.ndarray
     probability: np.ndarray
     margin: np.ndarray
-    entropy: np.ndarray
-    modified_entropy: np.ndarray
+    entropy: np.ndarray | None = None
+    modified_entropy: np.ndarray | None = None
     correct: np.ndarray
     probs: np.ndarray | None = None
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -215,13 +217,18 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     return np.stack(sums, axis=1) / counts[:, None], None
 
 
-def score_rows(logits: Tensor, labels: Tensor) -> np.ndarray:
+def score_rows(logits: Tensor, labels: Tensor, *, entropies: bool = True) -> np.ndarray:
     """(M, len(COLUMNS)) float32: the scalar scores of single predictions, logits (M, C).
+
+    Args:
+        logits: (M, C); float32 ones are overwritten where ``entropies`` are left out.
+        labels: (M,) int64.
+        entropies: Whether :data:`ENTROPIES` are wanted, which cost most of the time; NaN if not.
 
     Raises:
         Diverged: A logit is NaN or infinite.
     """
-    return _checked(_statistics(logits, labels)[0])
+    return _checked(_statistics(logits, labels)[0] if entropies else _margins(logits, labels))
 
 
 def _checked(table: Tensor) -> np.ndarray:
@@ -262,6 +269,22 @@ def _statistics(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         torch.isfinite(z).all(dim=1, keepdim=True).float(),
     ]
     return torch.cat(columns, dim=1), probs
+
+
+def _margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """The columns of :func:`_statistics`, bit for bit, with NaN as entropies; no softmax."""
+    import torch
+    from torch.nn.functional import softplus
+
+    z, true = logits.float(), labels.unsqueeze(1)
+    finite = z.sum(dim=1, keepdim=True).isfinite()  # one pass; it may overflow where all is finite
+    if not finite.all():
+        finite = torch.isfinite(z).all(dim=1, keepdim=True)
+    hits, own = z.argmax(dim=1, keepdim=True).eq(true), z.gather(1, true)
+    margin = own - z.scatter_(1, true, -float("inf")).logsumexp(dim=1, keepdim=True)
+    unknown = torch.full_like(margin, float("nan"))
+    likely = [softplus(-margin), torch.sigmoid(margin), margin]
+    return torch.cat([*likely, unknown, unknown, hits.float(), finite.float()], dim=1)
 
 
 def _margin(z: Tensor, chosen: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stable_forgetting.common.measure.scores import COLUMNS, Scores
+from stable_forgetting.common.measure.scores import COLUMNS, ENTROPIES, Scores
 from stable_forgetting.language.data.corpus import Encoded, Item
 from stable_forgetting.language.measure.drafts import Prompt, beginnings, drafts
 from stable_forgetting.language.measure.evaluation import RequestConfig
@@ -66,6 +66,7 @@ def ask(
     config: RequestConfig,
     *,
     detailed: Iterable[Likelihood] = (),
+    entropies: bool = True,
     masked_id: int | None = None,
 ) -> ModelReplies:
     """Asks each distinct request once; the model is put into eval mode.
@@ -76,6 +77,7 @@ def ask(
         requests: What to ask.
         config: Sizes of batches.
         detailed: Likelihoods whose ``means`` are wanted.
+        entropies: Whether those have entropies.
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
 
     Raises:
@@ -94,6 +96,7 @@ def ask(
         token_budget=config.token_budget,
         share_prompts=config.share_prompts,
         detailed=np.asarray([request in rich for request in likelihoods], dtype=bool),
+        entropies=entropies,
         masked_id=masked_id,
     )
     continued = [request for request in distinct if isinstance(request, Continue)]
@@ -169,7 +172,7 @@ def score_rows(
 
     Returns:
         Part -> scores, whose scalar columns are means over the tokens of each row's answer, with
-        the metrics' columns as ``extra``.
+        the metrics' columns as ``extra``; entropies where a metric of any part needs them.
 
     Raises:
         Diverged: A scored logit is NaN or infinite.
@@ -185,7 +188,10 @@ def score_rows(
         for metric in metrics[part]:
             requests += metric.requests(source, rows)
     wanted = [request for rows in answers.values() for request in rows]
-    replies = ask(model, source, requests, config, detailed=wanted, masked_id=masked_id)
+    whole = any(metric.entropies for each in metrics.values() for metric in each)
+    rich: dict[str, Any] = {"detailed": wanted, "entropies": whole}
+    replies = ask(model, source, requests, config, **rich, masked_id=masked_id)
+    columns = [name for name in COLUMNS if whole or name not in ENTROPIES]
     further: dict[Continue, None] = {}
     for part, rows in items.items():
         for metric in metrics[part]:
@@ -200,7 +206,7 @@ def score_rows(
             extra |= metric.columns(source, items[part], replies)
         scores[part] = Scores(
             indices=np.asarray(indices, dtype=np.int64),
-            **{name: np.ascontiguousarray(means[:, k]) for k, name in enumerate(COLUMNS)},
+            **{name: means[:, COLUMNS.index(name)].copy() for name in columns},
             extra=extra,
         )
     return scores

@@ -9,6 +9,7 @@ a label is predicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def teacher_forced(
     token_budget: int = 8192,
     share_prompts: bool = True,
     detailed: np.ndarray | None = None,
+    entropies: bool = True,
     masked_id: int | None = None,
 ) -> AnswerScores:
     """Scores every pair once; the model is put into eval mode.
@@ -50,6 +52,7 @@ def teacher_forced(
         token_budget: Token slots (padding included) per forward.
         share_prompts: Pack the answers of one prompt into rows with a mask of their own.
         detailed: (P,) bool: pairs whose ``means`` are wanted; None means all.
+        entropies: Whether those have entropies, which cost most of the time; NaN if not.
         masked_id: A token that nothing but itself attends to, as where a code base derives the
             attention mask from the padding token's id.
 
@@ -57,7 +60,7 @@ def teacher_forced(
         Diverged: A scored logit is NaN or infinite.
     """
     model.eval()
-    scorer = _Scorer(model, pairs, detailed, masked_id)
+    scorer = _Scorer(model, pairs, detailed, entropies, masked_id)
     limit = row_limit(model) if share_prompts else None
     rows = plain_rows(pairs) if limit is None else packed_rows(pairs, limit)
     with torch.inference_mode():
@@ -74,9 +77,11 @@ class _Scorer:
         model: nn.Module,
         pairs: Sequence[Encoded],
         detailed: np.ndarray | None,
+        entropies: bool,
         masked_id: int | None,
     ):
         self.model, self.pairs, self.masked_id = model, pairs, masked_id
+        self.rich = partial(score_rows, entropies=entropies)
         self.parts: Backbone | None = backbone(model)
         self.device = device_of(unwrapped(model))
         self.dtype = next(model.parameters()).dtype
@@ -124,7 +129,7 @@ class _Scorer:
         where, targets = (self._tensor(array).to(states.device) for array in (chosen, labels))
         width = getattr(head, "out_features", states.shape[-1])
         rows = max(1, CHUNK_ELEMENTS // width)
-        score = score_rows if detail else _loss_and_hits
+        score = self.rich if detail else _loss_and_hits
         chunks = []
         for index, target in zip(where.split(rows), targets.split(rows), strict=True):
             logits = head(states[index])

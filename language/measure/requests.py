@@ -153,6 +153,8 @@ class TextMetric(ABC):
 
     generates: ClassVar[bool] = False
     """Whether texts are written: tuning leaves it out."""
+    entropies: ClassVar[bool] = False
+    """Whether it needs the entropies of :class:`common.measure.scores.Scores` on its rows."""
 
     @abstractmethod
     def requests(self, source: TextSource, items: Sequence[Item]) -> Iterable[Request]:

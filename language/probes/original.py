@@ -44,17 +44,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """A context and what may follow it after a space.
+    """A context and what may follow it.
 
     Attributes:
         context: Text.
         options: Texts.
         answer: Place of the right one.
+        gap: What stands between; in the source nothing before the choices of MathQA.
     """
 
     context: str
     options: tuple[str, ...]
     answer: int
+    gap: str = " "
 
 
 class OriginalConfig(Strict):
@@ -72,7 +74,7 @@ class OriginalConfig(Strict):
 class OriginalReasoning(TextProbe):
     """Accuracy on nine reasoning tasks, scored as in the paper on knowledge unlearning."""
 
-    version = 1
+    version = 2
     Config: ClassVar[type[Strict]] = OriginalConfig
     config: OriginalConfig
 
@@ -127,11 +129,12 @@ def _window(asked: ProbedModel) -> int:
     return min(WINDOW, asked.context)
 
 
-def _tokens(asked: ProbedModel, context: str, option: str) -> tuple[tuple[int, ...], int]:
+def _tokens(asked: ProbedModel, question: Question, option: str) -> tuple[tuple[int, ...], int]:
     """Token ids, and where the option begins: a long context loses its end, then its start."""
     window = _window(asked)
-    before = asked.ids(context, special=True)[:window] or [asked.source.tokenizer.eos_token_id]
-    after = asked.ids(f" {option}")[: window - 1]
+    before = asked.ids(question.context, special=True)[:window]
+    before = before or [asked.source.tokenizer.eos_token_id]
+    after = asked.ids(question.gap + option)[: window - 1]
     ids = (before + after)[-window:]
     return tuple(ids), len(ids) - len(after)
 
@@ -141,7 +144,7 @@ def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     from stable_forgetting.language.measure.requests import Likelihood
 
     requests = [
-        [Likelihood(*_tokens(asked, question.context, option)) for option in question.options]
+        [Likelihood(*_tokens(asked, question, option)) for option in question.options]
         for question in questions
     ]
     replies = asked.ask([request for options in requests for request in options])
@@ -155,7 +158,7 @@ def _completed(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     """Whether the likeliest tokens, given the true ones before, are the word or read like it."""
     from stable_forgetting.language.measure.requests import Continue
 
-    pairs = [_tokens(asked, question.context, question.options[0]) for question in questions]
+    pairs = [_tokens(asked, question, question.options[0]) for question in questions]
     requests = [
         [Continue(ids[:end], 1, stop=frozenset()) for end in range(start, len(ids))]
         for ids, start in pairs
@@ -207,7 +210,7 @@ def _piqa(row: Row) -> Question:
 def _mathqa(row: Row) -> Question:
     options = re.split(r"(?:^|, )[a-e] \) ", row["options"])[1:]
     texts = tuple(option.rstrip(" ,") for option in options)
-    return Question(row["Problem"], texts, "abcde".index(row["correct"]))
+    return Question(row["Problem"], texts, "abcde".index(row["correct"]), gap="")
 
 
 def _pubmedqa(row: Row) -> Question:

@@ -21,6 +21,7 @@ from stable_forgetting.common.measure.scores import (
     collect,
     load_scores,
     save_scores,
+    score_rows,
 )
 
 
@@ -216,3 +217,33 @@ def test_extra_columns_are_selected_stored_and_checked(tmp_path):
         dataclasses.replace(plain, extra={"short": np.zeros(4)})
     with pytest.raises(Diverged, match=r"extra\.answer"):
         dataclasses.replace(plain, extra={"answer": np.full(5, np.nan)}).check_finite()
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0, 3e37])
+def test_scores_without_entropies_are_the_same_bits(scale):
+    """Also where the loss is zero to rounding, and where a sum of finite logits overflows."""
+    logits = scale * torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).abs()
+    labels = torch.arange(40) % 30
+    labels[:20] = logits[:20].argmax(1)
+    whole = score_rows(logits, labels)
+    fewer = score_rows(logits.clone(), labels, entropies=False)
+    entropies = [COLUMNS.index(name) for name in ("entropy", "modified_entropy")]
+    assert np.isnan(fewer[:, entropies]).all()
+    np.testing.assert_array_equal(*(np.delete(each, entropies, axis=1) for each in (whole, fewer)))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_scores_without_entropies_see_what_is_not_finite(bad):
+    logits = torch.ones(3, 5)
+    logits[1, 2] = bad
+    with pytest.raises(Diverged, match="1 of 3 logit rows"):
+        score_rows(logits, torch.zeros(3, dtype=torch.int64), entropies=False)
+
+
+def test_scores_without_entropies_come_back_from_a_file(tmp_path):
+    whole = score(np.eye(4, dtype=np.float32), [0, 1, 2, 0])
+    fewer = dataclasses.replace(whole, entropy=None, modified_entropy=None)
+    fewer.check_finite()
+    save_scores({"forget": fewer}, tmp_path / "scores")
+    loaded = load_scores(tmp_path / "scores")["forget"].select(np.array([3]))
+    assert loaded.entropy is None and loaded.margin[0] == whole.margin[3]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +26,7 @@ from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.metrics.words import token_f1
 from stable_forgetting.language.probes.dialogue import prompt_of, tidy
 from stable_forgetting.language.probes.folder import read_model
-from stable_forgetting.language.probes.original import READERS, Question, _completed
+from stable_forgetting.language.probes.original import FILES, READERS, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
 from stable_forgetting.language.probes.reasoning import TASKS, TEMPLATES
 
@@ -200,14 +202,40 @@ def test_original_scores_are_sums_after_the_bare_context(asked):
     for task in set(TASKS) - {"lambada_openai"}:
         row = read_rows(probe.file(task, asked.data_root))[0]
         question = READERS[task](row)
-        before = asked.ids(question.context)
+        before, gap = asked.ids(question.context), "" if task == "mathqa" else " "
         sums = [
-            nats(asked, before + asked.ids(f" {option}"), len(before))
+            nats(asked, before + asked.ids(gap + option), len(before))
             for option in question.options
         ]
         assert table.rows[task]["acc"] == (int(np.argmin(sums)) == question.answer), task
     mean = np.mean([columns["acc"] for columns in table.rows.values()])
     assert probe.summary(table)["reasoning_original.mean"] == pytest.approx(100 * mean)
+
+
+def jang_choices(options):
+    """The published code's choices of MathQA (Datasets.py), which it tokenises as they are."""
+    found = re.findall(r"[abcd] \) .*?, |e \) .*?$", options)
+    return [choice[4:].rstrip(" ,") for choice in found]
+
+
+@needs_real
+def test_mathqa_is_scored_as_the_published_code_does(asked):
+    """No space stands before a choice, as before those of the eight other tasks."""
+    rows = read_rows(REAL / "reasoning" / "math_qa.jsonl.gz")
+    hits, spaced = [], []
+    for row in rows[:24]:
+        question = READERS["mathqa"](row)
+        assert list(question.options) == jang_choices(row["options"])
+        before = asked.ids(row["Problem"])
+        for gap, found in (("", hits), (" ", spaced)):
+            sums = [nats(asked, before + asked.ids(gap + c), len(before)) for c in question.options]
+            found.append(int(np.argmin(sums)) == question.answer)
+    probe = make_probe("reasoning_original", {"tasks": ["mathqa"], "limit": 24}, "test")
+    real = dataclasses.replace(asked, data_root=REAL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FILES, "mathqa", "reasoning/math_qa.jsonl.gz")
+        assert probe.table(real).rows["mathqa"]["acc"] == np.mean(hits)
+    assert hits != spaced
 
 
 @pytest.mark.parametrize(("likeliest", "right"), [(" tea.", 1), (" TEA!", 1), (" tee.", 0)])
@@ -232,7 +260,7 @@ def test_what_a_row_asks():
         "Ada saw Bob as", ("Ada was red.", "Bob was red."), 1
     )
     math_row = READERS["mathqa"](ROWS["reasoning/math_qa.jsonl"])
-    assert math_row == Question("1 + 1 ?", ("1", "2", "3", "4", "none"), 1)
+    assert math_row == Question("1 + 1 ?", ("1", "2", "3", "4", "none"), 1, gap="")
     three = {**ARC, "choices": {"text": ["a", "b", "c"], "label": ["A", "B", "C"]}}
     assert READERS["arc_easy"](three) is None
     assert READERS["lambada_openai"]({"text": "a b c"}) == Question("a b", ("c",), 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.prompts import FewShot
@@ -120,7 +122,27 @@ class LastToken(TextMetric):
         return {"last": replies.scores(self.requests(source, items)).sum_loss}
 
 
-def test_a_metric_of_ones_own_brings_its_column(tiny_text):
+class Uncertain(LastToken):
+    """Reads the entropies."""
+
+    entropies = True
+
+
+class Counted(TorchDispatchMode):
+    """Operations whose result is as wide as the vocabulary."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.seen = width, collections.Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim and result.shape[-1] == self.width:
+            self.seen[str(operation).split(".")[1]] += 1
+        return result
+
+
+def text_world():
     from stable_forgetting.language.data.source import TextSource
     from stable_forgetting.language.data.templates import make_template
     from stable_forgetting.language.data.tokenizers import train_tokenizer
@@ -133,7 +155,28 @@ def test_a_metric_of_ones_own_brings_its_column(tiny_text):
     from stable_forgetting.language.models.build import build_model
 
     config = CausalModelConfig(dim=16, depth=1, heads=2, context=64)
-    model = build_model(config, len(tokenizer), 0)
+    return build_model(config, len(tokenizer), 0), source
+
+
+def test_entropies_are_computed_where_a_metric_needs_them():
+    model, source = text_world()
+    found = {}
+    for metric in (LastToken(), Uncertain()):
+        with Counted(source.vocab_size) as counted:
+            scores = score_rows(
+                model, source, {"all": np.arange(4)}, {"all": [metric]}, RequestConfig()
+            )["all"]
+        found[metric.entropies] = scores
+        softmaxes = {"log_softmax", "exp", "log1p"}
+        assert (softmaxes & counted.seen.keys()) == (softmaxes if metric.entropies else set())
+    assert found[False].entropy is None and found[False].modified_entropy is None
+    assert found[True].entropy.min() > 0 and found[True].modified_entropy.min() > 0
+    for name in ("loss", "probability", "margin", "correct"):
+        np.testing.assert_array_equal(*(getattr(each, name) for each in found.values()))
+
+
+def test_a_metric_of_ones_own_brings_its_column():
+    model, source = text_world()
     parts = {"all": np.arange(4), "few": np.array([2])}
     metrics = {"all": [LastToken()], "few": []}
     scores = score_rows(model, source, parts, metrics, RequestConfig())
