@@ -25,7 +25,14 @@ from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.spec.needs import needs
 from stable_forgetting.benchmarks.spec.reading import read_suite
 from stable_forgetting.benchmarks.spec.resolve import ResolvedSuite, load_suite
-from stable_forgetting.benchmarks.spec.resolved import HEADS, pretraining_table, resolved_table
+from stable_forgetting.benchmarks.spec.resolved import (
+    HEADS,
+    MORE,
+    further_table,
+    pretraining_table,
+    protocol_table,
+    resolved_table,
+)
 from stable_forgetting.benchmarks.spec.suite import find_suite, suite_groups, suite_names
 from stable_forgetting.common.base.config import Strict, canonical, did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
@@ -288,11 +295,13 @@ def show_suite(name: str) -> None:
 
 
 def show_resolved(name: str) -> None:
-    """Length, batch, rate, schedule, precision, adapter and loss average of each row."""
+    """All that decides a number: of the protocol, then of each row."""
     suite = load_suite(name)
+    _show_words(f"{suite.name}: what all rows share", ["setting", "value"], protocol_table(suite))
     lines = [*pretraining_table(suite), *resolved_table(suite)]
     cells = [[line[head] for head in HEADS] for line in lines]
     _show_words(f"{suite.name}: what each row runs", [*HEADS], cells)
+    _show_words(f"{suite.name}: and further", [*MORE], further_table(suite))
 
 
 def show_published(name: str) -> None:

@@ -22,6 +22,36 @@ HEADS = (
 )
 
 
+SHOWN = frozenset(
+    {
+        *(
+            "steps",
+            "epochs",
+            "epochs_of",
+            "timing",
+            "batch_size",
+            "accumulation",
+            "optimizer",
+            "lr",
+        ),
+        *(
+            "weight_decay",
+            "schedule",
+            "warmup_steps",
+            "warmup_epochs",
+            "mixed_precision",
+            "average",
+        ),
+        *(f"adapter.{name}" for name in ("phi", "omega", "rank", "alpha", "placement", "targets")),
+        *("adapter.mode", "compat", "fila.compat"),
+    }
+)
+"""Settings of a method that :func:`resolved_table` has columns for."""
+SILENT = frozenset({"log_every", "checkpoint_every", "probe_every"})
+"""Settings that decide no number."""
+MORE = ("row", "tokens of a step, at most", "all other settings that are on")
+
+
 def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
     """One line per row, by :data:`HEADS`; Original and Retrain run the protocol's recipe."""
     weights = getattr(getattr(suite.protocol, "model", None), "dtype", "float32")
@@ -42,6 +72,51 @@ def pretraining_table(suite: ResolvedSuite) -> list[dict[str, str]]:
         return []
     weights = getattr(protocol.model, "dtype", "float32")
     return [{"row": "pretrain", **described(protocol.train, weights)}]
+
+
+def protocol_table(suite: ResolvedSuite) -> list[list[str]]:
+    """(setting, value) of model, data, split and evaluation: all that the rows have in common."""
+    settings = _flat(suite.protocol.model_dump())
+    return [[name, value] for name, value in settings.items() if not name.startswith("train.")]
+
+
+def further_table(suite: ResolvedSuite) -> list[list[str]]:
+    """What decides a row's numbers beside :func:`resolved_table`, by :data:`MORE`.
+
+    The first line has what all rows but Original and Retrain say alike.
+    """
+    length, lines, trained = _longest(suite), [], []
+    for row in suite.rows:
+        reference = row.method in REFERENCES
+        config: Any = getattr(suite.protocol, "train", None) if reference else row.config
+        flat = {} if config is None else _flat(config.model_dump())
+        settings = {f"{k} {v}" for k, v in flat.items() if k not in SHOWN | SILENT}
+        trained += [] if reference else [settings]
+        size = getattr(config, "batch_size", None)
+        tokens = f"{size} x {length} = {size * length:,}" if size and length else ""
+        lines.append((row.label, tokens, settings))
+    common = set.intersection(*trained) if len(trained) > 1 else set()
+    own = [[label, tokens, ", ".join(sorted(each - common))] for label, tokens, each in lines]
+    return [["all trained rows", "", ", ".join(sorted(common))], *own]
+
+
+def _longest(suite: ResolvedSuite) -> int | None:
+    """Tokens of the longest row of a text; None for images."""
+    limit = getattr(getattr(suite.protocol, "data", None), "max_length", None)
+    work = None if limit is None else BENCHMARKS[suite.spec.benchmark].workload(suite.protocol)
+    return limit if work is None else min(work.longest, limit)
+
+
+def _flat(settings: Mapping[str, Any], stem: str = "") -> dict[str, str]:
+    """Dotted name -> value in words, of all settings that are on."""
+    words: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            words |= _flat(value, f"{stem}{key}.")
+        elif value not in (None, False, "none", 0) and value not in ((), []):
+            several = isinstance(value, list | tuple)
+            words[stem + key] = " ".join(map(str, value)) if several else str(value)
+    return words
 
 
 def described(config: Any, weights: str = "float32") -> dict[str, str]:
@@ -100,7 +175,8 @@ def _adapter(adapter: Any, trains: bool) -> str:
         return "whole model" if trains else ""
     inner = "" if adapter.omega == 1 else f" omega {adapter.omega:g}"
     split = "" if adapter.mode == "merged" else f" {adapter.mode}"
-    shape = f"r {adapter.rank} alpha {adapter.alpha:g} on {adapter.placement}"
+    place = ", ".join(adapter.targets or ()) or adapter.placement
+    shape = f"r {adapter.rank} alpha {adapter.alpha:g} on {place}"
     return f"{adapter.phi}{inner} {shape}{split}"
 
 
@@ -110,6 +186,6 @@ def _compat(config: Any) -> str:
     words = [
         f"{name}{settings[name].compat}"
         for name in settings
-        if getattr(settings[name], "compat", "none") != "none"
+        if getattr(settings[name], "compat", None) not in (None, "none")
     ]
     return ", ".join(words)

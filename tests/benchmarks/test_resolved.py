@@ -8,7 +8,14 @@ import pytest
 
 from stable_forgetting.benchmarks.spec.defaults import kinds
 from stable_forgetting.benchmarks.spec.resolve import load_suite
-from stable_forgetting.benchmarks.spec.resolved import HEADS, resolved_table
+from stable_forgetting.benchmarks.spec.resolved import (
+    HEADS,
+    SHOWN,
+    SILENT,
+    further_table,
+    protocol_table,
+    resolved_table,
+)
 from stable_forgetting.benchmarks.spec.suite import REFERENCES, Row, suite_names
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.train.rates import total_steps, warmup_steps
@@ -222,3 +229,49 @@ def test_show_prints_the_table(cli, monkeypatch):
     assert shown.code == 0 and "5 epochs of" in shown.out and "fila loku" in shown.out
     refused = cli("show", "gd_sine", "--resolved")
     assert refused.code == 2 and "only a suite has rows" in refused.err
+
+
+def leaves(settings, stem=""):
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{stem}{key}.")
+        else:
+            yield stem + key, value
+
+
+@pytest.mark.parametrize("name", ["tdec-gpt-neo-125m", "tofu-phi-1.5-forget10", "digits-class"])
+def test_every_setting_that_is_on_is_printed(name):
+    """Those of a row stand in one of its two tables, those of the protocol in the first."""
+    suite = load_suite(name)
+    protocol = dict(protocol_table(suite))
+    for key, value in leaves(suite.protocol.model_dump()):
+        if not key.startswith("train.") and value not in (None, False, 0, "none", (), [], ""):
+            assert protocol[key], key
+    common, *lines = further_table(suite)
+    said = {label: words.split(", ") + common[2].split(", ") for label, _, words in lines}
+    assert list(said) == [row.label for row in suite.rows]
+    for row in suite.rows:
+        if row.method in REFERENCES:
+            continue
+        for key, value in leaves(row.config.model_dump()):
+            off = value in (None, False, 0, "none") or value in ((), [])
+            if not (off or key in SHOWN or key in SILENT):
+                assert any(word.startswith(f"{key} ") for word in said[row.label]), (row.label, key)
+
+
+def test_what_the_tables_hid_is_printed():
+    """Targets in the place of a placement that they replace; lambda, clip, weights; no None."""
+    tdec = load_suite("tdec-gpt-neo-125m")
+    table = {line["row"]: line for line in resolved_table(tdec)}
+    assert table["loku"]["adapter"].endswith(
+        "on *attn.attention.q_proj, *attn.attention.v_proj, *mlp.c_fc, *mlp.c_proj"
+    )
+    more = {line[0]: line[1:] for line in further_table(tdec)}
+    assert more["gd"][0] == "32 x 200 = 6,400" and "lam 1.0" in more["gd"][1]
+    assert "forget_weight 0.2" in more["gd_fila"][1]
+    assert "weight_clip 1.5" in more["gd_sine_weight_clip"][1]
+    tofu = load_suite("tofu-phi-1.5-forget10")
+    assert "None" not in " ".join(line["compat"] for line in resolved_table(tofu))
+    shared = dict(protocol_table(tofu))
+    assert shared["model.name"] == "microsoft/phi-1_5" and shared["scenario.kind"] == "forget10"
+    assert {line[0]: line[1] for line in further_table(load_suite("digits-class"))}["gd"] == ""
