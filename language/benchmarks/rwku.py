@@ -135,7 +135,8 @@ class RwkuBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Greedy answers to probes."""
-        return [Recalled(self.config.data.invented is not None)] if part in PROBED else []
+        data: Any = self.config.data
+        return [Recalled(data.invented is not None)] if part in PROBED else []
 
     def evaluate(self, scores: Any, *, trial: bool, seed: int) -> dict[str, float | None]:
         """Percent, and means over kinds of probes."""

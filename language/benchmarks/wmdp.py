@@ -32,7 +32,10 @@ from stable_forgetting.language.measure.knowledge import Chosen, lettered
 from stable_forgetting.language.measure.requests import TextMetric
 from stable_forgetting.language.metrics.loss import LOSSES, losses
 
-ASKED = {"forget_choices": "questions on what is forgotten", "utility": "all other questions"}
+ASKED = {
+    "forget_choices": "right answers to questions on what is forgotten",
+    "utility": "right answers to all other questions",
+}
 TOPICS = {"bio": "biology", "cyber": "cybersecurity", "chem": "chemistry"}
 
 
@@ -106,10 +109,12 @@ class WmdpBenchmark(CausalBenchmark):
         **PARTS, "forget_choices": Part(Role.SELECT), "utility": Part(Role.SELECT, utility=True),
     }  # fmt: skip
     metrics = (
-        *(MetricSpec(name, better, name.replace("_", " "), doc=f"right answers to {doc}", digits=1)
-          for (name, doc), better in zip(ASKED.items(), ("lower", "higher"), strict=True)),
+        MetricSpec(
+            "forget_choices", "lower", "forget choices", doc=ASKED["forget_choices"], digits=1
+        ),
+        MetricSpec("utility", "higher", "utility", doc=ASKED["utility"], digits=1),
         *LOSSES,
-    )  # fmt: skip
+    )
     gap: ClassVar[Any] = GoalRule((CHANCE,), utility="utility", trial_utility="utility")
     monitor: ClassVar[tuple[str, ...]] = ("forget",)
     rehearsed_depth: ClassVar[int] = 8  # RMU steers block 7

@@ -42,7 +42,8 @@ def lettered(row: Mapping[str, Any], set_name: str, topic: str, origin: str) -> 
     Raises:
         DataError: The row lacks a column.
     """
-    asked, choices, answer = (row.get(name) for name in ("question", "choices", "answer"))
+    given: list[Any] = [row.get(name) for name in ("question", "choices", "answer")]
+    asked, choices, answer = given
     good = isinstance(asked, str) and isinstance(choices, Sequence) and len(choices) == 4
     if not good or answer not in range(4):
         raise DataError(
