@@ -29,6 +29,7 @@ from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.readers import Reader, TextDataConfig
 from stable_forgetting.language.measure.knowledge import Recalled
 from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.metrics.limits import limited
 from stable_forgetting.language.metrics.loss import LOSSES, losses
 
 PROBED = ("forget_fb", "forget_qa", "forget_aa", "neighbor_fb", "neighbor_qa")
@@ -100,11 +101,11 @@ def _invented(count: int) -> list[Item]:
 def _specs() -> tuple[MetricSpec, ...]:
     recall = {f"{kind}_recall": f"mean recall of {kind} probes" for kind in KINDS}
     recall |= dict.fromkeys(PROBED, "ROUGE-L recall of greedy answers")
-    loss, nats = "mean loss of texts", "nats per token"
     return (
         *(MetricSpec(name, "lower" if name.startswith("forget") else "higher",
                      name.replace("_", " "), doc=doc, digits=1) for name, doc in recall.items()),
-        *(MetricSpec(f"{name}_loss", "target", name, unit=nats, doc=loss) for name in MEMBERS),
+        *(MetricSpec(f"{name}_loss", "target", name, unit="nats", doc="mean loss")
+          for name in MEMBERS),
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ class RwkuBenchmark(CausalBenchmark):
         **PARTS,
         **{name: Part(Role.REPORT, utility=name == "neighbor_qa") for name in (*PROBED, *MEMBERS)},
     }
-    metrics = (*_specs(), *LOSSES)
+    metrics = (*limited(_specs()), *LOSSES)
     gap: ClassVar[Any] = GoalRule((LOW,), utility="neighbor_recall")
     monitor: ClassVar[tuple[str, ...]] = ("forget",)
 
@@ -126,8 +127,7 @@ class RwkuBenchmark(CausalBenchmark):
 
     def split(self, seed: int) -> ForgetSplit:
         """All passages; one retained one in ten is for tests alone."""
-        corpus = self.source.corpus
-        parts = {name: corpus.where(name) for name in (*TEXTS, *PROBED)}
+        parts = {name: self.source.corpus.where(name) for name in (*TEXTS, *PROBED)}
         kept = parts["retain"]
         parts["test"] = np.sort(hash_order(kept, 0, "test")[: -(-len(kept) // 10)])
         parts["retain"] = np.setdiff1d(kept, parts["test"])
@@ -135,13 +135,13 @@ class RwkuBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Greedy answers to probes."""
-        data: Any = self.config.data
-        return [Recalled(data.invented is not None)] if part in PROBED else []
+        bare = getattr(self.config.data, "invented", None) is not None
+        return [Recalled(bare)] if part in PROBED else []
 
     def evaluate(self, scores: Any, *, trial: bool, seed: int) -> dict[str, float | None]:
         """Percent, and means over kinds of probes."""
-        asked = [name for name in PROBED if name in scores]
-        values = {name: 100.0 * float(scores[name].extra["recall"].mean()) for name in asked}
+        asked = {name: scores[name].extra["recall"] for name in PROBED if name in scores}
+        values = {name: 100.0 * float(recall.mean()) for name, recall in asked.items()}
         for kind in KINDS:
             own = [value for name, value in values.items() if name.startswith(kind)]
             values |= {f"{kind}_recall": sum(own) / len(own)} if own else {}

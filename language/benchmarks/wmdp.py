@@ -30,12 +30,11 @@ from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.readers import Reader, TextDataConfig
 from stable_forgetting.language.measure.knowledge import Chosen, lettered
 from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.metrics.limits import limited
 from stable_forgetting.language.metrics.loss import LOSSES, losses
 
-ASKED = {
-    "forget_choices": "right answers to questions on what is forgotten",
-    "utility": "right answers to all other questions",
-}
+ASKED = ("forget_choices", "utility")
+RIGHT = ("right answers to questions on what is forgotten", "right answers to all others")
 TOPICS = {"bio": "biology", "cyber": "cybersecurity", "chem": "chemistry"}
 
 
@@ -109,10 +108,12 @@ class WmdpBenchmark(CausalBenchmark):
         **PARTS, "forget_choices": Part(Role.SELECT), "utility": Part(Role.SELECT, utility=True),
     }  # fmt: skip
     metrics = (
-        MetricSpec(
-            "forget_choices", "lower", "forget choices", doc=ASKED["forget_choices"], digits=1
+        *limited(
+            [
+                MetricSpec("forget_choices", "lower", "forget choices", doc=RIGHT[0], digits=1),
+                MetricSpec("utility", "higher", "utility", doc=RIGHT[1], digits=1),
+            ]
         ),
-        MetricSpec("utility", "higher", "utility", doc=ASKED["utility"], digits=1),
         *LOSSES,
     )
     gap: ClassVar[Any] = GoalRule((CHANCE,), utility="utility", trial_utility="utility")
