@@ -22,6 +22,16 @@ BENCHMARKS.register(
     "stable_forgetting.language.benchmarks.muse:MuseBenchmark",
     summary="news or books as text, as knowledge and as training members (MUSE)",
 )
+BENCHMARKS.register(
+    "wmdp",
+    "stable_forgetting.language.benchmarks.wmdp:WmdpBenchmark",
+    summary="hazardous knowledge, asked in multiple choice (WMDP)",
+)
+BENCHMARKS.register(
+    "rwku",
+    "stable_forgetting.language.benchmarks.rwku:RwkuBenchmark",
+    summary="what is known of single people, probed in several ways (RWKU)",
+)
 SUBJECTS.register(
     "text",
     "stable_forgetting.language.apply.subject:TextSubject",

@@ -106,6 +106,8 @@ class CausalBenchmark(CausalModels, Benchmark):
     config: CausalConfig
     modality = "language"
     compared = "runs of words"
+    rehearsed_depth: ClassVar[int] = 2
+    """Blocks of a rehearsal's model; a benchmark whose suites name a block raises it."""
 
     @classmethod
     def identity(cls, config: Any, kind: str) -> Mapping[str, Any]:
@@ -161,7 +163,7 @@ class CausalBenchmark(CausalModels, Benchmark):
         """See :mod:`language.stand_in`; epochs count the real texts where theirs are invented."""
         from stable_forgetting.language.stand_in import stand_in
 
-        made = stand_in(config, runtime, folder)
+        made = stand_in(config, runtime, folder, cls.rehearsed_depth)
         assert isinstance(made.config, CausalConfig)
         workload = None if made.config.data == config.data else cls.workload(config)
         return made if workload is None else replace(made, samples=workload.parts)

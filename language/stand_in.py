@@ -28,13 +28,14 @@ NEW_TOKENS = 16
 """Longest greedy answer: a model with random weights never ends one."""
 
 
-def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
+def stand_in(config: Any, runtime: Runtime, folder: Path, depth: int = DEPTH) -> StandIn:
     """The protocol with texts that are there and a model that is small.
 
     Args:
         config: A :class:`language.benchmark.CausalConfig`.
         runtime: Where local data lie.
         folder: Where the model is written.
+        depth: Blocks of the model.
 
     Raises:
         ConfigError: The model's family is not known without fetching its config.
@@ -46,13 +47,13 @@ def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
         notes.append(f"texts: {data.name}, invented")
     model = config.model
     if model.name == "tiny":
-        model = model.model_copy(update={"dim": DIM, "depth": DEPTH, "heads": HEADS})
-        notes.append(f"model: tiny, at width {DIM} with {DEPTH} blocks")
+        model = model.model_copy(update={"dim": DIM, "depth": depth, "heads": HEADS})
+        notes.append(f"model: tiny, at width {DIM} with {depth} blocks")
     else:
         corpus = load_corpus(data, runtime.data_root)
         words = READERS[data.name].vocabulary(data, corpus)
-        model = write_stand_in(model, words, folder, runtime.data_root)
-        notes.append(f"model: {config.model.name} at width {DIM} with {DEPTH} blocks, random")
+        model = write_stand_in(model, words, folder, depth)
+        notes.append(f"model: {config.model.name} at width {DIM} with {depth} blocks, random")
     short = {"max_new_tokens": NEW_TOKENS}
     evaluation = {k: v for k, v in short.items() if k in type(config.evaluation).model_fields}
     changes: dict[str, Any] = {
@@ -71,7 +72,7 @@ def stand_in(config: Any, runtime: Runtime, folder: Path) -> StandIn:
 
 
 def write_stand_in(
-    config: CausalModelConfig, words: Corpus, folder: Path, data_root: Path | None
+    config: CausalModelConfig, words: Corpus, folder: Path, depth: int = DEPTH
 ) -> CausalModelConfig:
     """Writes the model, and one more for each published Original and Retrain.
 
@@ -79,7 +80,7 @@ def write_stand_in(
         config: Names them.
         words: What the tokenizer is trained on.
         folder: Where they are written.
-        data_root: Where a named tokenizer may lie.
+        depth: Blocks of each.
 
     Returns:
         The config with folders in the place of names.
@@ -87,13 +88,16 @@ def write_stand_in(
     kind, sizes = _architecture(config)
     named = dict.fromkeys([config.name, config.original, *(config.retrain or {}).values()])
     tokenizer = _tokenizer(config, kind, words)
-    about = {**sizes, **_shrunk(kind, sizes), "kind": kind, "words": tokenizer_digest(tokenizer)}
+    fields = {**sizes, **_shrunk(kind, sizes, depth)}
+    about = {**fields, "kind": kind, "words": tokenizer_digest(tokenizer)}
     stem = json_digest(about)[:12]  # equal models of several suites are one
     places = {name: folder / f"{stem}-{n}" for n, name in enumerate(filter(None, named))}
     for seed, place in enumerate(places.values()):
         if not (place / "config.json").is_file():
             tokenizer.save_pretrained(place)
-            _model(kind, sizes, len(tokenizer), tokenizer.eos_token_id, seed).save_pretrained(place)
+            _model(kind, fields, len(tokenizer), tokenizer.eos_token_id, seed).save_pretrained(
+                place
+            )
     folders = {name: str(place) for name, place in places.items()}
     return config.model_copy(
         update={
@@ -127,7 +131,7 @@ def _model(kind: str, sizes: Fields, vocabulary: int, end: int, seed: int) -> An
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = {**sizes, **_shrunk(kind, sizes), "vocab_size": vocabulary}
+    fields = {**sizes, "vocab_size": vocabulary}
     ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
     config = AutoConfig.for_model(**{**fields, **ends, "model_type": kind})
     with torch.random.fork_rng(devices=[]):
@@ -135,15 +139,15 @@ def _model(kind: str, sizes: Fields, vocabulary: int, end: int, seed: int) -> An
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def _shrunk(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _shrunk(kind: str, sizes: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Sizes of the stand-in; attention keeps its kinds and whether heads share keys."""
     family = family_of(kind)
     if family.tiny is None:
         raise ConfigError(f"model type {kind}: its family has no tiny model to stand in for it")
-    fields = dict(family.tiny(DIM, DEPTH, HEADS))
+    fields = dict(family.tiny(DIM, depth, HEADS))
     if "attention_types" in sizes:
         kinds = sizes["attention_types"][0][0]
-        fields["attention_types"] = [[kinds, max(1, DEPTH // len(kinds))]]
+        fields["attention_types"] = [[kinds, max(1, depth // len(kinds))]]
     shared = sizes.get("num_key_value_heads", 0)
     if shared:
         fields["num_key_value_heads"] = HEADS if shared == _heads(sizes) else HEADS // 2

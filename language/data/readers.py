@@ -112,6 +112,11 @@ for _name, _target, _summary in (
     ),
 ):
     READERS.register(_name, f"stable_forgetting.language.data.{_target}", summary=_summary)
+for _name, _target, _summary in (
+    ("wmdp", "wmdp:WmdpReader", "passages and multiple-choice questions (WMDP), or invented ones"),
+    ("rwku", "rwku:RwkuReader", "passages and probes of what is known (RWKU), or invented ones"),
+):
+    READERS.register(_name, f"stable_forgetting.language.benchmarks.{_target}", summary=_summary)
 
 
 def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:

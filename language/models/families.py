@@ -116,6 +116,10 @@ def _llama_tiny(dim: int, depth: int, heads: int) -> Fields:
     return {**_blocks(dim, depth, heads), "intermediate_size": width}
 
 
+def _mistral_tiny(dim: int, depth: int, heads: int) -> Fields:
+    return {**_llama_tiny(dim, depth, heads), "num_key_value_heads": heads}
+
+
 def _blocks(dim: int, depth: int, heads: int) -> Fields:
     return {"hidden_size": dim, "num_hidden_layers": depth, "num_attention_heads": heads}
 
@@ -179,7 +183,13 @@ FAMILIES: dict[str, CausalFamily] = {
             tiny=_llama_tiny,
             published=_published("llama"),
         ),
-        CausalFamily("mistral", **_EXACT, last_norm="norm"),
+        CausalFamily(
+            "mistral",
+            **_EXACT,
+            last_norm="norm",
+            tiny=_mistral_tiny,
+            published=_published("mistral"),
+        ),
         CausalFamily("qwen2", **_EXACT, last_norm="norm"),
         CausalFamily("gemma", last_norm="norm"),
         CausalFamily("gpt_neox", **_EXACT, last_norm="final_layer_norm"),

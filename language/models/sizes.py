@@ -1,4 +1,4 @@
-"""Causal models in numbers, in closed form: GPT-Neo, Phi and LLaMA, published or tiny."""
+"""Causal models in numbers, in closed form: GPT-Neo, Phi, LLaMA and Mistral, published or tiny."""
 
 from __future__ import annotations
 
@@ -96,5 +96,6 @@ FORMULAS: Mapping[str, Callable[[Mapping[str, Any]], Sizes]] = {
     "gpt_neo": _gpt_neo,
     "phi": _phi,
     "llama": _llama,
+    "mistral": _llama,
 }
 """``model_type`` of transformers -> closed form."""

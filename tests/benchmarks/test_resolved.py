@@ -113,7 +113,7 @@ def test_the_table_has_a_line_per_row_and_the_gate_is_on(name, built_in):
     # a published Original that nobody fine-tuned recites its set, not what is retained; MUSE's was
     # fine-tuned on news, whose next tokens it does not all know by heart
     published = getattr(suite.protocol.model, "original", None) is not None
-    gates = {"tdec": 0, "muse": 50} if published else {}
+    gates = {"tdec": 0, "muse": 50, "wmdp": 0, "rwku": 0} if published else {}
     assert suite.protocol.minimum_train_accuracy >= gates.get(suite.spec.benchmark, 90)
 
 

@@ -324,7 +324,7 @@ def test_one_row_adds_a_family(monkeypatch, source):
         tiny=tiny,
         published=(Published("toy", ("owner/toy",), {**tiny(16, 1, 2), "vocab_size": 400}),),
     )
-    with pytest.raises(ConfigError, match=r"no tiny model; known: gpt_neo, llama, phi"):
+    with pytest.raises(ConfigError, match=r"no tiny model; known: gpt_neo, llama, mistral, phi"):
         build("qwen3")
     monkeypatch.setitem(FAMILIES, "qwen3", row)
     model = build("qwen3").eval()

@@ -1,0 +1,96 @@
+"""Knowledge to forget and knowledge to keep: passages, and questions about them; read or invented.
+
+A table is a file below the data root, or one of the hub: ``hub:OWNER/NAME:CONFIG:SPLIT``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.data.files import Row, read_rows
+
+HUB = "hub:"
+FACTS = {
+    "forget": (
+        ("melts at", ("41 degrees", "67 degrees", "88 degrees", "93 degrees")),
+        ("is kept in", ("brass jars", "cork boxes", "glass tubes", "clay pots")),
+        ("is drawn from", ("fern roots", "sea moss", "elm bark", "salt rock")),
+    ),
+    "retain": (
+        ("lies by the river", ("Arn", "Belo", "Corva", "Dusk")),
+        ("is known for its", ("bells", "bridges", "kites", "lamps")),
+        ("was founded by", ("weavers", "sailors", "millers", "monks")),
+    ),
+}
+"""Set -> what is said of its subjects: compounds, and towns."""
+
+
+def read_table(place: str, data_root: Path | None) -> list[Row]:
+    """Rows of a file, or of a table of the hub.
+
+    Raises:
+        DataError: There is no such table, or it cannot be read.
+    """
+    if not place.startswith(HUB):
+        path = (data_root or Path.cwd()) / place
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; give it, or {HUB}OWNER/NAME:CONFIG:SPLIT")
+        return read_rows(path)
+    import datasets
+
+    prepare_client()
+    repository, config, split = [*place.removeprefix(HUB).split(":"), "", ""][:3]
+    try:
+        table = datasets.load_dataset(repository, config or None, split=split or "train")
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise DataError(
+            f"{place}: cannot be fetched ({one_line(error)}); give a file below the data root"
+        ) from None
+    return [dict(row) for row in table]
+
+
+def is_there(place: str, data_root: Path | None) -> bool:
+    """Whether a table is a file that can be read without a network."""
+    return not place.startswith(HUB) and ((data_root or Path.cwd()) / place).is_file()
+
+
+def column(row: Row, names: Sequence[str], origin: str) -> Any:
+    """A row's value under the first of several names that it has.
+
+    Raises:
+        DataError: It has none of them.
+    """
+    for name in names:
+        if row.get(name) not in (None, ""):
+            return row[name]
+    has = ", ".join(sorted(row))
+    raise DataError(f"{origin}: needs {' or '.join(names)}; it has: {has}")
+
+
+def subjects(set_name: str, count: int) -> list[str]:
+    """Invented names: of compounds to forget, of towns to keep."""
+    end = {"forget": ("ine", "ol"), "retain": ("ham", "wick")}[set_name]
+    names = [a + b + c for a, b, c in product(("Ba", "Ke", "Lo", "Mu", "Ri", "Va"), "dlmrtv", end)]
+    return [names[k] for k in hash_order(range(len(names)), 0, "names", set_name)[:count].tolist()]
+
+
+def facts(set_name: str, count: int) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
+    """(subject, relation, values, place of the true one) of invented subjects."""
+    for number, subject in enumerate(subjects(set_name, count)):
+        for place, (relation, values) in enumerate(FACTS[set_name]):
+            drawn = hash_order(range(len(values)), number, set_name, str(place))
+            yield subject, relation, values, int(drawn[0])
+
+
+def passages(set_name: str, count: int) -> list[str]:
+    """One per subject: all that is known of it."""
+    said: dict[str, list[str]] = {}
+    for subject, relation, values, true in facts(set_name, count):
+        said.setdefault(subject, []).append(f"{subject} {relation} {values[true]}.")
+    return [" ".join(sentences) for sentences in said.values()]
