@@ -85,7 +85,7 @@ def bounded_linear(
     if low_rank:
         low = F.dropout(x, dropout) if dropout else x
         kind = x.dtype if weight is None else weight.dtype
-        y = _low_rank(low, kind, A, Bt, bound, start, fitted)
+        y: Tensor = _low_rank(low, kind, A, Bt, bound, start, fitted)
         return y if base is None else base + y
     dtype = gemm_dtype(x, weight)
     if dropout:
