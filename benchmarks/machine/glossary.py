@@ -24,6 +24,16 @@ READING = (
     "evidence alone.",
 )
 
+SIMULATED = ((5, "0", "0", "98"), (10, "0", "9", "100"))
+"""Seeds -> percent of 16 rows: called different and indistinguishable if they are Retrains, and
+called different if they lie three standard deviations aside (tests/common/test_verdict_rates.py)."""
+VERDICTS = (
+    "Marks take five seeds: with fewer a table has p-values alone. `different`: an exact test, "
+    "corrected for the rows of a table. `indistinguishable`: the averages and the answers of each "
+    "sample lie within twice the distance between two Retrains, by sign tests that are corrected "
+    "for the rows. `undecided`: neither is shown.",
+    "What this finds in a simulated table of 16 rows that share their two Retrains:",
+)
 AUDITED = (
     "Every audit is shown beside the same audit of a second Retrain against the first, its floor. "
     "{part} is a part of the data, such as forget or test, {n} a number."
@@ -43,9 +53,20 @@ def glossary() -> list[Section]:
         if all(spec.collapsed and spec.silent for spec in probe.metrics):
             text = f"{entry.summary}; a suite has it under probes: {{{entry.name}: }}."
             sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
+    sections.append(_verdicts())
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
     sections.append(_others("Columns of sweeps (maps)", {**MAP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
+
+
+def _verdicts() -> Section:
+    heads = [
+        "seeds",
+        "a Retrain is called different, %",
+        "a Retrain is called indistinguishable, %",
+        "a far row is called different, %",
+    ]
+    return Section("Verdicts", VERDICTS, table(heads, [[str(n), *row] for n, *row in SIMULATED]))
 
 
 def sections_of(name: str) -> list[Section]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from stable_forgetting.benchmarks.machine.glossary import SIMULATED
 from stable_forgetting.common.measure.verdict import (
     LEVEL,
     MARGIN,
@@ -196,3 +197,10 @@ def test_power_of_a_table_grows_with_its_seeds():
     assert share(good[5], "indistinguishable") == 0 < share(good[10], "indistinguishable")
     assert share(far[5], "different") > 0.9 and share(far[10], "different") > 0.99
     assert share(good[10], "different") <= at_most(LEVEL, 40)
+    for n, *printed in SIMULATED:
+        found = (
+            share(good[n], "different"),
+            share(good[n], "indistinguishable"),
+            share(far[n], "different"),
+        )
+        assert [100 * value for value in found] == pytest.approx([*map(float, printed)], abs=4)
