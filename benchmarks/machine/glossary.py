@@ -26,7 +26,7 @@ READING = (
 
 SIMULATED = ((5, "0", "0", "98"), (10, "0", "9", "100"))
 """Seeds -> percent of 16 rows: called different and indistinguishable if they are Retrains, and
-called different if they lie three standard deviations aside (tests/common/test_verdict_rates.py)."""
+called different if they lie three standard deviations aside; see test_verdict_rates.py."""
 VERDICTS = (
     "Marks take five seeds: with fewer a table has p-values alone. `different`: an exact test, "
     "corrected for the rows of a table. `indistinguishable`: the averages and the answers of each "
