@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 
 from stable_forgetting.benchmarks.cli.options import console, error_console
-from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report import html, tex
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_folder
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.common.base.errors import ConfigError
 
+MADE = {"html": html.write, "tex": tex.write}
+"""Formats that are made of a shipped report's Markdown."""
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 
 
@@ -46,13 +48,13 @@ def write_shipped(name: str, missing: str, form: str) -> None:
         ConfigError: ``missing``, where nothing is shipped in this format.
     """
     folder = shipped_folder(name)
-    name = _file(False) if form in ("md", "html") else f"leaderboard.{form}"
+    name = _file(False) if form in ("md", *MADE) else f"leaderboard.{form}"
     file = folder / name if folder else None
     if file is None or not file.is_file():
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
     text = file.read_text("utf-8")
-    sys.stdout.write(html.write(read_report(text)) if form == "html" else text)
+    sys.stdout.write(MADE[form](read_report(text)) if form in MADE else text)
 
 
 def _file(maps: bool) -> str:
