@@ -37,6 +37,7 @@ from tools.perf.measure import Case, Effort, Size, one_thread
 SCHEMA = 1
 BENCHMARKS: dict[str, Callable[..., Iterable[Case]]] = {
     "adapter_layer": adapters.layer,
+    "adapter_wide": adapters.wide,
     "adapter_step": adapters.step,
     "difference": vision_engine.difference_steps,
     "engine_loop": vision_engine.loop,

@@ -24,6 +24,7 @@ from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.common.bounded.polynomial import certified_reach
 from stable_forgetting.vision.models.family import VIT
 from tools.perf.counts import peak_bytes, saved_bytes, work
 from tools.perf.measure import (
@@ -43,10 +44,23 @@ SIZES: dict[Size, ViTSize] = {
     "quick": ViTSize(batch=8),
     "tiny": ViTSize(image=8, dim=16, depth=1, heads=2, batch=2),
 }
+WIDE: dict[Size, tuple[tuple[int, int, int, int], ...]] = {
+    "full": (
+        *((768, 3072, rank, 512) for rank in (4, 8)),
+        *((2048, 8192, rank, 512) for rank in (4, 8)),
+        (4096, 11008, 4, 512),
+    ),
+    "quick": ((768, 3072, 4, 128),),
+    "tiny": ((16, 24, 2, 4),),
+}
+"""Width in, width out, rank and tokens of layers for the polynomial path."""
+REACH = 0.9
+"""Certified |omega A B^T| of these layers: near the end of what degrees 1 and 3 reach."""
 SINE = AdapterConfig(phi="sine", omega=100.0)
 LORA = AdapterConfig()
 VIT_MLP = r"blocks\.\d+\.mlp\.fc[12]"
 OURS_SINE, OURS_LORA = "ours, sine", "ours, identity"
+OURS_POLYNOMIAL = "ours, sine as a polynomial"
 NAIVE, MERGED = "naive, sine", "merged, autograd"
 PEFT, FROZEN = "PEFT LoRA", "frozen"
 NAMES = (OURS_SINE, OURS_LORA, NAIVE, PEFT, FROZEN)
@@ -208,6 +222,33 @@ def layer(size: Size) -> Iterator[Case]:
     count = vit.batch * vit.tokens
     title = f"one layer {vit.dim} -> {4 * vit.dim}, {count} tokens, r = {SINE.rank}: fwd + bwd"
     yield Case("adapter_layer", title, variants, PAIRS, _agreement(models, x), "call", share=0.6)
+
+
+def wide(size: Size) -> Iterator[Case]:
+    """Forward and backward of wide layers: the exact path, the polynomial one, PEFT's LoRA."""
+    for d, k, rank, tokens in WIDE[size]:
+        models = variants_of(linear(d, k), ("0",), "0", (OURS_SINE, PEFT, FROZEN), rank)
+        models[OURS_POLYNOMIAL] = copy.deepcopy(models[OURS_SINE])
+        for name, mode in ((OURS_SINE, "merged"), (OURS_POLYNOMIAL, "polynomial")):
+            ((_, adapted),) = adapted_layers(models[name])
+            adapted.config = adapted.config.model_copy(update={"mode": mode})
+            reach = certified_reach(adapted.A, adapted.Bt, adapted.bound.inner)
+            adapted.A.data.mul_(REACH / reach)
+        stream = generator(0, "perf", "wide")
+        x = torch.randn(tokens, d, generator=stream).requires_grad_()
+        upstream = torch.randn(tokens, k, generator=stream)
+        with torch.no_grad():
+            exact, made, base = (models[n](x) for n in (OURS_SINE, OURS_POLYNOMIAL, FROZEN))
+        ((_, changed),) = adapted_layers(models[OURS_POLYNOMIAL])
+        fitted = changed.polynomial()
+        assert fitted is not None, "the factors are within the polynomial's reach"
+        error = relative_difference(made - base, exact - base)
+        checks = [Check("polynomial = exact update (rel.)", error, fitted.error)]
+        pairs = ((OURS_POLYNOMIAL, PEFT), (OURS_SINE, PEFT), (PEFT, FROZEN))
+        title = f"one layer {d} -> {k}, {tokens} tokens, r = {rank}: fwd + bwd"
+        yield Case(
+            "adapter_wide", title, layer_variants(models, x, upstream), pairs, checks, "call"
+        )
 
 
 def step(size: Size) -> Iterator[Case]:
