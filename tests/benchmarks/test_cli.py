@@ -231,7 +231,7 @@ def test_installed_command_is_the_module(spawn):
          "p.load()()"],
         capture_output=True, text=True,
     )  # fmt: skip
-    assert entry.returncode == 0 and "vision" in entry.stdout
+    assert entry.returncode == 0 and "image_classification" in entry.stdout
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,13 @@ def complaint(path):
 
 
 def test_extends_merges(tmp_path):
-    child = "extends: base.yaml\ninner: {rank: 2}\nrows: [{method: b}]"
-    base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nrows: [{method: a}, {method: c}]"
+    child = "extends: base.yaml\ninner: {rank: 2}\nitems: [{method: b}]"
+    base = "lr: 0.5\ninner: {rank: 9, omega: 3}\nitems: [{method: a}, {method: c}]"
     merged = read_file(write(tmp_path, child=child, base=base))
     assert merged == {
         "lr": 0.5,
         "inner": {"rank": 2, "omega": 3},
-        "rows": [{"method": "b"}],
+        "items": [{"method": "b"}],
     }
 
 

@@ -99,8 +99,8 @@ def test_a_start_is_subtracted_and_counts_for_the_reach():
     with torch.no_grad():
         layer.A.mul_(0.5)
     exact = F.linear(x, layer.weight + layer.delta(), layer.bias)
-    scale = float((exact - F.linear(x, layer.weight, layer.bias)).norm())
-    assert float((layer(x) - exact).norm()) <= 4 * layer.polynomial().error * scale
+    scale = (exact - F.linear(x, layer.weight, layer.bias)).norm().item()
+    assert (layer(x) - exact).norm().item() <= 4 * layer.polynomial().error * scale
     with torch.no_grad():
         layer.A0.mul_(100)
         layer.A.mul_(1.0)
