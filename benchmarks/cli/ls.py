@@ -36,6 +36,8 @@ GROUPS = {
     "tofu": "TOFU",
     "tdec": "TDEC",
     "muse": "MUSE",
+    "wmdp": "WMDP and RWKU",
+    "rwku": "WMDP and RWKU",
 }
 """Benchmark -> title of its suites."""
 WIDEST = 120
@@ -175,7 +177,7 @@ def _about(family: Family) -> str:
 def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
     """Title of a group -> its families, those that run here first.
 
-    A family has the first two words of its names (or the first, where a suite is called so) and
+    A family has the first word of its names (the first two, of long lists of text suites) and
     its needs in common.
 
     Args:
@@ -187,7 +189,8 @@ def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
         needed, words = needs(data), name.split("-")
         benchmark = str(data.get("benchmark", ""))
         title = GROUPS.get(benchmark, OTHERS) if needed else START
-        family = words[0] if words[0] in names else "-".join(words[:2])
+        short = words[0] in names or title in (START, GROUPS["image_classification"])
+        family = words[0] if short else "-".join(words[:2])
         groups.setdefault(title, {}).setdefault(("a GPU" in needed, family), []).append(name)
     order = [title for title in dict.fromkeys((START, *GROUPS.values(), OTHERS)) if title in groups]
     return {

@@ -50,6 +50,8 @@ def _pretraining_sources(pretrain: Mapping[str, Any]) -> list[str]:
 def source_of(data: Mapping[str, Any]) -> str:
     """The data set that a suite reads, or ``invented`` where a reader makes its own up."""
     name = str(data.get("name", ""))
+    if data.get("invented"):
+        return "invented"
     own_texts = {"tdec": "forget", "muse": "corpus"}.get(name)
     if own_texts and data.get(own_texts) in (None, "invented"):
         return "invented"

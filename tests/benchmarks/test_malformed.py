@@ -65,7 +65,10 @@ SUITES = {
     ),
     "a method without presets": ({"methods.ascent": {"preset": "x"}}, "no preset 'x'; it has none"),
     "params of a reference": ({"methods.retrain": {"params": {"lr": 1}}}, "lr: unknown key"),
-    "unknown benchmark": ({"benchmark": "image_clasification"}, "unknown benchmark 'image_clasification'; did you mean"),
+    "unknown benchmark": (
+        {"benchmark": "image_clasification"},
+        "unknown benchmark 'image_clasification'; did you mean",
+    ),
     "unknown column": ({"columns": ["fa", "tta"]}, "unknown metric 'tta'; did you mean 'ta'"),
     "unknown table": ({"published": ["tab:nope"]}, "published: no table 'tab:nope'"),
     "compare names no row": ({"compare": [["gd", "gd_lora"]]}, "'gd_lora', which is not a row"),
