@@ -1,7 +1,7 @@
 """ROUGE of greedy answers, as google's ``rouge_score`` with its Porter stemmer gives it.
 
-Its tokenizer is used as it is, with every stem looked up once; the longest common subsequence comes
-from whole rows of bits instead of a table of cells.  Large jobs go to worker processes.
+Its tokenizer is used as it is, with every stem looked up once; the longest common subsequence is
+rapidfuzz's.  Large jobs go to worker processes.
 """
 
 from __future__ import annotations
@@ -48,24 +48,14 @@ def tokens_of(text: str, *, stem: bool = True) -> list[str]:
     return tokenize(text, _stemmer() if stem else None)
 
 
-def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest common subsequence (bit-parallel: Hyyrö 2004)."""
-    where: dict[str, int] = {}
-    for place, token in enumerate(first):
-        where[token] = where.get(token, 0) | 1 << place
-    row = full = (1 << len(first)) - 1
-    for token in second:
-        matches = row & where.get(token, 0)
-        row = ((row + matches) | (row - matches)) & full
-    return len(first) - row.bit_count()
-
-
 def _values(pair: tuple[str, str], *, kind: Kind, stem: bool) -> tuple[float, float]:
     target, prediction = (tokens_of(text, stem=stem) for text in pair)
     if not target or not prediction:
         return 0.0, 0.0
+    from rapidfuzz.distance import LCSseq
+
     words = (Counter(target) & Counter(prediction)).total()
-    longest = common_subsequence(target, prediction)
+    longest = LCSseq.similarity(target, prediction)
     if kind == "recall":
         return words / len(target), longest / len(target)
     return _f1(words, target, prediction), _f1(longest, target, prediction)
