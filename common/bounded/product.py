@@ -65,7 +65,7 @@ def bounded_linear(
         Bt: (r, d).
         bound: The form of dW; a linear phi takes the low-rank path (two skinny products).
         start: (A0, Bt0), whose dW is subtracted.
-        split: ``x W0^T + b + x dW^T`` instead, four products for three: low precision does not
+        split: ``x W0^T + b + x dW^T`` instead, five products for three: low precision does not
             round dW against W0.
         dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or a
             linear phi.
