@@ -16,7 +16,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
-from stable_forgetting.common.data.parts import EARLIER, PARTS, Part, Role
+from stable_forgetting.common.data.parts import EARLIER, LATER, PARTS, Part, Role
 from stable_forgetting.common.measure.goal import ConstantGoal, Goal, RetrainGoal
 from stable_forgetting.common.measure.rules import Criterion, GapRule, RuleSet
 from stable_forgetting.common.protocol.benchmark import Versions
@@ -222,6 +222,15 @@ class MuseConfig(CausalConfig):
         return self
 
 
+def _revised(config: MuseConfig, kind: str) -> dict[str, int]:
+    """Versions of what changed for some protocols alone, so that the others' stages stay valid.
+
+    ``folds`` 2: the folds to come are no part of what a method retains.
+    """
+    in_folds = kind == "split" and config.scenario.kind != "forget"
+    return {"folds": 2} if in_folds else {}
+
+
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests."""
 
@@ -242,7 +251,7 @@ class MuseBenchmark(CausalBenchmark):
         """As for any text; whose AUC PrivLeak is relative to changes no score."""
         if kind == "score":
             return {"evaluation": config.evaluation.model_dump(exclude={"reference"})}
-        return super().identity(config, kind)
+        return {**super().identity(config, kind), **_revised(config, kind)}
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:
@@ -284,18 +293,20 @@ class MuseBenchmark(CausalBenchmark):
         return muse.muse_compare(scores, target, style=asked.style, reference=asked.reference)
 
     def split(self, seed: int) -> ForgetSplit:
-        """Chunks of the requested folds, of earlier ones and of all others; measured whole."""
-        import numpy as np
+        """Chunks of the requested folds, of earlier and later ones, of retain; measured whole.
 
+        A method retains raw/retain1 alone, as in MUSE: the folds to come are ``later``.
+        """
         from stable_forgetting.common.data.splits import ForgetSplit
 
         corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
-        later = [f"fold_{k}" for k in range(1, count + 1) if k not in {*now, *before}]
+        after = set(range(1, count + 1)) - {*now, *before}
         parts = {
             "forget": corpus.where(*(f"fold_{k}" for k in now)),
             EARLIER: corpus.where(*(f"fold_{k}" for k in before)),
-            "retain": np.sort(corpus.where("retain", *later)),
+            LATER: corpus.where(*(f"fold_{k}" for k in after)),
+            "retain": corpus.where("retain"),
             **{part: corpus.where(part) for part in MEASURED},
         }
         own = {part: of_set(corpus, parts[part], self.config.data, seed) for part in parts}
@@ -308,6 +319,7 @@ class MuseBenchmark(CausalBenchmark):
         import numpy as np
 
         measured = super().parts(split, trial=trial, seed=seed)
+        measured.pop(LATER, None)  # no metric reads them
         for part in ("forget", "retain", EARLIER):
             if part in measured:
                 order = hash_order(measured[part].tolist(), seed, "chunks", part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,39 @@ def test_scal_and_sust_are_folds_of_one_original():
     configs = [bench(folds="scal", scenario={"kind": "scal", "fold": k}).config for k in (1, 4)]
     same = [canonical(MuseBenchmark.identity(config, "train")) for config in configs]
     assert same[0] == same[1] and configs[0] != configs[1]
+
+
+@pytest.mark.parametrize("kind", ["scal", "sust"])
+@pytest.mark.parametrize("data", [{"passages": 4, "passage_length": 200}, {}], ids=["small", "raw"])
+def test_a_method_retains_the_same_texts_at_every_fold(kind, data):
+    """muse_bench gives ``--retain_data_file raw/retain1.txt`` to every fold."""
+    data = {**data, "folds": 4 if data else kind, "max_length": 2048}
+    suites = [bench(scenario={"kind": kind, "fold": fold}, **data) for fold in (1, 2, 3, 4)]
+    corpus = suites[0].source.corpus
+    splits = [suite.split(1) for suite in suites]
+
+    def texts(split, *parts):
+        return [corpus.items[k].answer for part in parts for k in split.parts.get(part, ())]
+
+    if data["folds"] == 4:
+        beginnings = [text[:200].rpartition(" ")[0] for text in invented()["privleak", "retain"]]
+        assert texts(splits[0], "retain") == beginnings[:4]
+    else:
+        joined = "\n\n".join(invented()["raw", "retain1"])
+        assert "".join(texts(splits[0], "retain")) == joined
+    folds = [[corpus.items[k].answer for k in corpus.where(f"fold_{n}")] for n in (1, 2, 3, 4)]
+    for number, split in enumerate(splits):
+        assert texts(split, "retain") == texts(splits[0], "retain")
+        requested, later = ([*chain(*part)] for part in (folds[: number + 1], folds[number + 1 :]))
+        assert sorted(texts(split, "forget", "earlier")) == sorted(requested)
+        assert texts(split, "later") == later
+        assert split.kept_parts == (("retain", "later") if later else ("retain",))
+        np.testing.assert_array_equal(split.train, splits[0].train)
+        measured = suites[number].parts(split, trial=False, seed=1)
+        assert "later" not in measured and "retain" in measured
+    versions = [MuseBenchmark.identity(suite.config, "split")["folds"] for suite in suites]
+    assert versions == [2] * 4
+    assert "folds" not in MuseBenchmark.identity(bench(**data).config, "split")
 
 
 @pytest.mark.parametrize("length", [37, 64, 2048])
