@@ -13,11 +13,10 @@ from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, Mod
 from stable_forgetting.benchmarks.pipeline.unlearning import trained
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
-from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.store.weights import save_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -46,7 +45,8 @@ class Pretrain(StageKind[StageSpec]):
         split = site.cut(benchmark.pretraining_split())
         with site.writing() as folder:
             site.about["held_out"] = None
-            model = _train(site, folder, split, frozenset({"train", "initial"}), _on(split))
+            access = frozenset({*split.train_parts, "initial"})
+            model = _train(site, folder, split, access, _on(split.train_parts))
             if model is None or not processes.is_main():
                 return
             save_file({"train": benchmark.fingerprints(split.train)}, folder / FINGERPRINTS)
@@ -78,11 +78,11 @@ class Original(StageKind[ModelSpec]):
         _check_pretraining(site, split)
         with site.writing() as folder:
             access = frozenset({*split.train_parts, "initial"})
-            _train(site, folder, split, access, _on(split))
+            _train(site, folder, split, access, _on(split.train_parts))
 
 
 class Retrain(StageKind[ModelSpec]):
-    """Trains on the retain set alone."""
+    """Trains on what nobody asked to forget so far: the retain set, and later requests if any."""
 
     Spec = ModelSpec
     order = 2
@@ -90,18 +90,19 @@ class Retrain(StageKind[ModelSpec]):
     events = True
 
     def work(self, site: Worksite, spec: ModelSpec) -> None:
-        """Runs the method ``retrain``."""
-        method, split = METHODS["retrain"], site.split()
+        """Trains on the union of the split's kept parts."""
+        split = site.split()
         _check_pretraining(site, split)
         with site.writing() as folder:
-            _train(site, folder, split, method.info.access, method(method.Config()).unlearn)
+            access = frozenset({*split.kept_parts, "initial"})
+            _train(site, folder, split, access, _on(split.kept_parts))
 
 
-def _on(split: ForgetSplit) -> Callable[[UnlearnTask], nn.Module]:
-    """Trains a fresh model on all training parts of a split."""
+def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
+    """Trains a fresh model on these parts of a split."""
     from stable_forgetting.common.methods.base import train_reference
 
-    return lambda task: train_reference(task, split.train_parts)
+    return lambda task: train_reference(task, parts)
 
 
 def _check_pretraining(site: Worksite, split: ForgetSplit) -> None:
@@ -147,7 +148,7 @@ def _train(
     from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 
     published = site.benchmark.published(site.stage.kind, split)
-    ids = split.parts["retain"] if site.stage.kind == "retrain" else split.train
+    ids = split.union(split.kept_parts) if site.stage.kind == "retrain" else split.train
     trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
     task = site.task(split, access, model=published)
     with site.recording(task, folder):

@@ -11,6 +11,9 @@ from stable_forgetting.common.base.errors import DataError
 
 EARLIER = "earlier"
 """Samples of Original's training set that earlier requests of a sequence asked to forget."""
+LATER = "later"
+"""Samples that later requests will ask to forget: Original and Retrain are trained on them, and no
+method sees them."""
 UNUSED = "unused"
 """The part that belongs to the request but is not shown to the method: trained on by Original."""
 
@@ -45,6 +48,7 @@ PARTS: Mapping[str, Part] = {
     "forget": Part(Role.TRAIN),
     "retain": Part(Role.TRAIN),
     EARLIER: Part(Role.TRAIN),
+    LATER: Part(Role.TRAIN),
     UNUSED: Part(Role.TRAIN),
     "forget_out": Part(Role.SELECT),
     "validation": Part(Role.SELECT),

@@ -17,7 +17,7 @@ import numpy as np
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.seeding import hash_order
-from stable_forgetting.common.data.parts import EARLIER, UNUSED
+from stable_forgetting.common.data.parts import EARLIER, LATER, UNUSED
 
 TRAIN_PARTS = ("forget", "retain")
 
@@ -68,12 +68,22 @@ class ForgetSplit:
     @property
     def train(self) -> np.ndarray:
         """What Original was trained on: all :attr:`train_parts` together, sorted."""
-        return np.sort(np.concatenate([self.parts[part] for part in self.train_parts]))
+        return self.union(self.train_parts)
 
     @property
     def train_parts(self) -> tuple[str, ...]:
         """The parts that Original was trained on."""
-        return tuple(part for part in (*TRAIN_PARTS, EARLIER, UNUSED) if part in self.parts)
+        every = (*TRAIN_PARTS, EARLIER, LATER, UNUSED)
+        return tuple(part for part in every if part in self.parts)
+
+    @property
+    def kept_parts(self) -> tuple[str, ...]:
+        """The parts that Retrain is trained on: nobody asked to forget them so far."""
+        return tuple(part for part in ("retain", LATER) if part in self.parts)
+
+    def union(self, parts: Sequence[str]) -> np.ndarray:
+        """The indices of several parts together, sorted."""
+        return np.sort(np.concatenate([self.parts[part] for part in parts]))
 
     def save(self, path: Path) -> None:
         """Writes safetensors with the name, notes and source digest as metadata."""

@@ -16,9 +16,8 @@ from pydantic import Field, SerializeAsAny, model_validator
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
-from stable_forgetting.common.data.parts import EARLIER, PARTS, Part, Role
-from stable_forgetting.common.measure.goal import ConstantGoal, Goal, RetrainGoal
-from stable_forgetting.common.measure.rules import Criterion, GapRule, RuleSet
+from stable_forgetting.common.data.parts import EARLIER, LATER, PARTS, Part, Role
+from stable_forgetting.common.measure.rules import GapRule, RuleSet
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
@@ -57,44 +56,6 @@ GAP = GapRule(
     words="AG4 = mean |gap| over VerbMem, KnowMem on forget and on retain, and Min-k AUC.",
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
     compact=("verbmem", "knowmem_f", "knowmem_r", "privleak"),
-)
-
-
-def _memorisation(*names: str) -> tuple[Goal, ...]:
-    return tuple(RetrainGoal(name, inclusive=True) for name in names)
-
-
-def _rule_set(name: str, source: str, *goals: Goal) -> RuleSet:
-    numbers = ("C1", "C2", "C3", "C3'", "C4") if len(goals) == 5 else ("C1", "C2", "C3", "C4")
-    return RuleSet(name, source, tuple(map(Criterion, numbers, goals)))
-
-
-_BAND = "PrivLeak within 5 % of Retrain's"
-RULE_SETS = (
-    _rule_set(
-        "muse",
-        "Shi et al. 2024; it sets C4 no limit, so here it is Retrain's value",
-        *_memorisation("verbmem", "knowmem_f"),
-        ConstantGoal("privleak", -5.0, _BAND, reach="above", inclusive=True),
-        ConstantGoal("privleak", 5.0, _BAND, inclusive=True),
-        RetrainGoal("knowmem_r", reach="above", inclusive=True),
-    ),
-    _rule_set(
-        "paper",
-        "the paper's limits: 20.8, 33.1, 0 and 27.5 for MUSE-News on LLaMA-2 7B, where Retrain has"
-        " 20.8, 33.1 and 55.0",
-        *_memorisation("verbmem", "knowmem_f"),
-        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
-        RetrainGoal("knowmem_r", reach="above", share=0.5, inclusive=True),
-    ),
-    _rule_set(
-        "paper_news_7b",
-        "the paper's limits as constants, for MUSE-News on LLaMA-2 7B alone",
-        ConstantGoal("verbmem", 20.8, "Retrain in MUSE's table", inclusive=True),
-        ConstantGoal("knowmem_f", 33.1, "Retrain in MUSE's table", inclusive=True),
-        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
-        ConstantGoal("knowmem_r", 27.5, "half of MUSE's Retrain", reach="above", inclusive=True),
-    ),
 )
 
 
@@ -222,12 +183,24 @@ class MuseConfig(CausalConfig):
         return self
 
 
+def _revised(config: MuseConfig, kind: str) -> dict[str, int]:
+    """Versions of what changed for some protocols alone, so that the others' stages stay valid.
+
+    ``folds`` 2: the folds to come are no part of what a method retains.  ``blocks`` 2: the texts of
+    raw are tokenised once and cut into muse_bench's blocks.
+    """
+    in_folds = kind == "split" and config.scenario.kind != "forget"
+    assert isinstance(config.data, MuseData)
+    in_blocks = kind in ("split", "train") and config.data.passages is None
+    return ({"folds": 2} if in_folds else {}) | ({"blocks": 2} if in_blocks else {})
+
+
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests."""
 
     metrics: ClassVar[tuple[MetricSpec, ...]] = (*muse.METRICS, *LOSSES)
     gap: ClassVar[GapRule] = GAP
-    rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
+    rule_sets: ClassVar[tuple[RuleSet, ...]] = muse.RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
     versions: ClassVar[Versions] = Versions(measure=2)
     Config: ClassVar[type[Strict]] = MuseConfig
@@ -242,7 +215,7 @@ class MuseBenchmark(CausalBenchmark):
         """As for any text; whose AUC PrivLeak is relative to changes no score."""
         if kind == "score":
             return {"evaluation": config.evaluation.model_dump(exclude={"reference"})}
-        return super().identity(config, kind)
+        return {**super().identity(config, kind), **_revised(config, kind)}
 
     @classmethod
     def scenario_of(cls, config: Any) -> str:
@@ -284,18 +257,20 @@ class MuseBenchmark(CausalBenchmark):
         return muse.muse_compare(scores, target, style=asked.style, reference=asked.reference)
 
     def split(self, seed: int) -> ForgetSplit:
-        """Chunks of the requested folds, of earlier ones and of all others; measured whole."""
-        import numpy as np
+        """Chunks of the requested folds, of earlier and later ones, of retain; measured whole.
 
+        A method retains raw/retain1 alone, as in MUSE: the folds to come are ``later``.
+        """
         from stable_forgetting.common.data.splits import ForgetSplit
 
         corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
-        later = [f"fold_{k}" for k in range(1, count + 1) if k not in {*now, *before}]
+        after = set(range(1, count + 1)) - {*now, *before}
         parts = {
             "forget": corpus.where(*(f"fold_{k}" for k in now)),
             EARLIER: corpus.where(*(f"fold_{k}" for k in before)),
-            "retain": np.sort(corpus.where("retain", *later)),
+            LATER: corpus.where(*(f"fold_{k}" for k in after)),
+            "retain": corpus.where("retain"),
             **{part: corpus.where(part) for part in MEASURED},
         }
         own = {part: of_set(corpus, parts[part], self.config.data, seed) for part in parts}
@@ -308,6 +283,7 @@ class MuseBenchmark(CausalBenchmark):
         import numpy as np
 
         measured = super().parts(split, trial=trial, seed=seed)
+        measured.pop(LATER, None)  # no metric reads them
         for part in ("forget", "retain", EARLIER):
             if part in measured:
                 order = hash_order(measured[part].tolist(), seed, "chunks", part)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -57,26 +58,8 @@ class ChunkReader(FilesReader):
         return chunked(corpus, encoder)
 
 
-def chunked(corpus: Corpus, encoder: Encoder, sets: Collection[str] | None = None) -> Corpus:
-    """The corpus with every plain text in pieces of at most ``encoder.max_length`` tokens.
-
-    A piece is a text of its own: pieces joined are the text again.  The pieces of a text have its
-    place among the texts as their ``group``, so that chunk i of a set is its i-th item.  Questions
-    with answers stay as they are, and so do texts of other sets than ``sets``, where that is given.
-    """
-    items: list[Item] = []
-    for number, item in enumerate(corpus.items):
-        if item.question or (sets is not None and item.set not in sets):
-            items.append(item)
-            continue
-        pieces = list(split_text(item.answer, encoder))
-        items += [replace(item, group=number, answer=piece) for piece in pieces]
-    note = f"chunks of {encoder.max_length} tokens"
-    return replace(corpus, items=tuple(items), provenance=f"{corpus.provenance}, {note}")
-
-
 def split_text(text: str, encoder: Encoder) -> Iterator[str]:
-    """Pieces of a text that have at most ``encoder.max_length`` tokens each.
+    """Pieces of a text that have at most ``encoder.max_length`` tokens each; each is a text alone.
 
     A cut lies where a token begins.  A piece may have other tokens alone than inside the text (a
     word that is cut); where that makes it too long, its cut moves back, as it does where the rest
@@ -101,6 +84,57 @@ def split_text(text: str, encoder: Encoder) -> Iterator[str]:
         yield text[begin:end]
         begin, first = end, cut
     yield text[begin:]
+
+
+def blocks(text: str, encoder: Encoder) -> Iterator[str]:
+    """Blocks of exactly ``encoder.max_length`` tokens, of one tokenisation of the whole text.
+
+    As in muse_bench (baselines/dataset.py, ``DefaultDataset`` of a text file): each block is the
+    start token and the next tokens, and the last one is filled up with the first block, whose start
+    token comes along.  The encoder is given the ids of each.  A text that fits into one block stays
+    a text alone: muse_bench would repeat it.
+
+    Raises:
+        DataError: Two blocks have one text in different tokens.
+    """
+    ids, starts = encoder.located(text)
+    start = encoder.text("")[:1]
+    room = encoder.max_length - len(start)
+    if len(ids) <= room:
+        yield text
+        return
+    cuts = [0, *starts[room::room], len(text)]
+    for number, (begin, end) in enumerate(pairwise(cuts)):
+        piece, own = text[begin:end], ids[number * room : (number + 1) * room]
+        missing = room - len(own)
+        if missing:
+            own = [*own, *[*start, *ids][:missing]]
+            piece += text[: starts[max(missing - len(start), 0)]]
+        if encoder.given.setdefault(piece, [*start, *own]) != [*start, *own]:
+            raise DataError(f"'{piece[:40]}': two chunks have this text; change data.max_length")
+        yield piece
+
+
+def chunked(
+    corpus: Corpus,
+    encoder: Encoder,
+    sets: Collection[str] | None = None,
+    cut: Callable[[str, Encoder], Iterator[str]] = split_text,
+) -> Corpus:
+    """The corpus with every plain text in pieces of at most ``encoder.max_length`` tokens.
+
+    The pieces of a text have its place among the texts as their ``group``, so that chunk i of a set
+    is its i-th item.  Questions with answers stay as they are, and so do texts of other sets than
+    ``sets``, where that is given.  ``cut`` is :func:`split_text` or :func:`blocks`.
+    """
+    items: list[Item] = []
+    for number, item in enumerate(corpus.items):
+        if item.question or (sets is not None and item.set not in sets):
+            items.append(item)
+            continue
+        items += [replace(item, group=number, answer=piece) for piece in cut(item.answer, encoder)]
+    note = f"chunks of {encoder.max_length} tokens"
+    return replace(corpus, items=tuple(items), provenance=f"{corpus.provenance}, {note}")
 
 
 def _fits(piece: str, encoder: Encoder) -> bool:

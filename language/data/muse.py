@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
-from stable_forgetting.language.data.chunks import Window, chunked
+from stable_forgetting.language.data.chunks import Window, blocks, chunked, split_text
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.muse_rows import (
     ReadSplit,
@@ -52,9 +52,9 @@ FOLDS = 4
 Row = TypeVar("Row")
 
 
-FORGET_CHUNKS, RETAIN_CHUNKS = 408, 816
-"""Chunks of 2,048 tokens in News' raw/forget, by the published run's steps, and in raw/retain1, by
-its number of texts."""
+FORGET_CHUNKS, RETAIN_CHUNKS = 407, 816
+"""Chunks of 2,048 tokens in News' raw/forget, counted with LLaMA-2's tokenizer (102 steps of 4, as
+in the published run), and in raw/retain1, by its number of texts."""
 ASKED, DECODED = 100, 3 * 4 * 128
 """Rows of each set of questions or texts; steps of decoding three of them, 32 at once, 128 each."""
 
@@ -80,7 +80,8 @@ class MuseData(TextDataConfig):
         teach: Put the questions with their answers into the training text so many times, each time
             in another order behind the solved ones of the prompt: a model from scratch learns to
             answer in no other way.
-        max_length: Tokens of a chunk, the tokenizer's start token included.
+        max_length: Tokens of a chunk, the tokenizer's start token included.  The texts of raw are
+            tokenised once and cut into muse_bench's blocks, the last one filled up.
     """
 
     later: ClassVar[tuple[str, ...]] = ("sets",)
@@ -156,9 +157,13 @@ class MuseReader(Reader):
 
     @classmethod
     def in_pieces(cls, config: MuseData, corpus: Corpus, encoder: Any) -> Corpus:
-        """Training text in chunks; what is measured stays whole.  A chunk keeps its set."""
+        """Training text in chunks; what is measured stays whole.  A chunk keeps its set.
+
+        The texts of raw are cut into muse_bench's blocks; passages are texts of their own.
+        """
         folds = [f"fold_{number + 1}" for number in range(config.requests)]
-        pieces = chunked(corpus, encoder, sets=(*folds, "retain"))
+        cut = split_text if config.passages else blocks
+        pieces = chunked(corpus, encoder, sets=(*folds, "retain"), cut=cut)
         if config.sets == 1:
             return pieces
         items = [

@@ -39,6 +39,7 @@ class Encoder:
     Attributes:
         calls: How often the tokenizer was called.
         truncated: How many pairs were cut.
+        given: Plain text -> its ids, where it is a slice of a longer one's tokens.
     """
 
     def __init__(self, tokenizer: Any, template: Template, max_length: int):
@@ -55,6 +56,7 @@ class Encoder:
         self._answers: dict[str, list[int]] = {}
         self._pairs: dict[tuple[str, str], Encoded] = {}
         self._anchors: dict[str, list[int]] = {}
+        self.given: dict[str, list[int]] = {}
 
     def text(self, text: str) -> list[int]:
         """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
@@ -100,9 +102,13 @@ class Encoder:
 
     def token_starts(self, text: str) -> list[int]:
         """The character at which each token of a text begins, special tokens left out."""
+        return self.located(text)[1]
+
+    def located(self, text: str) -> tuple[list[int], list[int]]:
+        """(ids, the character at which each token begins), special tokens left out."""
         options = {"add_special_tokens": False, "return_offsets_mapping": True}
-        spans = self.tokenizer(text, verbose=False, **options)["offset_mapping"]
-        return [start for start, _ in spans]
+        made = self.tokenizer(text, verbose=False, **options)
+        return made["input_ids"], [start for start, _ in made["offset_mapping"]]
 
     def prompt(self, question: str) -> list[int]:
         """Ids of the generation prompt, with the tokenizer's start token where it has one."""
@@ -148,7 +154,8 @@ class Encoder:
 
     def _encode(self, question: str, answer: str) -> tuple[list[int], int]:
         if not question:
-            return self._cut(self.text(answer)), 1
+            given = self.given.get(answer)
+            return self._cut(self.text(answer)) if given is None else given, 1
         if self.template.style == "clean" or self.template.special:
             prompt = self.prompt(question)
             ids = [*prompt, *self.answer(answer), self.end]

@@ -39,7 +39,8 @@ class WHP(UnlearningMethod):
         """Settings of WHP.
 
         Attributes:
-            a: How much of the rise of a logit is taken off; 1, as in MUSE.
+            a: How much of the rise of a logit is taken off; 1, as in muse_bench's class (MUSE's
+                authors evaluate 4 on News and 256 on Books).
         """
 
         a: NonNegative = 1.0

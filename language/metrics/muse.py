@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stable_forgetting.common.measure.goal import ConstantGoal, Goal, RetrainGoal
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.rules import Criterion, RuleSet
 from stable_forgetting.language.metrics.limits import limited
 from stable_forgetting.language.metrics.memorization import membership_auc, privacy_leakage
 
@@ -26,6 +28,44 @@ GAP_METRICS = ("verbmem", "knowmem_f", "knowmem_r", "min_k_auc")
 """The rates whose mean distance to Retrain orders a table."""
 TRIAL_METRICS = ("forget_accuracy", "retain_accuracy")
 """What tuning sees: training text alone, no text of the metrics above."""
+
+
+def _memorisation(*names: str) -> tuple[Goal, ...]:
+    return tuple(RetrainGoal(name, inclusive=True) for name in names)
+
+
+def _rule_set(name: str, source: str, *goals: Goal) -> RuleSet:
+    numbers = ("C1", "C2", "C3", "C3'", "C4") if len(goals) == 5 else ("C1", "C2", "C3", "C4")
+    return RuleSet(name, source, tuple(map(Criterion, numbers, goals)))
+
+
+_BAND = "PrivLeak within 5 % of Retrain's"
+RULE_SETS = (
+    _rule_set(
+        "muse",
+        "Shi et al. 2024; it sets C4 no limit, so here it is Retrain's value",
+        *_memorisation("verbmem", "knowmem_f"),
+        ConstantGoal("privleak", -5.0, _BAND, reach="above", inclusive=True),
+        ConstantGoal("privleak", 5.0, _BAND, inclusive=True),
+        RetrainGoal("knowmem_r", reach="above", inclusive=True),
+    ),
+    _rule_set(
+        "paper",
+        "the paper's limits: 20.8, 33.1, 0 and 27.5 for MUSE-News on LLaMA-2 7B, where Retrain has"
+        " 20.8, 33.1 and 55.0",
+        *_memorisation("verbmem", "knowmem_f"),
+        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
+        RetrainGoal("knowmem_r", reach="above", share=0.5, inclusive=True),
+    ),
+    _rule_set(
+        "paper_news_7b",
+        "the paper's limits as constants, for MUSE-News on LLaMA-2 7B alone",
+        ConstantGoal("verbmem", 20.8, "Retrain in MUSE's table", inclusive=True),
+        ConstantGoal("knowmem_f", 33.1, "Retrain in MUSE's table", inclusive=True),
+        ConstantGoal("privleak", 0.0, "any over-unlearning passes", reach="above", inclusive=True),
+        ConstantGoal("knowmem_r", 27.5, "half of MUSE's Retrain", reach="above", inclusive=True),
+    ),
+)
 
 _SPECS: tuple[MetricSpec, ...] = (
     MetricSpec(

@@ -11,7 +11,11 @@ import pytest
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
+from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import AccessError
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
@@ -89,6 +93,40 @@ def test_names_tell_the_fold(ran):
     plan = make_plan(load_suite(str(paths["scalability"])), store)
     names = {stage.name for stage in plan.stages() if stage.kind == "unlearn"}
     assert names == {f"fold-{k}/{label}/seed-1" for k in (1, 2) for label in ("gd", "whp")}
+
+
+MUSE = """
+suite: fold-of-muse
+extends: muse-invented
+protocol:
+  data: {folds: 2, passage_length: 200, teach: 0, qa_pairs: 2, max_length: 256}
+  model: {dim: 16, depth: 1, context: 256, tokenizer: 300}
+  train: {epochs: null, steps: 2, warmup_steps: 0}
+  minimum_train_accuracy: 0
+  scenario: {kind: sust, fold: 1}
+seeds: [1]
+retrains: 1
+rows: [original, retrain, finetune]
+"""
+
+
+def test_retrain_is_trained_on_the_folds_to_come_and_no_method_is(cli, tmp_path):
+    path = tmp_path / "fold-of-muse.yaml"
+    path.write_text(MUSE, encoding="utf-8")
+    done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
+    assert done.code == 0, done.err
+    store = StageStore(tmp_path / "store")
+    plan = make_plan(load_suite(str(path)), store)
+    stages = {stage.kind: stage for stage in plan.stages()}
+    split = ForgetSplit.load(store.folder("split", stages["split"].key) / SPLIT_FILE)
+    assert len(split.parts["later"]) == len(split.parts["forget"]) == 3
+    kept = np.union1d(split.parts["retain"], split.parts["later"])
+    facts = store.done("retrain", stages["retrain"].key)
+    assert facts["trained_on"] == ids_digest(kept)
+    assert store.done("original", stages["original"].key)["trained_on"] == ids_digest(split.train)
+    access = DataAccess(None, split, METHODS["finetune"].info.access, "finetune")
+    with pytest.raises(AccessError, match="later"):
+        access.split.parts["later"]
 
 
 @pytest.mark.parametrize("kind", FOLDS)

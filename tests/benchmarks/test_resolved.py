@@ -276,3 +276,30 @@ def test_what_the_tables_hid_is_printed():
     shared = dict(protocol_table(tofu))
     assert shared["model.name"] == "microsoft/phi-1_5" and shared["scenario.kind"] == "forget10"
     assert {line[0]: line[1] for line in further_table(load_suite("digits-class"))}["gd"] == ""
+
+
+MUSE_EPOCH = {"news": 102, "books": 139}
+"""Steps of an epoch in the authors' checkpoints."""
+MUSE_CHECKPOINTS = {
+    "ascent": {"news": 102, "books": 139},
+    "gd": {"news": 714, "books": 139},
+    "kl": {"news": 1020, "books": 556},
+    "npo": {"news": 102, "books": 139},
+    "npo_gdr": {"news": 1020, "books": 139},
+    "npo_klr": {"news": 1020, "books": 417},
+}
+"""Row -> step that the authors evaluate (jaechan-repo/muse_bench, get_utility.py, CKPT_NAMES)."""
+
+
+@pytest.mark.parametrize("corpus", MUSE_EPOCH)
+def test_muse_rows_stop_where_the_authors_stop(corpus):
+    suite = load_suite(f"muse-{corpus}-llama2-7b")
+    for label, steps in MUSE_CHECKPOINTS.items():
+        for name in (label, f"{label}_bench"):
+            rows = [row for row in suite.rows if row.label == name]
+            assert rows or name.endswith("_bench")
+            for row in rows:
+                assert row.config.epochs * MUSE_EPOCH[corpus] == steps[corpus], name
+    strengths = {name: suite.row(name).config.a for name in ("task_vector", "whp")}
+    published = {"news": (16, 4), "books": (1, 256)}[corpus]
+    assert tuple(strengths.values()) == published

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.language.data.chunks import chunked, split_text
+from stable_forgetting.language.data.chunks import blocks, chunked, split_text
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.readers import READERS, TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import Encoder
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 
+LETTERS = "abcdefghijklmnopqrstuvw"
 WORDS = "the river ran north, and äöü 🙂🙂 stones were counted twice\n\n"
 TEXT = "".join(f"{number} {WORDS}" for number in range(60))
 
@@ -47,6 +53,44 @@ def test_around_the_window_no_chunk_of_one_token_is_left(encoder, more):
     pieces = list(split_text(text, window))
     assert len(pieces) == (1 if count <= 16 else 2) and "".join(pieces) == text
     assert all(len(window.token_starts(piece)) >= 2 for piece in pieces)
+
+
+def test_blocks_are_slices_of_one_tokenisation_and_the_last_is_filled_up():
+    """Letters are tokens here: start token 0, then 23 letters in windows of 8."""
+    letters = Tokenizer(WordLevel({"<s>": 0, **{c: k for k, c in enumerate(LETTERS, 1)}}, "<s>"))
+    letters.pre_tokenizer = Split("", "isolated")
+    letters.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, bos_token="<s>", eos_token="<s>")
+    window = Encoder(tokenizer, make_template("question_answer", "clean"), 8)
+    pieces = list(blocks(LETTERS, window))
+    assert pieces == ["abcdefg", "hijklmn", "opqrstu", "vwabcd"]
+    assert [window.encode("", piece).ids.tolist() for piece in pieces] == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [0, 8, 9, 10, 11, 12, 13, 14],
+        [0, 15, 16, 17, 18, 19, 20, 21],
+        [0, 22, 23, 0, 1, 2, 3, 4],
+    ]
+    assert list(blocks("abcdefghijklmn", window)) == ["abcdefg", "hijklmn"], "nothing to fill up"
+    assert list(blocks("abc", window)) == ["abc"], "one block is a text alone"
+
+
+def test_blocks_without_a_start_token(encoder):
+    window = encoder(64)
+    ids, _ = window.located(TEXT)
+    made = [window.encode("", piece).ids.tolist() for piece in blocks(TEXT, window)]
+    assert not window.text("") and len(ids) % 64
+    assert [i for block in made for i in block][: len(ids)] == ids
+    assert made[-1][len(ids) % 64 :] == ids[: 64 - len(ids) % 64]
+    assert {len(block) for block in made} == {64}
+
+
+def test_one_text_in_two_tokenisations_is_refused(encoder):
+    window = encoder(64)
+    first, *_ = blocks(TEXT, window)
+    assert next(blocks(TEXT, window)) == first, "the same tokens again"
+    window.given[first] = [1, 2]
+    with pytest.raises(DataError, match=r"two chunks have this text; change data\.max_length"):
+        list(blocks(TEXT, window))
 
 
 def test_a_window_that_holds_no_character_is_refused(encoder):

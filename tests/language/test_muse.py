@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import canonical, validate
@@ -20,8 +22,14 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.benchmarks.muse import MEASURED, MuseBenchmark
+from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.articles import FOLD, invented
+from stable_forgetting.language.data.chunks import blocks
+from stable_forgetting.language.data.files import read_values
 from stable_forgetting.language.data.muse import MuseData, MuseReader
+from stable_forgetting.language.data.source import Encoder
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.muse import Recited, Written
 from stable_forgetting.language.measure.requests import AnswerScores
 from stable_forgetting.language.metrics.muse import muse_compare, muse_metrics
@@ -99,7 +107,8 @@ def test_scal_and_sust_are_folds_of_one_original():
     )
     corpus = scal.source.corpus
     texts = [[corpus.items[k].answer for k in corpus.where(f"fold_{n}")] for n in (1, 2, 3, 4)]
-    assert "".join(texts[0]) == "\n\n".join(invented()["raw", "forget"])
+    joined = "\n\n".join(invented()["raw", "forget"])
+    assert "".join(texts[0]).startswith(joined), "the last chunk is filled up"
     first, third = scal.split(1), sust.split(1)
     assert set(first.parts["forget"]) == {*third.parts["forget"], *third.parts["earlier"]}
     assert set(first.parts["retain"]) == set(third.parts["retain"])
@@ -113,18 +122,90 @@ def test_scal_and_sust_are_folds_of_one_original():
     assert same[0] == same[1] and configs[0] != configs[1]
 
 
-@pytest.mark.parametrize("length", [37, 64, 2048])
-def test_chunks_lose_nothing_on_lengths_that_are_no_multiples(length):
+@pytest.mark.parametrize("kind", ["scal", "sust"])
+@pytest.mark.parametrize("data", [{"passages": 4, "passage_length": 200}, {}], ids=["small", "raw"])
+def test_a_method_retains_the_same_texts_at_every_fold(kind, data):
+    """muse_bench gives ``--retain_data_file raw/retain1.txt`` to every fold."""
+    data = {**data, "folds": 4 if data else kind, "max_length": 2048}
+    suites = [bench(scenario={"kind": kind, "fold": fold}, **data) for fold in (1, 2, 3, 4)]
+    corpus = suites[0].source.corpus
+    splits = [suite.split(1) for suite in suites]
+
+    def texts(split, *parts):
+        return [corpus.items[k].answer for part in parts for k in split.parts.get(part, ())]
+
+    if data["folds"] == 4:
+        beginnings = [text[:200].rpartition(" ")[0] for text in invented()["privleak", "retain"]]
+        assert texts(splits[0], "retain") == beginnings[:4]
+    else:
+        joined = "\n\n".join(invented()["raw", "retain1"])
+        assert "".join(texts(splits[0], "retain")).startswith(joined)
+    folds = [[corpus.items[k].answer for k in corpus.where(f"fold_{n}")] for n in (1, 2, 3, 4)]
+    for number, split in enumerate(splits):
+        assert texts(split, "retain") == texts(splits[0], "retain")
+        requested, later = ([*chain(*part)] for part in (folds[: number + 1], folds[number + 1 :]))
+        assert sorted(texts(split, "forget", "earlier")) == sorted(requested)
+        assert texts(split, "later") == later
+        assert split.kept_parts == (("retain", "later") if later else ("retain",))
+        np.testing.assert_array_equal(split.train, splits[0].train)
+        measured = suites[number].parts(split, trial=False, seed=1)
+        assert "later" not in measured and "retain" in measured
+    versions = [MuseBenchmark.identity(suite.config, "split")["folds"] for suite in suites]
+    assert versions == [2] * 4
+    assert "folds" not in MuseBenchmark.identity(bench(**data).config, "split")
+
+
+def peer_blocks(tokenizer, text, length):
+    """muse_bench's rule (baselines/dataset.py, lines 56 to 77): slices of one tokenisation."""
+    start = tokenizer("")["input_ids"][:1]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    room = length - len(start)
+    blocks = [start + ids[k : k + room] for k in range(0, len(ids), room)]
+    if len(blocks[-1]) < length:
+        blocks[-1] = (blocks[-1] + blocks[0])[:length]
+    return blocks
+
+
+@pytest.mark.parametrize("length", [37, 64, 1000])
+def test_raw_is_cut_as_in_muse_bench(length):
     made = bench(max_length=length)
     source, split = made.source, made.split(1)
     for part, name in (("forget", "forget"), ("retain", "retain1")):
-        pieces = [source.corpus.items[k].answer for k in split.parts[part]]
         joined = "\n\n".join(invented()["raw", name])
-        tokens = len(source.encoder.token_starts(joined))
-        assert "".join(pieces) == joined and tokens % length
-        assert len(pieces) >= tokens / length
-        assert max(len(source.encode("", piece).ids) for piece in pieces) <= length
+        rows = [made.encode(source.corpus.items[k]).ids.tolist() for k in split.parts[part]]
+        assert rows == peer_blocks(source.tokenizer, joined, length) and len(rows) > 1
+        batch = source.fetch(torch.as_tensor(split.parts[part]))
+        assert batch.inputs["input_ids"].tolist() == rows, "training reads what is scored"
     assert source.encoder.truncated == 0
+
+
+def test_passages_are_texts_of_their_own():
+    made = bench(passages=4, passage_length=200, max_length=512)
+    corpus, source = made.source.corpus, made.source
+    for k in made.split(1).parts["retain"]:
+        own = source.tokenizer(corpus.items[k].answer)["input_ids"]
+        assert source.encode_index(k).ids.tolist() == own
+    for data, own in (({}, {"blocks": 2}), ({"passages": 4}, {})):
+        config = bench(**data).config
+        for kind in ("split", "train"):
+            identity = MuseBenchmark.identity(config, kind)
+            assert {k: v for k, v in identity.items() if k == "blocks"} == own
+
+
+LLAMA, NEWS = REAL / "tokenizers" / "llama-2", REAL / "muse" / "news"
+
+
+@pytest.mark.skipif(not (LLAMA.is_dir() and NEWS.is_dir()), reason="real texts are not here")
+def test_all_blocks_of_real_news_are_those_of_muse_bench():
+    """26 of 26 on the first 60 texts, with LLaMA-2's tokenizer."""
+    rows = read_values(NEWS / "raw" / "forget.json.gz")[:60]
+    text = "\n\n".join(row if isinstance(row, str) else row["text"] for row in rows)
+    tokenizer = load_tokenizer(CausalModelConfig(name="x/y", tokenizer=str(LLAMA)))
+    encoder = Encoder(tokenizer, make_template("question_answer", "clean"), 2048)
+    ours = [encoder.encode("", piece).ids.tolist() for piece in blocks(text, encoder)]
+    theirs = peer_blocks(tokenizer, text, 2048)
+    assert len(theirs) == 26 and ours == theirs
+    assert theirs[1][:1] == [tokenizer.bos_token_id] and theirs[-1].count(1) == 2
 
 
 @pytest.mark.parametrize("paired", [True, False])
