@@ -68,7 +68,9 @@ def test_a_text_benchmark_is_one_file(toy):
 def test_a_reader_of_ones_own_has_its_own_keys_and_form(toy):
     data = TextDataConfig.of(name="phone_book", entries=9)
     assert canonical(data) == {"name": "phone_book", "entries": 9, "max_length": 512}
-    with pytest.raises(ConfigError, match="questions is only for name: fictitious and wmdp; leave it out"):
+    with pytest.raises(
+        ConfigError, match="questions is only for name: fictitious and wmdp; leave it out"
+    ):
         validate(TextDataConfig, {"name": "phone_book", "questions": 3}, "test")
     with pytest.raises(ConfigError, match=r"entrys: unknown key; did you mean 'entries'\?"):
         validate(TextDataConfig, {"name": "phone_book", "entrys": 3}, "test")

@@ -166,10 +166,13 @@ def precision(job: Job) -> Iterator[Row]:
         Path(str(files("stable_forgetting.benchmarks") / "results" / KNOWN / "leaderboard.json"))
     )
     rows, seeds = ("original,gd_sine", "1") if job.tiny else (KNOWN_ROWS, "1,2")
-    short = ["--set", "protocol.train.epochs=1", "--set", "protocol.minimum_train_accuracy=0"]
+    fewer = ("epochs=1", "warmup_steps=0")
+    short = [item for text in fewer for item in ("--set", f"protocol.train.{text}")]
+    short += ["--set", "protocol.minimum_train_accuracy=0"]
     for kind in ("no", "bf16", "fp16")[: 2 if job.tiny else None]:
         store = fresh(job, f"precision-{kind}")
-        both = [f"protocol.train.mixed_precision={kind}", f"defaults.mixed_precision={kind}"]
+        quoted = f"'{kind}'"  # a bare no is false in YAML
+        both = [f"protocol.train.mixed_precision={quoted}", f"defaults.mixed_precision={quoted}"]
         sets = [item for text in both for item in ("--set", text)] + (short if job.tiny else [])
         only = ("--only", rows, "--seeds", seeds, "--executor", "inline")
         ended = unlearn(job, "run", KNOWN, "--store", store, *only, *sets)
