@@ -96,11 +96,16 @@ class _File:
     """A file of suites: ``extends`` takes its parts, built-in suites, and files beside it."""
 
     def __init__(
-        self, path: Path, parts: Mapping[str, Any] | None = None, children: Sequence[Any] = ()
+        self,
+        path: Path,
+        parts: Mapping[str, Any] | None = None,
+        children: Sequence[Any] = (),
+        known: dict[Path, dict[str, Any]] | None = None,
     ) -> None:
         self.path = path
         self.parts = parts or {}
         self.children = children
+        self.known = {} if known is None else known  # a file that many extend is read once
 
     def whole(self) -> dict[str, Any]:
         """What the file says."""
@@ -130,7 +135,9 @@ class _File:
         file, chain = (self.path.parent / name).resolve(), (*self.children, self.path.resolve())
         if file in chain:
             raise ConfigError(f"{self.path}: extends: '{name}' closes a circle; break it")
-        return _File(file, children=chain).whole()
+        if file not in self.known:
+            self.known[file] = _File(file, children=chain, known=self.known).whole()
+        return self.known[file]
 
     def _placed(self, mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The mapping; plugins, and the request before, lie beside the file."""
