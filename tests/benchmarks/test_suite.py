@@ -149,6 +149,13 @@ def test_extends_merges(tmp_path):
     }
 
 
+def test_a_file_that_many_extend_is_read_once(tmp_path):
+    """Twenty levels that each name the next one twice: a million reads, if each were one."""
+    deep = {f"s{k}": f"extends: [s{k + 1}.yaml, s{k + 1}.yaml]\nk{k}: 1" for k in range(20)}
+    child = write(tmp_path, child="extends: s0.yaml", **deep, s20="a: 1")
+    assert len(read_file(child)) == 21
+
+
 def test_extends_goes_on_and_the_nearest_file_wins(tmp_path):
     child = "extends: base.yaml\na: {x: 1}"
     base = "extends: top.yaml\na: null\nb: 2"
