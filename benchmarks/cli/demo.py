@@ -27,6 +27,7 @@ from stable_forgetting.benchmarks.cli.options import (
 )
 from stable_forgetting.benchmarks.cli.run import execute, run_all, short_path
 from stable_forgetting.benchmarks.cli.session import executing, finish
+from stable_forgetting.benchmarks.leaderboard.samples import PAGE
 from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from stable_forgetting.benchmarks.leaderboard.samples import Sample
     from stable_forgetting.common.protocol.benchmark import Runtime
 
-IMAGES = 6
-TEXTS = 3
+IMAGES, PAGE_IMAGES = 6, 100
+TEXTS, PAGE_TEXTS = 3, 12
+"""Samples on the screen, and on the page of samples."""
 ANSWERS = ("original", "retrain")
 """Rows whose answers are shown beside those of two methods."""
 SHORTER = ["protocol.train.epochs=30", "protocol.minimum_train_accuracy=95"]
@@ -94,16 +96,21 @@ def _one(
     methods: tuple[str, str],
 ) -> dict[str, str]:
     """Runs one suite and prints its table and samples; returns what failed."""
-    from stable_forgetting.benchmarks.leaderboard.samples import samples
+    from stable_forgetting.benchmarks.leaderboard.samples import write_samples
 
     board, failed = execute(suite, runtime, pool, executor)
     show(console, [brief_section(board)])
     if board.complete and not failed:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
-        rows, count = (*ANSWERS, *methods), TEXTS if text else IMAGES
-        chosen = samples(board, runtime, rows, seed=suite.spec.seeds[0], count=count)
-        show(console, [text_section(chosen) if text else image_section(chosen)])
+        chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
+        few = [only(sample, (*ANSWERS, *methods)) for sample in chosen]
+        show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
     return failed
+
+
+def only(sample: Sample, rows: Sequence[str]) -> Sample:
+    """A sample with the answers of some rows."""
+    return replace(sample, answers={row: sample.answers[row] for row in rows})
 
 
 def brief_section(board: Leaderboard) -> Section:
@@ -171,6 +178,7 @@ def look_lines(name: str, store: Path, given: Path) -> Iterator[str]:
     kept = f" --store {given}" if given != STORE else ""
     events = short_path(store / "tensorboard" / name / "summary")
     yield f"page with pictures  {short_path(store / 'suites' / name / 'leaderboard.html')}"
+    yield f"page of samples     {short_path(store / 'suites' / name / PAGE)}"
     yield f"training curves     {program('tensorboard')} --logdir {events}"
     yield "Next:"
     for arguments, text in (

@@ -108,6 +108,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run digits-all",
     "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=300",
     "unlearn run digits-class --fresh gd_sine",
+    "unlearn run digits-class --samples",
 )
 def run(
     suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
@@ -117,12 +118,16 @@ def run(
     fresh: Annotated[
         str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
     ] = None,
+    samples: Annotated[
+        bool,
+        typer.Option("--samples", help="Write a page of forgotten samples and models' answers."),
+    ] = False,
 ) -> None:
     """Run what the store lacks of a suite, and print its leaderboard."""
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
-    finish(run_all(suites, runtime, pool))
+    finish(run_all(suites, runtime, pool, samples=samples))
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
@@ -134,9 +139,12 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
 
 
-def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
+def run_all(
+    suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool, *, samples: bool = False
+) -> dict[str, str]:
     """Runs suites one after the other and prints the board of each; returns what failed."""
     from stable_forgetting.benchmarks.leaderboard.report import sections
+    from stable_forgetting.benchmarks.leaderboard.samples import write_samples
 
     failed: dict[str, str] = {}
     with executing(runtime, pool) as executor:
@@ -144,6 +152,8 @@ def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> di
             board, failed_here = execute(suite, runtime, pool, executor)
             failed |= failed_here
             show(console, sections(board))
+            if samples and processes.is_main():
+                write_samples(board, runtime)
             _print_places(suite, runtime)
     return failed
 
@@ -171,7 +181,10 @@ def execute(
 
 def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
     """Where everything was written."""
-    folder = short_path(runtime.store / "suites" / suite.name)
+    from stable_forgetting.benchmarks.leaderboard.samples import PAGE
+
+    written = runtime.store / "suites" / suite.name
+    folder = short_path(written)
     events = short_path(runtime.store / "tensorboard" / suite.name / "summary")
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
@@ -179,6 +192,8 @@ def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
         f"[bold]TensorBoard[/bold]  tensorboard --logdir {events}",
     ):
         console.print(text, highlight=False)
+    if (written / PAGE).is_file():
+        console.print(f"[bold]Samples[/bold]      {folder}/{PAGE}", highlight=False)
 
 
 def short_path(path: Path) -> str:

@@ -5,22 +5,28 @@ The samples on which the methods differ most come first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
+from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report.section import Card, Cards, Reply, Section
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import write_text
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.common.protocol.benchmark import Runtime
 
 FORGET = "forget"
+FIRST = ("original", "retrain")
+PAGE = "samples.html"
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,13 @@ class Answer:
         probability: Of a class, that of the answer; of a text, that of the true answer's tokens
             (mean).
         right: Whether the answer is the true one.
+        known: Probability of the true answer.
     """
 
     text: str
     probability: float
     right: bool
+    known: float
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,14 @@ class Sample:
         question: Of a text; empty for an image.
         truth: The true class or text.
         answers: Row label -> its answer.
+        picture: A PNG file; empty for a text.
     """
 
     index: int
     question: str
     truth: str
     answers: Mapping[str, Answer]
+    picture: bytes = b""
 
 
 def samples(
@@ -73,13 +83,26 @@ def samples(
     Raises:
         DataError: A model or its scores are not in the store.
     """
-    stages = {label: board.stages[label, 0, seed] for label in labels}
     store = StageStore(runtime.store)
+    stages = {label: board.stages[label, 0, seed] for label in labels}
     scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
     places = most_different(scores, count)
+    sites = _sites(board, runtime, labels, seed)
     if all(score.probs is not None for score in scores.values()):
-        return [class_sample(scores, place) for place in places]
-    return _text_samples(board, runtime, scores, places, seed)
+        return _image_samples(scores, places, sites[labels[0]])
+    return _text_samples(scores, places, sites)
+
+
+def _sites(
+    board: Leaderboard, runtime: Runtime, labels: Sequence[str], seed: int
+) -> dict[str, Worksite]:
+    """Row label -> where its model and its data are read."""
+    from stable_forgetting.benchmarks.pipeline.planner import make_plan
+    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+
+    results = make_plan(board.suite, StageStore(runtime.store)).results
+    own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
+    return {r.label: Worksite(r.stage, runtime) for r in own if r.label in labels}
 
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
@@ -96,6 +119,29 @@ def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
     return [int(place) for place in np.argsort(-known.std(axis=0), kind="stable")[:count]]
 
 
+def _image_samples(
+    scores: Mapping[str, Scores], places: Sequence[int], site: Worksite
+) -> list[Sample]:
+    from stable_forgetting.vision.benchmark import VisionBenchmark
+
+    found = [class_sample(scores, place) for place in places]
+    if not isinstance(site.benchmark, VisionBenchmark):  # classes of another kind of data
+        return found
+    source = site.benchmark.source
+    pictures = source.pictures([sample.index for sample in found])
+    pairs = zip(found, pictures, strict=True)
+    return [named(replace(sample, picture=p), source.class_names) for sample, p in pairs]
+
+
+def named(sample: Sample, names: Sequence[str]) -> Sample:
+    """A sample with the names of classes in the place of their numbers."""
+    answers = {
+        label: replace(answer, text=names[int(answer.text)])
+        for label, answer in sample.answers.items()
+    }
+    return replace(sample, truth=names[int(sample.truth)], answers=answers)
+
+
 def class_sample(scores: Mapping[str, Scores], place: int) -> Sample:
     """One sample of a classification, from stored probabilities.
 
@@ -110,51 +156,113 @@ def class_sample(scores: Mapping[str, Scores], place: int) -> Sample:
         assert score.probs is not None
         guess = int(score.probs[place].argmax())
         share = float(score.probs[place][guess])
-        answers[row] = Answer(str(guess), share, guess == label)
+        known = float(score.probability[place])
+        answers[row] = Answer(str(guess), share, guess == label, known)
     return Sample(int(first.indices[place]), "", str(label), answers)
 
 
 def _text_samples(
-    board: Leaderboard,
-    runtime: Runtime,
-    scores: Mapping[str, Scores],
-    places: Sequence[int],
-    seed: int,
+    scores: Mapping[str, Scores], places: Sequence[int], sites: Mapping[str, Worksite]
 ) -> list[Sample]:
-    import numpy as np
-
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
     from stable_forgetting.language.benchmark import CausalBenchmark
     from stable_forgetting.language.measure.ask import greedy_answers
 
     first = next(iter(scores.values()))
-    indices: np.ndarray = np.asarray([first.indices[place] for place in places])
-    results = make_plan(board.suite, StageStore(runtime.store)).results
-    stages = {
-        r.label: r.stage for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)
-    }
+    indices = [int(first.indices[place]) for place in places]
     written = {}
     for label in scores:
-        site = Worksite(stages[label], runtime)
+        site = sites[label]
         assert isinstance(site.benchmark, CausalBenchmark)
         source, masked = site.benchmark.source, site.benchmark.masked_id
-        items = [source.corpus.items[index] for index in indices.tolist()]
+        items = [source.corpus.items[index] for index in indices]
         rows = [site.benchmark.encode(item) for item in items]
         written[label] = greedy_answers(site.model("model"), source, rows, masked)
+    found = []
+    for number, (item, place) in enumerate(zip(items, places, strict=True)):
+        answers = {}
+        for label, texts in written.items():
+            text, known = texts[number], float(scores[label].probability[place])
+            answers[label] = Answer(text, known, text == item.answer, known)
+        found.append(Sample(indices[number], item.question, item.answer, answers))
+    return found
+
+
+def write_samples(board: Leaderboard, runtime: Runtime, count: int = 100) -> list[Sample]:
+    """Writes the page of samples of the board's first seed, beside its report.
+
+    Args:
+        board: Of a suite whose records are in the store.
+        runtime: Names the store.
+        count: At most so many samples.
+
+    Returns:
+        The samples, with the answers of all rows.
+
+    Raises:
+        DataError: No model of that seed has stored scores.
+    """
+    seed = min(board.suite.spec.seeds)
+    labels = [row.label for row in board.rows if (row.label, 0, seed) in board.stages]
+    if not labels:
+        raise DataError(f"{board.suite.name} has no stored scores of seed {seed}")
+    chosen = samples(board, runtime, labels, seed=seed, count=count)
+    page = html.write(sample_sections(board, chosen, seed), home=("leaderboard.html", "report"))
+    write_text(runtime.store / "suites" / board.suite.name / PAGE, page)
+    return chosen
+
+
+# A page ------------------------------------------------------------------------------------------
+
+
+def sample_sections(board: Leaderboard, chosen: Sequence[Sample], seed: int) -> list[Section]:
+    """The samples as a page on which a reader can sort them and choose the models."""
+    title = f"Forgotten samples of {board.suite.name}"
+    first = (
+        f"{board.suite.spec.title}. Seed {seed}, {len(chosen)} samples of the forget set. The "
+        "samples on which the methods differ most come first."
+    )
+    legend = TEXT_LEGEND if any(sample.question for sample in chosen) else IMAGE_LEGEND
+    cards = Cards(tuple(card_of(sample) for sample in chosen))
     return [
-        Sample(
-            int(indices[number]),
-            item.question,
-            item.answer,
-            {
-                label: Answer(
-                    texts[number],
-                    float(scores[label].probability[places[number]]),
-                    texts[number] == item.answer,
-                )
-                for label, texts in written.items()
-            },
-        )
-        for number, item in enumerate(items)
+        Section(title, (first, legend), depth=1, level="full"),
+        Section(content=cards, level="full"),
     ]
+
+
+IMAGE_LEGEND = (
+    "Each line is a model's answer and its probability. Green: as the retrained model answers. "
+    "Orange: otherwise."
+)
+TEXT_LEGEND = (
+    "Each line is a model's answer, and the probability of the true answer (mean over its tokens). "
+    "Marked words stand in the true answer and not in the question. Orange: the answer has a "
+    "marked word that the retrained model does not write. Green: it has none."
+)
+
+
+def card_of(sample: Sample) -> Card:
+    """One sample as a reader sees it: Original and Retrain first."""
+    lines = (sample.question, f"true: {sample.truth}")
+    told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
+    reference = sample.answers.get("retrain")
+    replies = []
+    for who in sorted(sample.answers, key=lambda who: who not in FIRST):
+        answer = sample.answers[who]
+        same = reference is None or not _differs(answer, reference, told)
+        mark = "" if who in FIRST else "same" if same else "other"
+        share = f"{100 * answer.probability:.0f} %"
+        replies.append(Reply(who, answer.text or "(nothing)", share, answer.known, mark, told))
+    shown = tuple(line for line in lines if line)
+    return Card(f"#{sample.index}", shown, tuple(replies), sample.picture)
+
+
+def _differs(answer: Answer, reference: Answer, told: frozenset[str]) -> bool:
+    """Of classes: another one; of texts: words of the true answer that the reference lacks."""
+    if not told:
+        return answer.text != reference.text
+    return bool((told & words(answer.text)) - words(reference.text))
+
+
+def words(text: str) -> frozenset[str]:
+    """Lower-case words of a text, without those of three letters and fewer."""
+    return frozenset(w for w in re.findall(r"\w+", text.lower()) if len(w) > 3)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 
 from stable_forgetting.benchmarks.report.section import (
+    Card,
+    Cards,
     Column,
     Detail,
     Details,
     Picture,
+    Reply,
     Section,
     Table,
 )
@@ -60,6 +65,8 @@ def _blocks(section: Section) -> Iterator[str]:
         yield f'<figure class="scroll" aria-label="{escape(content.alt)}">{content.svg}</figure>'
     elif isinstance(content, Details):
         yield from map(_detail, content.items)
+    elif isinstance(content, Cards):
+        yield f'<div class="cards">{"".join(map(_card, content.items))}</div>'
     if section.lines:
         yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>"
 
@@ -74,6 +81,29 @@ def _detail(detail: Detail) -> str:
     return (
         f'<details id="{escape(detail.place)}"><summary>{escape(detail.name)}</summary>'
         f"{links}<pre>{escape(detail.text)}</pre></details>"
+    )
+
+
+def _card(card: Card) -> str:
+    data = base64.b64encode(card.picture).decode()
+    image = f'<img alt="{escape(card.title)}" src="data:image/png;base64,{data}">'
+    lines = "".join(f"<p>{escape(line)}</p>" for line in card.lines)
+    replies = "".join(map(_reply, card.replies))
+    return (
+        f"<article>{image if card.picture else ''}<h3>{escape(card.title)}</h3>{lines}"
+        f"<ul>{replies}</ul></article>"
+    )
+
+
+def _reply(reply: Reply) -> str:
+    words = re.split(r"(\W+)", reply.text)
+    text = "".join(
+        f"<mark>{escape(word)}</mark>" if word.lower() in reply.recalled else escape(word)
+        for word in words
+    )
+    return (
+        f'<li class="{reply.mark}" data-who="{escape(reply.who)}" data-known="{reply.known:.4f}">'
+        f"<b>{escape(reply.who)}</b> <span>{text}</span> <i>{escape(reply.share)}</i></li>"
     )
 
 

@@ -39,6 +39,27 @@ for (const table of document.querySelectorAll("table")) {
   });
   table.parentElement.before(filter);
 }
+for (const cards of document.querySelectorAll(".cards")) {
+  const items = [...cards.children], bar = document.createElement("p"), order = document.createElement("select");
+  const rows = [...new Set([...cards.querySelectorAll("li")].map((reply) => reply.dataset.who))];
+  const known = (card, who) => Number(card.querySelector(`li[data-who="${CSS.escape(who)}"]`)?.dataset.known ?? -1);
+  order.append(new Option("on which the methods differ most", ""), ...rows.map((who) => new Option(`that ${who} knows best`, who)));
+  order.addEventListener("change", () => {
+    const sorted = order.value ? [...items].sort((a, b) => known(b, order.value) - known(a, order.value)) : items;
+    cards.append(...sorted);
+  });
+  const filter = Object.assign(document.createElement("input"), {type: "search", placeholder: "show these models: gd, lora", ariaLabel: "show these models"});
+  filter.addEventListener("input", () => {
+    const words = filter.value.toLowerCase().split(/[\s,]+/).filter(Boolean);
+    for (const reply of cards.querySelectorAll("li")) {
+      reply.hidden = words.length > 0 && !words.some((word) => reply.dataset.who.toLowerCase().includes(word));
+    }
+  });
+  const label = document.createElement("label");
+  label.append("First the samples ", order);
+  bar.append(label, " ", filter);
+  cards.before(bar);
+}
 const open = () => {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (target instanceof HTMLDetailsElement) { target.open = true; target.scrollIntoView(); }

@@ -126,12 +126,57 @@ class Details:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What one model says to a sample.
+
+    Attributes:
+        who: The model's row.
+        text: Its answer.
+        share: The probability that it gives to what it says, as text.
+        known: The probability that it gives to the true answer, in [0, 1].
+        mark: ``same`` as the retrained model's answer, ``other``, or empty for a reference.
+        recalled: Words of the answer that stand out.
+    """
+
+    who: str
+    text: str
+    share: str
+    known: float
+    mark: str = ""
+    recalled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Card:
+    """One sample and what models say to it.
+
+    Attributes:
+        title: Names the sample.
+        lines: The question and the true answer.
+        replies: In the order of the table.
+        picture: A PNG file; empty for a text.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    replies: tuple[Reply, ...]
+    picture: bytes = b""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Samples side by side; only a page shows them."""
+
+    items: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """One thing that a report says.
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table, picture or details, below the text.
+        content: Table, picture, details or samples, below the text.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -140,7 +185,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | Details | None = None
+    content: Table | Picture | Details | Cards | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from stable_forgetting.benchmarks.report import html
+from stable_forgetting.benchmarks.report.section import Card, Cards, Reply, Section
 from stable_forgetting.benchmarks.sharing.site import write_site
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -65,6 +67,37 @@ def test_pages_fit_the_screen_and_can_be_read(site, visit, width, scheme):
         assert contrast(page, "document.body") > 7 and contrast(page, "document.links[0]") > 4.5
         first = page.locator("td:first-child").first.bounding_box()
         assert 60 < first["width"] < max(width / 2, 300), name
+
+
+@pytest.fixture(scope="module")
+def sample_page(tmp_path_factory):
+    """A hundred samples, each known best by another model than the one before."""
+    cards = tuple(
+        Card(f"#{n}", ("Who?", "true: Kim"), tuple(
+            Reply(who, "Kim Berlin", "50 %", (n * 37 + place) % 100 / 100, mark)
+            for place, (who, mark) in enumerate((("retrain", ""), ("gd", "same"), ("npo", "other")))
+        ))
+        for n in range(100)
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("samples") / "samples.html"
+    path.write_text(html.write([Section("Samples", depth=1), Section(content=Cards(cards))]))
+    return path
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_samples_can_be_sorted_and_models_chosen(sample_page, visit, width, scheme):
+    page = visit(sample_page, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert contrast(page, "document.querySelector('article b')") > 4.5
+    assert page.locator("article h3").first.text_content() == "#0"
+    page.select_option("select", "npo")
+    known = page.evaluate("[...document.querySelectorAll('li[data-who=npo]')].map((e) => Number(e.dataset.known))")  # fmt: skip # noqa: E501
+    assert len(known) == 100 and known == sorted(known, reverse=True)
+    page.fill("input[type=search]", "gd, retr")
+    assert page.locator("article li:visible").count() == 200
+    page.select_option("select", "")
+    assert page.locator("article h3").first.text_content() == "#0"
 
 
 def contrast(page, element):

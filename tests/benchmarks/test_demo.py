@@ -9,8 +9,10 @@ from stable_forgetting.benchmarks.cli.options import Pool
 from stable_forgetting.benchmarks.cli.session import executing
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.samples import (
+    PAGE,
     Answer,
     Sample,
+    card_of,
     class_sample,
     most_different,
     samples,
@@ -41,7 +43,34 @@ def test_the_samples_on_which_methods_differ_come_first():
 def test_a_class_sample_says_each_models_answer_and_confidence():
     probs = np.asarray([[0.25, 0.75], [0.875, 0.125]], dtype=np.float32)
     sample = class_sample({"a": scores([0.75, 0.125], probs)}, 1)
-    assert sample == Sample(11, "", "1", {"a": Answer("0", 0.875, False)})
+    assert sample == Sample(11, "", "1", {"a": Answer("0", 0.875, False, 0.125)})
+
+
+def test_an_image_is_marked_where_its_answer_is_not_retrains():
+    answers = {"gd": "7", "retrain": "6", "original": "4", "finetune": "6"}
+    sample = Sample(3, "", "4", {who: Answer(a, 0.5, False, 0.1) for who, a in answers.items()})
+    marks = [(reply.who, reply.mark) for reply in card_of(sample).replies]
+    assert marks == [("retrain", ""), ("original", ""), ("gd", "other"), ("finetune", "same")]
+
+
+def test_a_text_is_marked_where_it_recalls_what_retrain_does_not_know():
+    answers = {"retrain": "Paris is large", "gd": "Berlin, 1929", "npo": "Born, in Paris"}
+    told = {who: Answer(text, 0.5, False, 0.5) for who, text in answers.items()}
+    card = card_of(Sample(3, "Where was Kim born?", "Kim was born in Berlin", told))
+    marks = {reply.who: reply.mark for reply in card.replies}
+    assert marks == {"retrain": "", "gd": "other", "npo": "same"}
+    assert card.replies[1].recalled == {"berlin"}
+
+
+def test_the_page_of_samples_has_each_image_once_and_each_models_answer(copied, cli):
+    shown = cli("run", copied.paths["random"], "--store", copied.store, "--samples")
+    assert shown.code == 0 and PAGE in shown.out
+    (page,) = copied.store.glob(f"suites/*/{PAGE}")
+    text = page.read_text()
+    board = make_leaderboard(load_suite(str(copied.paths["random"])), StageStore(copied.store))
+    cards = text.count("<article>")
+    assert cards == min(100, board.sizes[1]) == text.count("data:image/png;base64")
+    assert text.count('data-who="gd"') == cards and "forget" in text
 
 
 def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys, monkeypatch):

@@ -7,6 +7,7 @@ resized to the network's input and normalised there, without a loop over images.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from stable_forgetting.common.base.config import digest as config_digest
@@ -143,6 +145,16 @@ class ImageSource:
         if self._noise is not None:
             images += self._noise[chosen].float() * self._std
         return images
+
+    def pictures(self, indices: Sequence[int]) -> list[bytes]:
+        """PNG files of images at native size, as a reader sees them."""
+        files = []
+        for image in self.native(torch.as_tensor(indices)).clamp(0, 1):
+            pixels = image.mul(255).round().byte().permute(1, 2, 0).cpu().numpy()
+            file = io.BytesIO()
+            Image.fromarray(pixels.squeeze(-1) if self.in_chans == 1 else pixels).save(file, "PNG")
+            files.append(file.getvalue())
+        return files
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
         """The images at ``indices`` (N,), int64, CPU.
