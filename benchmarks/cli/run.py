@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -242,6 +243,7 @@ def stage(
 @command(
     "unlearn report digits-class",
     "unlearn report digits-class --format tex > board.tex",
+    "unlearn report digits-class --watch",
     "unlearn report --records their-records.jsonl",
 )
 def report(
@@ -257,6 +259,10 @@ def report(
         str,
         typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
     ] = "table",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of that page; 0 takes a free one.")] = 8765,
 ) -> None:
     """Print a suite's leaderboard from stored records; run nothing.
 
@@ -268,7 +274,11 @@ def report(
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
-    if records is not None:
+    if watch:
+        if suite is None:
+            raise ConfigError("report --watch: give a suite; a file of records does not change")
+        _watch(selection.suite(suite, store), store, port)
+    elif records is not None:
         from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 
         _print(board_of(read_records(records), records), format_)
@@ -277,6 +287,17 @@ def report(
             _report(resolved, str(suite), store, format_)
     else:
         _report(selection.suite(str(suite), store), str(suite), store, format_)
+
+
+def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
+    """Serves the page of a run until the user ends it."""
+    from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
+
+    with serve(suite, StageStore(store), port) as server:
+        console.print(f"{suite.name}: http://{HOST}:{server.server_port}", highlight=False)
+        console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:

@@ -28,7 +28,11 @@ def _asset(name: str) -> str:
 
 
 def write(
-    sections: Sequence[Section], *, home: tuple[str, str] | None = None, note: str = ""
+    sections: Sequence[Section],
+    *,
+    home: tuple[str, str] | None = None,
+    note: str = "",
+    refresh: int | None = None,
 ) -> str:
     """The whole report as one page that loads nothing.
 
@@ -36,6 +40,7 @@ def write(
         sections: Of the report.
         home: Address and name of the page that lists this one.
         note: Beside the way home.
+        refresh: Seconds after which a browser loads the page again.
     """
     title = escape(next((section.title for section in sections if section.title), ""))
     body = "\n".join(block for section in sections for block in _blocks(section))
@@ -43,8 +48,10 @@ def write(
         body = (
             f'<nav><a href="{escape(home[0])}">{escape(home[1])}</a> {escape(note)}</nav>\n{body}'
         )
+    again = "" if refresh is None else f"<meta http-equiv='refresh' content='{refresh}'>"
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"{again}"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<link rel='icon' href='data:,'>"
         f"<title>{title}</title><style>{_asset('page.css')}</style></head>\n"

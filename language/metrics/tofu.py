@@ -89,6 +89,14 @@ _HEADLINES = (
 )
 _FURTHER = (
     MetricSpec("fq", "higher", "FQ", unit="", doc="the p-value itself; see log10_fq"),
+    MetricSpec(
+        "log10_fq_300",
+        "higher",
+        "log10 FQ300",
+        unit="",
+        doc="log10_fq of the first 300 rows of the forget set, as LoKU's scripts compute it; empty "
+        "where the forget set is smaller",
+    ),
     MetricSpec("ks", "lower", "KS", unit="", doc="largest distance of the two distributions"),
     MetricSpec(
         "mu_likelihood",
@@ -271,12 +279,16 @@ def tofu_compare(
         DataError: ``loku`` without its part in the reference.
     """
     ours, theirs = columns_of(scores), columns_of(reference)
-    metrics: dict[str, float | None] = {"fq": None, "log10_fq": None, "ks": None, "privleak": None}
+    names = ("fq", "log10_fq", "ks", "log10_fq_300", "privleak")
+    metrics: dict[str, float | None] = dict.fromkeys(names)
     if "forget" in ours and compared(ours["forget"]).any():
         first = tested(ours["forget"], style)
         second = _reference_statistic(theirs, style, fq_reference)
         rows = LOKU_ROWS if fq_reference == "loku" else None
         metrics |= forget_quality(first[:rows], second[:rows])
+        if min(len(first), len(second)) >= LOKU_ROWS:
+            few = forget_quality(first[:LOKU_ROWS], second[:LOKU_ROWS])
+            metrics["log10_fq_300"] = few["log10_fq"]
     auc, base = _auc_percent(ours), _auc_percent(theirs)
     if auc is not None and base is not None:
         epsilon = EPSILON if style == "openunlearning" else 0.0

@@ -168,7 +168,10 @@ HOW = {
     ),
 }
 HUB = "asks a hub: its words are parsed alone"
-EXCEPT = {"EleutherAI/gpt-neo-125m": HUB}
+EXCEPT = {
+    "EleutherAI/gpt-neo-125m": HUB,
+    "--watch": "serves until it is ended: its words are parsed alone; test_live asks it",
+}
 SLOW = re.compile(r"check --all|audit .*--minutes|--tasks|unlearn site --out|ls suites --paper")
 """Twenty processor seconds or more; their own tests are test_checks, test_audit, test_probes,
 test_sharing and test_coverage."""

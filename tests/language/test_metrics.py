@@ -210,6 +210,15 @@ def test_lokus_reference_is_other_rows():
         tofu_compare(ours, {"forget": drawn()}, fq_reference="loku")
 
 
+def test_forget10_has_forget_quality_on_lokus_rows_too():
+    ours, theirs = {"forget": drawn(400, seed=4)}, {"forget": drawn(400, seed=5)}
+    found = tofu_compare(ours, theirs)
+    loku = tofu_compare(ours, {LOKU_PART: theirs["forget"]}, fq_reference="loku")
+    assert found["log10_fq_300"] == loku["log10_fq"] != found["log10_fq"]
+    few = tofu_compare({"forget": drawn(299)}, {"forget": drawn(299, seed=1)})
+    assert few["log10_fq_300"] is None and few["log10_fq"] is not None
+
+
 # One model ---------------------------------------------------------------------------------------
 
 
@@ -271,6 +280,7 @@ def test_every_metric_has_a_specification():
     assert all(spec.doc for spec in METRICS)
     assert set(RATES) <= made and set(TofuBenchmark.gap.metrics) <= made
     found = tofu_metrics(scores) | tofu_compare(scores, reference)
+    assert found.pop("log10_fq_300") is None, "fewer than 300 rows"
     assert all(value is not None and math.isfinite(value) for value in found.values())
 
 

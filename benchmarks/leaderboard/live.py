@@ -1,0 +1,176 @@
+"""A run as it stands: stages, trainings with their curves, and the rows so far, from the store.
+
+Nothing here needs the process that runs: the page may be opened and closed at any time, and by
+whoever sees the store's folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.position import Position, read_position
+from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
+from stable_forgetting.benchmarks.pipeline.stage import Stage
+from stable_forgetting.benchmarks.report import curves, html
+from stable_forgetting.benchmarks.report.cells import duration
+from stable_forgetting.benchmarks.report.section import Picture, Section, table
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.common.base.errors import ConfigError, UserError
+from stable_forgetting.common.store.stages import StageStore
+
+HOST = "127.0.0.1"
+RECENT = 120.0
+"""Seconds without a step after which a training is shown as waiting."""
+REFRESH = 5
+"""Seconds between two looks of the page."""
+MOST_CURVES = 8
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands.
+
+    Attributes:
+        done: Kind of stage -> how many are complete.
+        planned: Kind of stage -> how many there are.
+        running: Trainings that took a step lately, and how far they are.
+    """
+
+    done: Counter[str]
+    planned: Counter[str]
+    running: Sequence[tuple[Stage, Position]]
+
+
+def read_state(suite: ResolvedSuite, store: StageStore) -> State:
+    """The state of a suite in a store; a store without the suite has nothing done."""
+    done: Counter[str] = Counter()
+    planned: Counter[str] = Counter()
+    running = []
+    for stage in make_plan(suite, store).stages():
+        planned[stage.kind] += 1
+        if store.done(stage.kind, stage.key) is not None:
+            done[stage.kind] += 1
+        elif KINDS[stage.kind].trains:
+            at = read_position(store.scratch(stage.kind, stage.key), time.time() - RECENT)
+            running += [(stage, at)] if at is not None else []
+    return State(done, planned, running)
+
+
+def live_page(suite: ResolvedSuite, store: StageStore) -> str:
+    """One page that looks again by itself until the run is complete."""
+    state, board = read_state(suite, store), make_leaderboard(suite, store)
+    parts = [*state_sections(suite, state)]
+    lines = {stage.name: read_losses(events_of(suite, store, stage)) for stage, _ in state.running}
+    drawn = _curves({name: values for name, values in lines.items() if values})
+    if drawn is not None:
+        parts.append(Section("Losses of the trainings under way", content=drawn))
+    if board.records:
+        parts += sections(board)
+    parts.append(stages_section(state))
+    over = state.done.total() == state.planned.total()
+    return html.write(parts, refresh=None if over else REFRESH)
+
+
+def state_sections(suite: ResolvedSuite, state: State) -> list[Section]:
+    """How many stages are complete, and where the trainings are."""
+    done, planned = state.done.total(), state.planned.total()
+    rows = [
+        [stage.name, f"{at.step} of {at.total}", f"{at.loss:.3g}", _left(at)]
+        for stage, at in state.running
+    ]
+    text = f"{done} of {planned} stages are complete, {len(rows)} trainings run."
+    parts = [Section(f"{suite.name}: {done} of {planned}", (text,), depth=1)]
+    if rows:
+        parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
+    return parts
+
+
+def stages_section(state: State) -> Section:
+    """How many stages of each kind are complete."""
+    counts = [[kind, str(state.done[kind]), str(n)] for kind, n in sorted(state.planned.items())]
+    return Section("Stages", content=table(["stage", "complete", "planned"], counts))
+
+
+def _left(at: Position) -> str:
+    return "" if at.left is None else duration(at.left)
+
+
+def events_of(suite: ResolvedSuite, store: StageStore, stage: Stage) -> Path:
+    """TensorBoard folder of a stage."""
+    return store.root / EVENTS / suite.name / SEEDS / Path(stage.name)
+
+
+def read_losses(folder: Path) -> dict[str, dict[int, float]]:
+    """Name of a loss -> step -> value, from the events of a training; empty where none are."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if not folder.is_dir():
+        return {}
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith("loss/")]
+    return {
+        name.removeprefix("loss/"): {e.step: e.value for e in events.Scalars(name)}
+        for name in names
+    }
+
+
+def _curves(read: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Picture | None:
+    """A panel per loss, a line per training."""
+    names = [*read][:MOST_CURVES]
+    losses = sorted({loss for name in names for loss in read[name]})
+    panels = []
+    for loss in losses:
+        lines = {name: read[name][loss] for name in names if len(read[name].get(loss, ())) > 1}
+        steps = [step for line in lines.values() for step in line]
+        if steps:
+            panels.append(curves.Panel(loss, lines, (min(steps), max(steps)), "step"))
+    if not panels:
+        return None
+    title = "Losses of the trainings under way"
+    return Picture(curves.draw(panels, names, title), title)
+
+
+def serve(suite: ResolvedSuite, store: StageStore, port: int) -> ThreadingHTTPServer:
+    """A server of the page on this machine alone.
+
+    Args:
+        suite: What is watched.
+        store: Where its stages are kept.
+        port: 0 takes a free one.
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/":
+                self.send_error(404)
+                return
+            try:
+                body = live_page(suite, store).encode()
+            except UserError as error:  # a stage that was just damaged or removed
+                body = html.write([Section(str(error), depth=1)], refresh=REFRESH).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"--port {port}: {error.strerror}; give another one") from None

@@ -1,0 +1,91 @@
+"""The page of a run as it goes: what it shows comes from the store."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from stable_forgetting.benchmarks.leaderboard.live import (
+    events_of,
+    live_page,
+    read_losses,
+    read_state,
+    serve,
+)
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.position import PositionFile
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.stages import StageStore
+
+
+@pytest.fixture
+def begun(tiny_suite, tmp_path):
+    """A suite of which nothing is complete and one training runs."""
+    suite = load_suite(str(tiny_suite(methods={"original": None, "retrain": None, "gd": None})))
+    store = StageStore(tmp_path / "store")
+    stage = next(s for s in make_plan(suite, store).stages() if s.kind == "retrain")
+    folder = store.scratch(stage.kind, stage.key)
+    folder.mkdir(parents=True)
+    PositionFile(folder)(3, 12, 0.75)
+    return suite, store, stage
+
+
+def test_a_training_that_runs_is_shown_with_its_step(begun):
+    suite, store, stage = begun
+    state = read_state(suite, store)
+    assert not state.done.total() and state.planned["retrain"] >= 1
+    assert [s.key for s, _ in state.running] == [stage.key]
+    page = live_page(suite, store)
+    assert "3 of 12" in page and stage.name in page and "http-equiv='refresh'" in page
+
+
+def test_a_training_without_a_step_for_long_is_not_running(begun, monkeypatch):
+    suite, store, _ = begun
+    later = time.time() + 1000
+    monkeypatch.setattr("stable_forgetting.benchmarks.leaderboard.live.time.time", lambda: later)
+    assert read_state(suite, store).running == []
+
+
+def test_losses_come_from_the_events_of_a_training(begun):
+    from torch.utils.tensorboard import SummaryWriter
+
+    suite, store, stage = begun
+    with SummaryWriter(str(events_of(suite, store, stage))) as writer:
+        for step in (1, 2):
+            writer.add_scalar("loss/retain_loss", 1 / step, step)
+            writer.add_scalar("lr", 0.1, step)
+    assert read_losses(events_of(suite, store, stage)) == {"retain_loss": {1: 1.0, 2: 0.5}}
+    assert read_losses(events_of(suite, store, stage) / "none") == {}
+    assert "<svg" in live_page(suite, store)
+
+
+def test_a_complete_run_shows_its_table_and_looks_no_more(copied):
+    suite = load_suite(str(copied.paths["random"]))
+    page = live_page(suite, StageStore(copied.store))
+    assert "gd_sine" in page and "http-equiv='refresh'" not in page
+    state = read_state(suite, StageStore(copied.store))
+    assert state.done == state.planned
+
+
+def test_the_page_is_served_on_this_machine_and_says_what_is_damaged(copied):
+    suite, store = load_suite(str(copied.paths["random"])), StageStore(copied.store)
+    with serve(suite, store, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        with urllib.request.urlopen(address) as answer:
+            assert "gd_sine" in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address}/etc/passwd")
+        with pytest.raises(ConfigError, match=r"--port .*: .*; give another one"):
+            serve(suite, store, server.server_port)
+        done = next(copied.store.glob("stages/unlearn-*/done.json"))
+        done.write_text(json.dumps({"key": "other"}))
+        with urllib.request.urlopen(address) as answer:
+            assert "belongs to another stage" in answer.read().decode()
+        server.shutdown()
