@@ -62,6 +62,7 @@ def plan(
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     from stable_forgetting.benchmarks.audits.cost import costs, time_line
     from stable_forgetting.benchmarks.leaderboard.sweep import skipped_lines
+    from stable_forgetting.benchmarks.sweeps.report import grid_section
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -84,13 +85,14 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
             f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
             "before have shown."
         )
-    if planned.waiting:
+    if planned.waiting and suite.spec.tune:
         text.append(
             f"After tuning: {len(planned.waiting)} rows x {len(suite.spec.seeds)} seeds more "
             f"({', '.join(planned.waiting)})."
         )
     if suite.audits:
-        text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
+        models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
+        text.append(f"Then the audits of {models}: {', '.join(suite.audits)}.")
     priced = costs(planned, store, ())
     known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
     if known >= SECONDS:
@@ -99,7 +101,8 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
     by_kind = table(["kind", "planned", "to do", "stored"], counts)
     title = f"{suite.name}: {len(stages)} stages"
-    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind)]
+    of_grid = [grid_section(suite)] if suite.spec.grid else []
+    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind), *of_grid]
 
 
 @command(

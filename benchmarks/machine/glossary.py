@@ -1,4 +1,4 @@
-"""Every column of leaderboards, maps and audits: ``unlearn show metrics`` and docs/metrics.md."""
+"""Every column of leaderboards, sweeps and audits: ``unlearn show metrics`` and docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def glossary() -> list[Section]:
             sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
     sections.append(_verdicts())
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
-    sections.append(_others("Columns of sweeps (maps)", {**MAP_DOCS, **NAMED_DOCS}))
+    sections.append(_others("Columns of sweeps", {**MAP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
 
 

@@ -256,7 +256,7 @@ class Benchmark(ModelFamily, Pretrainable):
         Raises:
             Diverged: A score is not finite.
         """
-        assert self.map_axes is not None, "a benchmark without map_axes has no map"
+        assert self.map_axes is not None, "a benchmark without map_axes has no sweep"
         metrics = self.evaluate(scores, trial=False, seed=seed)
         return {name: metrics.get(name) for name in self.map_axes.metrics}
 

@@ -1,4 +1,4 @@
-"""The configs of one map block: train, read out, one row per cell.  Needs torch."""
+"""The configs of one block of a grid: train, read out, one row per cell.  Needs torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stable_forgetting.common.train.precision import in_low_precision
 from stable_forgetting.common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.maps.work import MapSpec
+    from stable_forgetting.benchmarks.pipeline.sweeping import MapSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""
@@ -40,7 +40,7 @@ MakeTask = Callable[[frozenset[str]], UnlearnTask]
 
 
 class Shares(NamedTuple):
-    """How much of a bound acts; see :class:`benchmarks.maps.cells.Cell`."""
+    """How much of a bound acts; see :class:`benchmarks.pipeline.cells.Cell`."""
 
     bound_share: float | None = None
     turned_share: float | None = None
@@ -57,7 +57,7 @@ class Readout:
         self.benchmark, self.original = benchmark, original
 
     def metrics(self, model: nn.Module) -> CellRow:
-        """What maps of the benchmark judge.
+        """What sweeps of the benchmark judge.
 
         Raises:
             Diverged: A score is not finite.
@@ -104,7 +104,7 @@ def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[Cell
     ``make_task`` gives a task on a fresh copy of Original.
     """
     cls = METHODS[spec.method]
-    configs = [validate(cls.Config, params, f"map of {spec.method}") for params in spec.params]
+    configs = [validate(cls.Config, params, f"grid of {spec.method}") for params in spec.params]
     original = readout.original
     if spec.together and samples_are_independent(original) and not in_low_precision(original):
         rows = _together(spec, configs, readout, make_task(cls.info.access))
