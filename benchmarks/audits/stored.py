@@ -170,7 +170,7 @@ def _of(plan: Plan, state: str) -> StoredPlan:
         dict(plan.chosen),
         len(plan.waiting) * len(plan.suite.spec.seeds) + plan.undrawn,
         dict(plan.inapplicable),
-        blocks=[replace(block, stage=stored(block.stage)) for block in plan.blocks],
+        blocks=[Block(b.label, b.seed, b.lrs, b.extension, stored(b.stage)) for b in plan.blocks],
     )
 
 

@@ -21,7 +21,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     print_error,
 )
-from stable_forgetting.benchmarks.cli.session import executing, finish, run_with_audits
+from stable_forgetting.benchmarks.cli.session import executing, finish, running
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
@@ -61,7 +61,7 @@ def plan(
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     from stable_forgetting.benchmarks.audits.cost import costs, time_line
-    from stable_forgetting.benchmarks.leaderboard.sweep import skipped_lines
+    from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
     from stable_forgetting.benchmarks.sweeps.report import grid_section
 
     suite, stages = planned.suite, list(planned.stages())
@@ -125,7 +125,13 @@ def run(
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
-    finish(run_all(suites, runtime, pool))
+    failed: dict[str, str] = {}
+    with executing(runtime, pool) as executor:
+        for each in suites:
+            board, failed_here = execute(each, runtime, pool, executor)
+            failed |= failed_here
+            show_board(board, runtime)
+    finish(failed)
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
@@ -137,45 +143,42 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
 
 
-def run_all(suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool) -> dict[str, str]:
-    """Runs suites one after the other and prints the board of each; returns what failed."""
-    from stable_forgetting.benchmarks.leaderboard.report import sections
-
-    failed: dict[str, str] = {}
-    with executing(runtime, pool) as executor:
-        for suite in suites:
-            board, failed_here = execute(suite, runtime, pool, executor)
-            failed |= failed_here
-            show(console, sections(board))
-            _print_places(suite, runtime)
-    return failed
-
-
 def execute(
     suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report; returns its board and what failed."""
+    """Runs a suite and its audits, and writes its report; returns its board and what failed."""
+    from stable_forgetting.benchmarks.audits.plan import probe_plan
     from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
     from stable_forgetting.benchmarks.leaderboard.write import write_report
+    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
 
-    executed, failed = run_with_audits(suite, runtime, pool, executor)
+    store = StageStore(runtime.store)
+    with running(suite, runtime, pool) as display:
+        work = [run_suite(suite, runtime, executor, watcher=display)]
+        if suite.audits:
+            plan = probe_plan(suite, store)
+            work.append(run_plan(plan, runtime, executor, watcher=display))
     try:
-        board = make_leaderboard(suite, StageStore(runtime.store))
+        board = make_leaderboard(suite, store)
         exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
         if processes.is_main():
-            write_report(board, runtime.store, events=executed > 0 or not exported)
+            events = any(done.executed for done in work) or not exported
+            write_report(board, runtime.store, events=events)
     except Damaged as error:
         if not error.set_aside:
             raise
         print_error(str(error))
         return execute(suite, runtime, pool, executor)
-    return board, failed
+    return board, {key: text for done in work for key, text in done.failed.items()}
 
 
-def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
-    """Where everything was written."""
-    folder = short_path(runtime.store / "suites" / suite.name)
-    events = short_path(runtime.store / "tensorboard" / suite.name / "summary")
+def show_board(board: Leaderboard, runtime: Runtime) -> None:
+    """Prints a board, and where everything was written."""
+    from stable_forgetting.benchmarks.leaderboard.report import sections
+
+    show(console, sections(board))
+    folder = short_path(runtime.store / "suites" / board.suite.name)
+    events = short_path(runtime.store / "tensorboard" / board.suite.name / "summary")
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",

@@ -245,7 +245,7 @@ def show_published(name: str) -> None:
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:
-    from stable_forgetting.benchmarks.leaderboard.sweep import sources
+    from stable_forgetting.benchmarks.leaderboard.tuning import sources
 
     tune = suite.spec.tune
     if tune is None:

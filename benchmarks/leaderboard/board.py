@@ -17,7 +17,7 @@ from stable_forgetting.common.store.records import RunRecord
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.audits.derive import AuditTable
-    from stable_forgetting.benchmarks.leaderboard.sweep import TunedOn
+    from stable_forgetting.benchmarks.leaderboard.tuning import TunedOn
     from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 

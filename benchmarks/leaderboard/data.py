@@ -13,7 +13,7 @@ from stable_forgetting.benchmarks.audits.report import to_json as audits_json
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
 from stable_forgetting.benchmarks.leaderboard.folds import to_json as folds_json
 from stable_forgetting.benchmarks.leaderboard.settings import first_records
-from stable_forgetting.benchmarks.leaderboard.sweep import sources
+from stable_forgetting.benchmarks.leaderboard.tuning import sources
 from stable_forgetting.benchmarks.paper.report import published_json
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.benchmarks.sweeps.data import to_json as sweep_json

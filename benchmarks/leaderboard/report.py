@@ -11,7 +11,6 @@ from stable_forgetting.benchmarks.leaderboard.board import Comparison, Leaderboa
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
-from stable_forgetting.benchmarks.leaderboard.sweep import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.tables import (
     cost_table,
     dynamics_table,
@@ -19,6 +18,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
+from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdict_section import verdict_sections
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
@@ -41,6 +41,8 @@ def sections(board: Leaderboard) -> list[Section]:
     """Everything that a leaderboard says, in order."""
     spec = board.suite.spec
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
+    if board.sweep and board.sweep.missing:
+        missing = f"Incomplete; missing blocks of the grid: {board.sweep.missing}."
     return filled(
         Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.pipeline.cells import Edge
@@ -181,7 +182,8 @@ def grid_section(suite: ResolvedSuite) -> Section:
     for row in suite.rows:
         if row.grid is None:
             continue
-        runs, config = len(row.grid.points), row.config
+        config: Any = row.config
+        runs = len(row.grid.points)
         steps = runs * max(row.grid.steps)
         together = runs_together(METHODS[row.method], config)
         block = min(grid.block, runs) if together else 1
