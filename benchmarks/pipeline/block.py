@@ -31,7 +31,7 @@ from stable_forgetting.common.train.precision import in_low_precision
 from stable_forgetting.common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.sweeping import MapSpec
+    from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""
@@ -50,8 +50,8 @@ class Readout:
     """Measures models of one split as the suite does, and how far they are from Original."""
 
     def __init__(self, benchmark: Benchmark, split: ForgetSplit, original: nn.Module, seed: int):
-        assert benchmark.map_axes is not None
-        self.axes, self.seed = benchmark.map_axes, seed
+        assert benchmark.sweep_axes is not None
+        self.axes, self.seed = benchmark.sweep_axes, seed
         everything = benchmark.parts(split, trial=False, seed=seed)
         self.parts = {part: everything[part] for part in self.axes.parts or everything}
         self.benchmark, self.original = benchmark, original
@@ -63,7 +63,7 @@ class Readout:
             Diverged: A score is not finite.
         """
         scores = self.benchmark.score(model.eval(), self.parts, trial=self.axes.as_trial)
-        return self.benchmark.map_metrics(scores, seed=self.seed)
+        return self.benchmark.sweep_metrics(scores, seed=self.seed)
 
     def row(self, model: nn.Module, point: Sequence[float], step: int, bound: Shares) -> CellRow:
         """One cell; non-finite scores make it a diverged one."""
@@ -98,7 +98,7 @@ def cell_row(point: Sequence[float], step: int, **values: float | None) -> CellR
     return {"lr": point[0], "lam": point[1], "step": step, **values, "nonfinite": False}
 
 
-def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[CellRow]:
+def run_block(spec: GridSpec, readout: Readout, make_task: MakeTask) -> list[CellRow]:
     """Runs every config of a block; the cells in the order of rate, weight and step.
 
     ``make_task`` gives a task on a fresh copy of Original.
@@ -116,7 +116,7 @@ def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[Cell
 
 
 def _together(
-    spec: MapSpec, configs: Sequence[Any], readout: Readout, task: UnlearnTask
+    spec: GridSpec, configs: Sequence[Any], readout: Readout, task: UnlearnTask
 ) -> list[CellRow]:
     """All configs in one forward, read out at every step that is asked for."""
     first, plain = configs[0], copy.deepcopy(task.model)
@@ -184,7 +184,7 @@ class _AtBall:
 
 
 def _alone(
-    spec: MapSpec,
+    spec: GridSpec,
     cls: Any,
     config: Any,
     point: Sequence[float],

@@ -12,7 +12,7 @@ from typing import Any
 from stable_forgetting.benchmarks.pipeline.cells import best_cell, judge
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.stage import Block, Plan, Stage
-from stable_forgetting.benchmarks.pipeline.sweeping import GridReader, MapBlock
+from stable_forgetting.benchmarks.pipeline.sweeping import GridBlock, GridReader
 from stable_forgetting.benchmarks.suite.grid import Grid, GridRow, Point
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow
 from stable_forgetting.common.base.config import Strict, canonical
@@ -128,7 +128,7 @@ class _Blocks:
         params = [canonical(config) for config in configs]
         identity = {
             **self.lineage.identity("score"),
-            "map_version": MapBlock.version,
+            "map_version": GridBlock.version,
             "method": self.row.method,
             "method_version": cls.info.version,
             "points": params,

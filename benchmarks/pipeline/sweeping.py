@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CELLS = "cells.jsonl"
 
 
-class MapSpec(StageSpec):
+class GridSpec(StageSpec):
     """Which cells.
 
     Attributes:
@@ -40,14 +40,14 @@ class MapSpec(StageSpec):
     together: bool
 
 
-class MapBlock(StageKind[MapSpec]):
+class GridBlock(StageKind[GridSpec]):
     """Runs every config of a block from the same Original."""
 
-    Spec = MapSpec
+    Spec = GridSpec
     order = 7
     trains = True
 
-    def work(self, site: Worksite, spec: MapSpec) -> None:
+    def work(self, site: Worksite, spec: GridSpec) -> None:
         """Writes one JSON line per cell."""
         from stable_forgetting.benchmarks.pipeline.block import Readout, run_block
 

@@ -29,7 +29,7 @@ BOARD_DOCS: Mapping[str, str] = {
 }
 """Head of a leaderboard's column -> the rest of a sentence that begins with it."""
 
-MAP_DOCS: Mapping[str, str] = {
+SWEEP_DOCS: Mapping[str, str] = {
     "accepted %": "is the share of a grid's cells that the rule accepts, mean over seeds",
     "strict %": "is the same with half of the rule's tolerances",
     "loose %": "is the same with twice the rule's tolerances",
@@ -56,5 +56,5 @@ NAMED_DOCS: Mapping[str, str] = {
 }
 """The same of sweeps' columns that are called after a metric (on text: others) or a rate."""
 
-DOCS: Mapping[str, str] = {**BOARD_DOCS, **MAP_DOCS}
+DOCS: Mapping[str, str] = {**BOARD_DOCS, **SWEEP_DOCS}
 """Of both, by head."""

@@ -56,7 +56,7 @@ class Page:
     Attributes:
         file: Its name in the site.
         origin: A key of :data:`ORIGINS`.
-        data: As ``leaderboard.json`` has it; empty for a map.
+        data: As ``leaderboard.json`` has it; empty for a sweep.
     """
 
     file: str

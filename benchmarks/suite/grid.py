@@ -13,7 +13,7 @@ from stable_forgetting.common.base.config import Strict, did_you_mean, merge, va
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.measure.metric import MapAxes
+from stable_forgetting.common.measure.metric import SweepAxes
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.forget_retain import lambda_field
 
@@ -182,7 +182,7 @@ class Acceptance:
         two_sided: For random forgetting, where Retrain's own value is far from 0.
     """
 
-    axes: MapAxes
+    axes: SweepAxes
     tolerances: Mapping[str, float]
     two_sided: bool = False
 
@@ -192,7 +192,7 @@ class Acceptance:
         return Acceptance(self.axes, scaled, self.two_sided)
 
 
-def acceptance(axes: MapAxes, tolerances: Mapping[str, Any], origin: str) -> Acceptance:
+def acceptance(axes: SweepAxes, tolerances: Mapping[str, Any], origin: str) -> Acceptance:
     """The rule of a grid, with the benchmark's own tolerances where it has none.
 
     Raises:

@@ -296,11 +296,11 @@ def _accepts(spec: Suite, origin: str) -> Acceptance | None:
     """The rule of a suite's grid; None without a grid."""
     if spec.grid is None:
         return None
-    axes = BENCHMARKS[spec.benchmark].map_axes
+    axes = BENCHMARKS[spec.benchmark].sweep_axes
     if axes is None:
         raise ConfigError(
-            f"{origin}: benchmark '{spec.benchmark}' declares no map_axes, so there is nothing to "
-            "judge a cell by; sweep another suite"
+            f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, so nothing tells which "
+            "cell is acceptable; sweep another suite"
         )
     check_grid(spec.grid, list(spec.methods), origin)
     return acceptance(axes, spec.grid.rule, f"{origin}: grid.rule")

@@ -8,7 +8,7 @@ from typing import Any
 
 from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.measure.gaps import summarise
-from stable_forgetting.common.measure.metric import MapAxes
+from stable_forgetting.common.measure.metric import SweepAxes
 
 CELLS = "cells.jsonl"
 """The file of all cells of a sweep."""
@@ -43,7 +43,7 @@ def to_json(board: Sweep) -> dict[str, Any]:
     }
 
 
-def _named(line: dict[str, Any], axes: MapAxes) -> dict[str, Any]:
+def _named(line: dict[str, Any], axes: SweepAxes) -> dict[str, Any]:
     """A line's JSON under the names of the metrics: ``worst_ra``, ``best.ta``, ``ra_drop``."""
     for name in ("worst", "median"):
         line[f"{name}_{axes.retained}"] = line.pop(f"{name}_retained")

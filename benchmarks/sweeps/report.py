@@ -1,4 +1,4 @@
-"""Map -> sections."""
+"""Sweep -> sections."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")
 
 
 @dataclass(frozen=True)
-class MapAxes:
+class SweepAxes:
     """What a sweep judges: three metrics of a benchmark, all in percent.
 
     Attributes:

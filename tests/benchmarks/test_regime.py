@@ -13,9 +13,9 @@ from stable_forgetting.benchmarks.suite.grid import acceptance
 from stable_forgetting.benchmarks.sweeps.regime import regime_sections
 from stable_forgetting.common.bounded.attach import adapter_statistics, attach, shares_beyond
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.vision.metrics import MAP_AXES
+from stable_forgetting.vision.metrics import SWEEP_AXES
 
-RULE = acceptance(MAP_AXES, {}, "test")
+RULE = acceptance(SWEEP_AXES, {}, "test")
 TARGETS = {1: {"fa": 0.0, "ra": 100.0, "ta": 98.0}}
 
 

@@ -39,10 +39,10 @@ from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.vision.benchmark import VisionBenchmark
-from stable_forgetting.vision.metrics import MAP_AXES
+from stable_forgetting.vision.metrics import SWEEP_AXES
 
 TARGET = {"fa": 0.0, "ra": 100.0, "ta": 98.0, "forget_loss": 6.0}
-RULE = acceptance(MAP_AXES, {}, "test")
+RULE = acceptance(SWEEP_AXES, {}, "test")
 EDGES = {"low": Edge(1e-3, True), "high": Edge(1e-1, False)}
 
 
@@ -78,7 +78,7 @@ def test_the_rule_at_its_edges(values, mark):
 
 @pytest.mark.parametrize(("fa", "mark"), [(85.0, ""), (75.0, ""), (85.1, "U"), (74.9, "D")])
 def test_the_two_sided_rule(fa, mark):
-    rule = acceptance(MAP_AXES, {"two_sided": True}, "test")
+    rule = acceptance(SWEEP_AXES, {"two_sided": True}, "test")
     assert judge(cell(fa=fa), {**TARGET, "fa": 80.0}, rule) == mark
 
 
@@ -643,6 +643,6 @@ def test_weights_in_bfloat16_are_swept_one_config_at_a_time(tiny_text_suite, cli
 
 
 def test_a_benchmark_without_axes_has_no_sweep(tiny_sweep, monkeypatch):
-    monkeypatch.setattr(VisionBenchmark, "map_axes", None)
-    with pytest.raises(ConfigError, match="declares no map_axes"):
+    monkeypatch.setattr(VisionBenchmark, "sweep_axes", None)
+    with pytest.raises(ConfigError, match="declares no sweep_axes"):
         load_suite(str(tiny_sweep({"compare": []})))
