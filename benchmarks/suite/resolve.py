@@ -299,7 +299,7 @@ def _accepts(spec: Suite, origin: str) -> Acceptance | None:
     axes = BENCHMARKS[spec.benchmark].sweep_axes
     if axes is None:
         raise ConfigError(
-            f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, so nothing tells which "
+            f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, which say when a "
             "cell is acceptable; sweep another suite"
         )
     check_grid(spec.grid, list(spec.methods), origin)
