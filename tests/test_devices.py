@@ -1,4 +1,4 @@
-"""Train, unlearn, evaluate, audit, map and apply of both arms, where a CPU tensor may meet none.
+"""Train, unlearn, evaluate, audit, sweep and apply of both arms, where a CPU tensor may meet none.
 
 In processes of their own: the device cannot be taken away again (``tests/pretend_device.py``).
 """
@@ -19,9 +19,9 @@ CASES = {
     "images": "device_cases.py -k 'rows and cifar'",
     "texts": "device_cases.py -k 'rows and tofu'",
     "image jobs": "test_audit.py::test_model_audits_are_stages_that_are_not_done_again"
-    " test_maps.py::test_a_tiny_map_end_to_end test_apply.py::test_gd_sine_end_to_end",
+    " test_sweeps.py::test_a_tiny_sweep_end_to_end test_apply.py::test_gd_sine_end_to_end",
     "text jobs": "test_audit_text.py::test_attacks_on_the_stored_models_work_on_answers"
-    " test_maps.py::test_a_text_suite_has_a_map_of_its_own_metrics"
+    " test_sweeps.py::test_a_text_suite_has_a_sweep_of_its_own_metrics"
     " test_apply_text.py::test_end_to_end",
 }
 """What a process runs: tests that are there for the CPU, and cases of this device alone."""

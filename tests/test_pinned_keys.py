@@ -1,4 +1,4 @@
-"""Stage keys of three suites and one map: what must not move when code only changes place.
+"""Stage keys of four suites, one with a grid: what must not move when code only changes place.
 
 A stage's key hashes everything that its numbers depend on, so an equal key says that stored work
 stays valid.  After a deliberate change of what is hashed, ``python -m tests.test_pinned_keys``
@@ -13,28 +13,20 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from stable_forgetting.benchmarks.maps.plan import planner_of
-from stable_forgetting.benchmarks.maps.resolve import load_map
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.store.stages import StageStore
 
 PINNED = Path(__file__).parent / "golden" / "stage_keys.json"
-NAMES = ("digits-class", "lethevit-cifar10-small", "tofu-small", "map digits-class")
-
-
-def planned(name: str, store: Path) -> Plan:
-    """The plan of a suite or map as far as an empty store allows."""
-    if name.startswith("map "):
-        resolved = load_map(name.removeprefix("map "))
-        return planner_of(resolved)(resolved.suite, StageStore(store))
-    return make_plan(load_suite(name), StageStore(store))
+NAMES = ("digits-class", "lethevit-cifar10-small", "tofu-small", "digits-class-sweep")
 
 
 def keys(name: str, store: Path) -> dict[str, str]:
     """``kind name`` -> first 16 digits of the key."""
-    return {f"{s.kind} {s.name}": s.key[:16] for s in planned(name, store).stages()}
+    return {
+        f"{s.kind} {s.name}": s.key[:16]
+        for s in make_plan(load_suite(name), StageStore(store)).stages()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("common", "vision", "language", "benchmarks")
-EXTRAS = ("apply", "audits", "checks", "maps", "sharing")
+EXTRAS = ("apply", "audits", "checks", "sharing", "sweeps")
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORT = (ast.Import, ast.ImportFrom)
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

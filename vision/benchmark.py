@@ -30,8 +30,8 @@ from stable_forgetting.vision.config import (
 from stable_forgetting.vision.metrics import (
     ANSWERS,
     GAP,
-    MAP_AXES,
     METRICS,
+    SWEEP_AXES,
     accuracy_metrics,
     vision_metrics,
 )
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from stable_forgetting.common.bounded.config import AdapterConfig
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
-    from stable_forgetting.common.measure.metric import MapAxes, MetricSpec
+    from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
     from stable_forgetting.common.measure.rules import GapRule
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.common.protocol.stand_in import StandIn
@@ -129,7 +129,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
     answer_metrics = ("js_forget", "changed_forget", "js_test", "changed_test")
     gap: ClassVar[GapRule] = GAP
-    map_axes: ClassVar[MapAxes | None] = MAP_AXES
+    sweep_axes: ClassVar[SweepAxes | None] = SWEEP_AXES
     Config = VisionConfig
     config: VisionConfig
     modality = "vision"
@@ -336,7 +336,7 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
 
         return answer_distances(scores, target, ANSWERS)
 
-    def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+    def sweep_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
         """Accuracies and forget loss, without the attacks."""
         metrics = accuracy_metrics(scores)
-        return {name: metrics[name] for name in MAP_AXES.metrics}
+        return {name: metrics[name] for name in SWEEP_AXES.metrics}

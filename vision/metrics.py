@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, MapAxes, MetricSpec
+from stable_forgetting.common.measure.metric import MAX_GAP, GapColumn, MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import GapRule
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ GAP = GapRule(
 )
 """AG is that of SalUn (Fan et al., 2024); in AG2 accuracies do not outvote the attack."""
 
-MAP_AXES = MapAxes(
+SWEEP_AXES = SweepAxes(
     forgotten="fa",
     retained="ra",
     utility="ta",

@@ -1,8 +1,8 @@
 """The plan of a suite as it lies beside the records: all that a report knows of stages.
 
 It is written once per suite, by whoever asks first, and read by every report.  It is made anew only
-where it is of another suite or code, where tuning was not decided yet, or where the store has
-Retrains of further seeds.
+where it is of another suite or code, where tuning or a grid was not decided yet, or where the store
+has Retrains of further seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.pipeline.stage import Placed, Plan, Probed, Result
+from stable_forgetting.benchmarks.pipeline.stage import Block, Placed, Plan, Probed, Result
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
@@ -46,10 +46,12 @@ class StoredPlan:
         audits: Results of the suite's own audits, with an audit's name for a label; row by model.
         trials: Tuned row -> values and config of every trial.
         chosen: Row -> the trial that was chosen.
-        waiting: Evaluated models that are not planned yet, because tuning is not decided.
+        waiting: Evaluated models that are not planned yet, because tuning or a grid is not
+            decided.
         inapplicable: Rows whose method is not for this benchmark -> why.
         pooled: Evaluated reference models of every seed in the store.
         folds: Those of the folds before the last.
+        blocks: Of the suite's grid.
     """
 
     state: str
@@ -62,6 +64,7 @@ class StoredPlan:
     inapplicable: dict[str, str]
     pooled: list[Result[Stored]] = field(default_factory=list)
     folds: list[StoredPlan] = field(default_factory=list)
+    blocks: list[Block[Stored]] = field(default_factory=list)
 
     def text(self) -> str:
         """The file's text: every stage once, and everything else by key."""
@@ -75,6 +78,7 @@ class StoredPlan:
         for results in (self.results, self.pooled, *self.audits.values()):
             yield from (result.stage for result in results)
         yield from (entry.stage for entry in self.probes)
+        yield from (block.stage for block in self.blocks)
 
 
 def stored_plan(suite: ResolvedSuite, store: StageStore) -> StoredPlan:
@@ -166,6 +170,7 @@ def _of(plan: Plan, state: str) -> StoredPlan:
         dict(plan.chosen),
         len(plan.waiting) * len(plan.suite.spec.seeds) + plan.undrawn,
         dict(plan.inapplicable),
+        blocks=[Block(b.label, b.seed, b.lrs, b.extension, stored(b.stage)) for b in plan.blocks],
     )
 
 
@@ -188,6 +193,7 @@ def _plain(plan: StoredPlan) -> dict[str, Any]:
         "probes": [[*_line(e.result), e.name, e.stage.key] for e in plan.probes],
         "audits": {name: [_line(r) for r in results] for name, results in plan.audits.items()},
         "folds": [_plain(fold) for fold in plan.folds],
+        "blocks": [{**vars(block), "stage": block.stage.key} for block in plan.blocks],
     }
 
 
@@ -225,5 +231,10 @@ def _parsed(plan: dict[str, Any], stages: Mapping[str, Stored]) -> StoredPlan:
             "probes": probed,
             "audits": {name: results(lines) for name, lines in plan["audits"].items()},
             "folds": [_parsed(fold, stages) for fold in plan["folds"]],
+            "blocks": [_block(line, stages) for line in plan["blocks"]],
         }
     )
+
+
+def _block(line: dict[str, Any], stages: Mapping[str, Stored]) -> Block[Stored]:
+    return Block(**{**line, "lrs": tuple(line["lrs"]), "stage": stages[line["stage"]]})

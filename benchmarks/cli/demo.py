@@ -7,7 +7,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +24,7 @@ from stable_forgetting.benchmarks.cli.options import (
     Workers,
     console,
 )
-from stable_forgetting.benchmarks.cli.run import execute, run_all, short_path
+from stable_forgetting.benchmarks.cli.run import execute, short_path, show_board
 from stable_forgetting.benchmarks.cli.session import executing, finish
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE
 from stable_forgetting.benchmarks.report.section import Section, Table, table
@@ -59,16 +58,16 @@ def demo(
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
     started = time.monotonic()
     runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
-    if full:
-        suites = _all_suites(store)
-        failed = run_all(suites, runtime, pool)
-    else:
-        digits = Selection(SHORTER, "1,2", "finetune,ascent,gd,gd_sine")
-        authors = Selection(None, "1", "gd,npo_gdr,gd_lora,gd_sine")
-        suites = [digits.suite("digits-class", store), authors.suite("authors", store)]
-        with executing(runtime, pool) as executor:
-            failed = _one(suites[0], runtime, pool, executor, ("finetune", "gd_sine"))
-            failed |= _one(suites[1], runtime, pool, executor, ("npo_gdr", "gd_sine"))
+    suites, failed = _all_suites(store) if full else _few_suites(store), {}
+    shown = ("finetune", "gd_sine"), ("npo_gdr", "gd_sine")
+    with executing(runtime, pool) as executor:
+        for number, suite in enumerate(suites):
+            board, failed_here = execute(suite, runtime, pool, executor)
+            failed |= failed_here
+            if full:
+                show_board(board, runtime)
+            else:
+                _show_brief(board, runtime, shown[number], whole=not failed_here)
     minutes = (time.monotonic() - started) / 60
     console.print(f"\nDone in {minutes:.1f} minutes. Look on:", highlight=False)
     for line in look_lines(suites[0].name, runtime.store, store):
@@ -88,24 +87,25 @@ def _all_suites(store: Path) -> list[ResolvedSuite]:
     ]
 
 
-def _one(
-    suite: ResolvedSuite,
-    runtime: Runtime,
-    pool: Pool,
-    executor: Executor,
-    methods: tuple[str, str],
-) -> dict[str, str]:
-    """Runs one suite and prints its table and samples; returns what failed."""
+def _few_suites(store: Path) -> list[ResolvedSuite]:
+    digits = Selection(SHORTER, "1,2", "finetune,ascent,gd,gd_sine")
+    authors = Selection(None, "1", "gd,npo_gdr,gd_lora,gd_sine")
+    return [digits.suite("digits-class", store), authors.suite("authors", store)]
+
+
+def _show_brief(
+    board: Leaderboard, runtime: Runtime, methods: tuple[str, str], *, whole: bool
+) -> None:
+    """Prints the table of a suite, and samples of some rows where all of it worked."""
     from stable_forgetting.benchmarks.leaderboard.samples import write_samples
 
-    board, failed = execute(suite, runtime, pool, executor)
+    suite = board.suite
     show(console, [brief_section(board)])
-    if board.complete and not failed:
+    if board.complete and whole:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
         few = [only(sample, (*ANSWERS, *methods)) for sample in chosen]
         show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
-    return failed
 
 
 def only(sample: Sample, rows: Sequence[str]) -> Sample:

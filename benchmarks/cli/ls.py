@@ -19,8 +19,7 @@ from stable_forgetting.benchmarks.report.shipped import recorded_seconds
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.suite.needs import needs
 from stable_forgetting.benchmarks.suite.reading import read_suite
-from stable_forgetting.benchmarks.suite.suite import suite_groups, suite_names
-from stable_forgetting.common.base.config import read_yaml
+from stable_forgetting.benchmarks.suite.suite import suite_groups, suite_names, sweeps
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.bounded.presets import PRESETS
@@ -42,7 +41,7 @@ GROUPS = {
 """Benchmark -> title of its suites."""
 WIDEST = 120
 """Characters of a line of a family."""
-LISTS = ("methods", "suites", "maps", "benchmarks")
+LISTS = ("methods", "suites", "sweeps", "benchmarks")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,9 @@ class Family:
     name="ls",
 )
 def list_all(
-    what: Annotated[str, typer.Argument(help="methods, suites, maps, benchmarks, or all.")] = "all",
+    what: Annotated[
+        str, typer.Argument(help="methods, suites, sweeps, benchmarks, or all.")
+    ] = "all",
     paper: Annotated[
         bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
     ] = False,
@@ -77,15 +78,13 @@ def list_all(
     store: Store = STORE,
     plugin: Plugins = None,
 ) -> None:
-    """List suites, maps, methods and benchmarks."""
+    """List suites, sweeps, methods and benchmarks."""
     register_all(plugin)
-    from stable_forgetting.benchmarks.maps.resolve import find_map, map_names
-
     if paper:
         _list_paper(what)
         return
     if what not in ("all", *LISTS):
-        raise ConfigError(f"ls {what}: choose methods, suites, maps, benchmarks or all")
+        raise ConfigError(f"ls {what}: choose methods, suites, sweeps, benchmarks or all")
     if what == "suites" and not words:
         _show_families(store)
         return
@@ -94,11 +93,11 @@ def list_all(
         [name, "as its suites", _time(of, store), ", ".join(of)]
         for name, of in suite_groups().items()
     ]
-    maps = [[name, str(read_yaml(find_map(name)).get("title", ""))] for name in map_names()]
+    of_grids = [[name, title] for name, title in sweeps().items()]
     registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
     for name, title, heads, rows in (
         ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
-        ("maps", "Stability maps", ["map", "what it asks"], maps),
+        ("sweeps", "Sweeps", ["suite", "what it asks"], of_grids),
         *(
             (
                 name,
@@ -129,9 +128,7 @@ def _show_found(title: str, heads: list[str], rows: list[list[str]], words: str 
 
 
 def _show_families(store: Path) -> None:
-    """Every family of suites in a line, what runs here first; then the maps."""
-    from stable_forgetting.benchmarks.maps.resolve import map_names
-
+    """Every family of suites in a line, what runs here first; then the sweeps."""
     for title, families in families_of(suite_names()).items():
         console.print(f"[bold]{title}[/bold]", highlight=False)
         for family in families:
@@ -140,7 +137,7 @@ def _show_families(store: Path) -> None:
             console.print(_cut(line), highlight=False, markup=False)
     for head, names in (
         ("Several at once:", suite_groups()),
-        ("Stability maps (unlearn ls maps):", map_names()),
+        ("Sweeps (unlearn ls sweeps):", sweeps()),
     ):
         console.print(_cut(f"{head} {', '.join(names)}"), highlight=False, markup=False)
     text = "All suites of a family, with needs and time: unlearn ls suites --filter WORDS"

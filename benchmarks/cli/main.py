@@ -15,7 +15,6 @@ from stable_forgetting.benchmarks.cli import (  # noqa: F401
     demo,
     ls,
     machine,
-    map,
     probe,
     rehearse,
     run,
@@ -25,7 +24,7 @@ from stable_forgetting.benchmarks.cli import (  # noqa: F401
 from stable_forgetting.benchmarks.cli.command import app
 from stable_forgetting.benchmarks.cli.options import console, print_error
 from stable_forgetting.common.base import processes, stopping
-from stable_forgetting.common.base.errors import UserError, system_line
+from stable_forgetting.common.base.errors import ConfigError, UserError, system_line
 
 logger = logging.getLogger(__name__)
 _INTERRUPTED = 130
@@ -41,6 +40,7 @@ def main() -> None:
     try:
         processes.forget_cluster()
         console.quiet = not processes.is_main()
+        _refuse_map(sys.argv[1:])
         with stopping.listening():
             code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         processes.disconnect()
@@ -65,6 +65,16 @@ def main() -> None:
         print_error("interrupted; what is complete is kept, run again to continue")
         code = stopping.exit_code()
     sys.exit(code)
+
+
+def _refuse_map(words: list[str]) -> None:
+    """A sweep is a suite; ``map`` was the command for it."""
+    if words[:1] == ["map"]:
+        from stable_forgetting.benchmarks.suite.suite import sweeps
+
+        name = next((word for word in words[1:] if not word.startswith("-")), "SUITE")
+        name = f"{name}-sweep" if f"{name}-sweep" in sweeps() else name
+        raise ConfigError(f"map: a sweep is a suite with a grid; use `unlearn run {name}`")
 
 
 def _log_level() -> str:

@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     print_error,
 )
-from stable_forgetting.benchmarks.cli.session import executing, finish, run_with_audits
+from stable_forgetting.benchmarks.cli.session import executing, finish, running
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
@@ -62,7 +62,8 @@ def plan(
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
     from stable_forgetting.benchmarks.audits.cost import costs, time_line
-    from stable_forgetting.benchmarks.leaderboard.sweep import skipped_lines
+    from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
+    from stable_forgetting.benchmarks.sweeps.report import grid_section
 
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
@@ -85,13 +86,14 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
             f"Further rounds of tuning: {planned.undrawn} trial runs more, drawn from what those "
             "before have shown."
         )
-    if planned.waiting:
+    if planned.waiting and suite.spec.tune:
         text.append(
             f"After tuning: {len(planned.waiting)} rows x {len(suite.spec.seeds)} seeds more "
             f"({', '.join(planned.waiting)})."
         )
     if suite.audits:
-        text.append(f"Then the audits of every model: {', '.join(suite.audits)}.")
+        models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
+        text.append(f"Then the audits of {models}: {', '.join(suite.audits)}.")
     priced = costs(planned, store, ())
     known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
     if known >= SECONDS:
@@ -100,7 +102,8 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     by_stage = Section(suite.name, content=table(heads, listed, words=True))
     by_kind = table(["kind", "planned", "to do", "stored"], counts)
     title = f"{suite.name}: {len(stages)} stages"
-    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind)]
+    of_grid = [grid_section(suite)] if suite.spec.grid else []
+    return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind), *of_grid]
 
 
 @command(
@@ -128,7 +131,13 @@ def run(
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
-    finish(run_all(suites, runtime, pool, samples=samples))
+    failed: dict[str, str] = {}
+    with executing(runtime, pool) as executor:
+        for each in suites:
+            board, failed_here = execute(each, runtime, pool, executor)
+            failed |= failed_here
+            show_board(board, runtime, samples=samples)
+    finish(failed)
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
@@ -140,53 +149,46 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
 
 
-def run_all(
-    suites: Sequence[ResolvedSuite], runtime: Runtime, pool: Pool, *, samples: bool = False
-) -> dict[str, str]:
-    """Runs suites one after the other and prints the board of each; returns what failed."""
-    from stable_forgetting.benchmarks.leaderboard.report import sections
-    from stable_forgetting.benchmarks.leaderboard.samples import write_samples
-
-    failed: dict[str, str] = {}
-    with executing(runtime, pool) as executor:
-        for suite in suites:
-            board, failed_here = execute(suite, runtime, pool, executor)
-            failed |= failed_here
-            show(console, sections(board))
-            if samples and processes.is_main():
-                write_samples(board, runtime)
-            _print_places(suite, runtime)
-    return failed
-
-
 def execute(
     suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report; returns its board and what failed."""
+    """Runs a suite and its audits, and writes its report; returns its board and what failed."""
+    from stable_forgetting.benchmarks.audits.plan import probe_plan
     from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
     from stable_forgetting.benchmarks.leaderboard.write import write_report
+    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
 
-    executed, failed = run_with_audits(suite, runtime, pool, executor)
+    store = StageStore(runtime.store)
+    with running(suite, runtime, pool) as display:
+        work = [run_suite(suite, runtime, executor, watcher=display)]
+        if suite.audits:
+            plan = probe_plan(suite, store)
+            work.append(run_plan(plan, runtime, executor, watcher=display))
     try:
-        board = make_leaderboard(suite, StageStore(runtime.store))
+        board = make_leaderboard(suite, store)
         exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
         if processes.is_main():
-            write_report(board, runtime.store, events=executed > 0 or not exported)
+            events = any(done.executed for done in work) or not exported
+            write_report(board, runtime.store, events=events)
     except Damaged as error:
         if not error.set_aside:
             raise
         print_error(str(error))
         return execute(suite, runtime, pool, executor)
-    return board, failed
+    return board, {key: text for done in work for key, text in done.failed.items()}
 
 
-def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:
-    """Where everything was written."""
-    from stable_forgetting.benchmarks.leaderboard.samples import PAGE
+def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:
+    """Prints a board, and where everything was written; writes the page of samples if asked."""
+    from stable_forgetting.benchmarks.leaderboard.report import sections
+    from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
 
-    written = runtime.store / "suites" / suite.name
+    show(console, sections(board))
+    if samples and processes.is_main():
+        write_samples(board, runtime)
+    written = runtime.store / "suites" / board.suite.name
     folder = short_path(written)
-    events = short_path(runtime.store / "tensorboard" / suite.name / "summary")
+    events = short_path(runtime.store / "tensorboard" / board.suite.name / "summary")
     for text in (
         f"\n[bold]Report[/bold]       {folder}/LEADERBOARD.md (.html, .tex, .csv, .json, .svg)",
         f"[bold]Records[/bold]      {folder}/records.jsonl",

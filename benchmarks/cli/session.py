@@ -52,40 +52,25 @@ def _workers(runtime: Runtime, pool: Pool) -> int:
     return pool.workers or default_workers(runtime.device)
 
 
-def run_with_audits(
-    suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
-) -> tuple[int, dict[str, str]]:
-    """Runs what the store lacks of a suite and of its own audits.
-
-    Returns:
-        How many stages were run, and what failed.
-    """
-    from stable_forgetting.benchmarks.audits.plan import probe_plan
-    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
+@contextmanager
+def running(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> Iterator[Display]:
+    """The display around a suite's run, which leaves nothing where it was refused."""
     from stable_forgetting.benchmarks.pipeline.worksite import check_device
     from stable_forgetting.benchmarks.suite.remembered import suite_files
 
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)
     folder = runtime.store / "suites" / suite.name
-    first, began = processes.is_main() and not folder.exists(), False
+    first, display = processes.is_main() and not folder.exists(), None
     try:
         with watching(suite.name, runtime, pool) as display:
             if processes.is_main():  # by its name the run can be reported, even if it is cut short
                 write_files(folder, suite_files(suite))
-            try:
-                execution = run_suite(suite, runtime, executor, watcher=display)
-            finally:
-                began = bool(display.done)
-            if not suite.audits:
-                return execution.executed, execution.failed
-            plan = probe_plan(suite, StageStore(runtime.store))
-            audits = run_plan(plan, runtime, executor, watcher=display)
+            yield display
     except UserError:
-        if first and not began:
+        if first and not (display and display.done):
             _remove(folder, runtime.store)
         raise
-    return execution.executed + audits.executed, execution.failed | audits.failed
 
 
 def _remove(folder: Path, store: Path) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from stable_forgetting.benchmarks.cli.options import console, error_console
 from stable_forgetting.benchmarks.report import html, tex
 from stable_forgetting.benchmarks.report.section import Section
-from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_folder
+from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_report
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.reading import suite_version
+from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError
 
 MADE = {"html": html.write, "tex": tex.write}
@@ -18,25 +19,23 @@ MADE = {"html": html.write, "tex": tex.write}
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 
 
-def show_shipped(name: str, missing: str, *, under: str = "", maps: bool = False) -> None:
+def show_shipped(name: str, missing: str, *, under: str = "") -> None:
     """Prints the head of a shipped report, or what is under one of its headings.
 
     Args:
-        name: Of the suite or the map.
+        name: Of the suite.
         missing: What the store lacks, and the command that makes it.
         under: Heading; the report's own when empty.
-        maps: Whether it is a map.
 
     Raises:
         ConfigError: ``missing``, where nothing is shipped.
     """
-    folder = shipped_folder(name, maps=maps)
-    sections = read_report((folder / _file(maps)).read_text("utf-8")) if folder else []
-    chosen = _part(sections, under)
-    if folder is None or not chosen:
+    file = shipped_report(name)
+    chosen = _part(read_report(file.read_text("utf-8")), under) if file else []
+    if file is None or not chosen:
         raise ConfigError(missing)
-    _say(missing, f"{folder / _file(maps)} comes with the project; from it:")
-    if not maps and read_board(folder)["version"] != suite_version(name):
+    _say(missing, f"{file} comes with the project; from it:")
+    if name in suite_names() and read_board(file.parent)["version"] != suite_version(name):
         _say("", WITHDRAWN)
     show(console, chosen)
 
@@ -47,18 +46,14 @@ def write_shipped(name: str, missing: str, form: str) -> None:
     Raises:
         ConfigError: ``missing``, where nothing is shipped in this format.
     """
-    folder = shipped_folder(name)
-    name = _file(False) if form in ("md", *MADE) else f"leaderboard.{form}"
-    file = folder / name if folder else None
+    file = shipped_report(name)
+    if file is not None and form not in ("md", *MADE):
+        file = file.with_name(f"leaderboard.{form}")
     if file is None or not file.is_file():
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
     text = file.read_text("utf-8")
     sys.stdout.write(MADE[form](read_report(text)) if form in MADE else text)
-
-
-def _file(maps: bool) -> str:
-    return "MAP.md" if maps else "LEADERBOARD.md"
 
 
 def _say(missing: str, instead: str) -> None:

@@ -29,7 +29,7 @@ from stable_forgetting.benchmarks.suite.resolved import (
     protocol_table,
     resolved_table,
 )
-from stable_forgetting.benchmarks.suite.suite import close_to, find_suite, suite_names
+from stable_forgetting.benchmarks.suite.suite import close_to, find_suite, suite_names, sweeps
 from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -74,7 +74,7 @@ def show(
         raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
     register_all(plugin)
     name = ALIASES.get(name.lower(), name)
-    is_suite = name in suite_names() or name.endswith((".yaml", ".yml"))
+    is_suite = name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml"))
     for option, given in (("--resolved", resolved), ("--published", published)):
         if given and not is_suite:
             raise ConfigError(f"show {name} {option}: only a suite has rows; name one")
@@ -245,7 +245,7 @@ def show_published(name: str) -> None:
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:
-    from stable_forgetting.benchmarks.leaderboard.sweep import sources
+    from stable_forgetting.benchmarks.leaderboard.tuning import sources
 
     tune = suite.spec.tune
     if tune is None:

@@ -205,5 +205,6 @@ def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
         return len(spec.seeds) + tuned
     if row.method == "retrain":
         return len(spec.seeds) * spec.retrains + tuned
+    cells = len(row.grid.points) * len(spec.seeds) if row.grid else 0
     trials = spec.tune.trials * tuned if spec.tune and row.search is not None else 0
-    return len(spec.seeds) + trials
+    return cells or len(spec.seeds) + trials

@@ -17,7 +17,8 @@ from stable_forgetting.common.store.records import RunRecord
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.audits.derive import AuditTable
-    from stable_forgetting.benchmarks.leaderboard.sweep import TunedOn
+    from stable_forgetting.benchmarks.leaderboard.tuning import TunedOn
+    from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
@@ -114,6 +115,7 @@ class Leaderboard:
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on; None without tuning.
+        sweep: What the cells of the suite's grid say; None without a grid.
         pooled: The floor over all seeds of the protocol in the store, this suite's among them.
     """
 
@@ -134,6 +136,7 @@ class Leaderboard:
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
     tuned_on: TunedOn | None = None
+    sweep: Sweep | None = None
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 
     def stage(self, label: str, record: RunRecord) -> Stored:

@@ -13,9 +13,10 @@ from stable_forgetting.benchmarks.audits.report import to_json as audits_json
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
 from stable_forgetting.benchmarks.leaderboard.folds import to_json as folds_json
 from stable_forgetting.benchmarks.leaderboard.settings import first_records
-from stable_forgetting.benchmarks.leaderboard.sweep import sources
+from stable_forgetting.benchmarks.leaderboard.tuning import sources
 from stable_forgetting.benchmarks.paper.report import published_json
 from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.benchmarks.sweeps.data import to_json as sweep_json
 from stable_forgetting.common.measure.gaps import Summary, gap
 from stable_forgetting.common.train.tracking import flat
 
@@ -105,6 +106,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "published": published_json(board.suite.spec.published),
         "settings": {label: record.params for label, record in first_records(board).items()},
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),
+        **({"sweep": sweep_json(board.sweep)} if board.sweep else {}),
     }
 
 

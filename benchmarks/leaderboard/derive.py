@@ -20,7 +20,7 @@ from stable_forgetting.benchmarks.leaderboard.board import (
 )
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
-from stable_forgetting.benchmarks.leaderboard.sweep import read_trials, tuned_on
+from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.probing import read_table
@@ -29,6 +29,7 @@ from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.benchmarks.sweeps.board import make_sweep
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
@@ -97,6 +98,9 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
                 row.chosen, row.edges = dict(trial.params), trial.edges
     board.audits = audit_tables(suite, store, plan)
     board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else None
+    if suite.spec.grid:
+        board.sweep = make_sweep(suite, store, plan, board.audits)
+        board.missing += board.sweep.missing
     return board
 
 

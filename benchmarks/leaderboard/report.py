@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
-from stable_forgetting.benchmarks.leaderboard.sweep import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.tables import (
     cost_table,
     dynamics_table,
@@ -18,6 +18,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
+from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdict_section import verdict_sections
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
@@ -26,7 +27,11 @@ from stable_forgetting.benchmarks.report.section import Section, Table, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
+
+if TYPE_CHECKING:
+    from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 NEGLIGIBLE = 0.005
 """Differences of AG that two decimals do not show are none, however small their spread."""
@@ -35,13 +40,27 @@ NEGLIGIBLE = 0.005
 def sections(board: Leaderboard) -> list[Section]:
     """Everything that a leaderboard says, in order."""
     spec = board.suite.spec
-    seeds = ", ".join(map(str, spec.seeds))
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
+    if board.sweep and board.sweep.missing:
+        missing = f"Incomplete; missing blocks of the grid: {board.sweep.missing}."
     return filled(
         Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(pretraining_line(board), assumption_line(board))),
         Section(text=(missing,), tone="warning"),
+        *(_of_rows(board) if board.sweep is None else _of_grid(board, board.sweep)),
+        Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
+        *published_sections(spec.published, "full"),
+    )
+
+
+def _of_grid(board: Leaderboard, sweep: Sweep) -> list[Section]:
+    return [*sweep_sections(sweep), Section(lines=tuple(inapplicable_lines(board)))]
+
+
+def _of_rows(board: Leaderboard) -> list[Section]:
+    seeds = ", ".join(map(str, board.suite.spec.seeds))
+    return [
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
         Section(text=(floor_line(board), *calibration_lines(board), *measure_lines(board))),
@@ -62,9 +81,7 @@ def sections(board: Leaderboard) -> list[Section]:
         details_section(board),
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
-        Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
-        *published_sections(spec.published, "full"),
-    )
+    ]
 
 
 def _gap_name(board: Leaderboard) -> str:

@@ -15,6 +15,8 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.files import json_text, write_files
 from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.benchmarks.sweeps.data import CELLS, cells_text
+from stable_forgetting.benchmarks.sweeps.draw import picture as sweep_picture
 from stable_forgetting.common.store.stages import StageStore
 
 FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
@@ -24,11 +26,17 @@ FORMATS: Mapping[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "runs": ("runs.csv", runs_csv),
     "json": ("leaderboard.json", lambda board: json_text(to_json(board))),
     "html": ("leaderboard.html", lambda board: html.write(sections(board))),
-    "svg": ("leaderboard.svg", lambda board: picture(board).svg),
+    "svg": ("leaderboard.svg", lambda board: _picture(board).svg),
 }
 """Name of a format -> its file, and what makes its text."""
+
 RECORDS = "records.jsonl"
 """The file of all records of a suite."""
+
+
+def _picture(board: Leaderboard) -> Picture:
+    """The first that the report shows: of a suite with a grid its cells."""
+    return picture(board) if board.sweep is None else sweep_picture(board.sweep)
 
 
 def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
@@ -38,6 +46,8 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     files |= {shown.file: shown.svg for shown in pictures if isinstance(shown, Picture)}
     files.pop("", None)  # a picture that is only embedded
     files[RECORDS] = records_text(board)
+    if board.sweep is not None:
+        files[CELLS] = cells_text(board.sweep)
     trajectories = trajectory.read_trajectories(board, StageStore(root))
     if trajectories:
         files["trajectory.json"] = json_text(trajectory.to_json(trajectories))

@@ -1,11 +1,11 @@
-"""Every column of leaderboards, maps and audits: ``unlearn show metrics`` and docs/metrics.md."""
+"""Every column of leaderboards, sweeps and audits: ``unlearn show metrics`` and docs/metrics.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stable_forgetting.benchmarks.report.columns import BOARD_DOCS, MAP_DOCS, NAMED_DOCS
+from stable_forgetting.benchmarks.report.columns import BOARD_DOCS, NAMED_DOCS, SWEEP_DOCS
 from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.columns import COLUMNS
@@ -55,7 +55,7 @@ def glossary() -> list[Section]:
             sections.append(Section(f"Probe {entry.name}", (text,), _metrics(probe.metrics)))
     sections.append(_verdicts())
     sections.append(_others("Other columns of leaderboards", BOARD_DOCS))
-    sections.append(_others("Columns of sweeps (maps)", {**MAP_DOCS, **NAMED_DOCS}))
+    sections.append(_others("Columns of sweeps", {**SWEEP_DOCS, **NAMED_DOCS}))
     return [*sections, _audits()]
 
 

@@ -54,6 +54,6 @@ for _name, _target, _summary in (
     ("measure", "pipeline.measuring:Measure", "Metrics of stored scores."),
     ("probe", "pipeline.probing:ProbeModel", "Runs one probe on a stored model."),
     ("audit", "audits.work:AuditProbe", "Runs one audit on a stored model."),
-    ("map", "maps.work:MapBlock", "Runs some configs of a stability map."),
+    ("map", "pipeline.sweeping:GridBlock", "Runs some configs of a grid."),
 ):
     KINDS.register(_name, f"{_HERE}.{_target}", summary=_summary)

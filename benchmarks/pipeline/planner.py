@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from stable_forgetting.benchmarks.pipeline.grid import add_grid
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, references, trial_gap
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Probed, Result, Stage
@@ -51,7 +52,11 @@ def plan_rows(lineage: Lineage) -> Plan:
         if reason is not None:
             plan.inapplicable[row.label] = reason
             continue
-        config = _tuned(plan, lineage, row) if row.search else row.config
+        config: Strict | None = row.config
+        if row.grid:
+            config = add_grid(plan, lineage, row)
+        elif row.search:
+            config = _tuned(plan, lineage, row)
         if config is not None:
             _add_final(plan, lineage, row, config)
     return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,41 +42,45 @@ def run_stage(
         progress: Called after every step of a training; a file in the scratch folder if absent.
         wait: Wait while another run works on the stage; else return :data:`BUSY`.
     """
-    store = StageStore(runtime.store)
-    if not processes.is_main():
-        return _work(store, stage, runtime, events, progress)
+    store, kind = StageStore(runtime.store), KINDS[stage.kind]
     done = store.done(stage.kind, stage.key)
     if done is not None and processes.count() == 1:
         return str(done["status"])
-    with store.lease(stage.kind, stage.key, wait=wait or processes.count() > 1) as free:
-        return _work(store, stage, runtime, events, progress) if free else BUSY
+    with _leased(store, stage, wait=wait or processes.count() > 1) as free:
+        if not free:
+            return BUSY
+        complete = store.done(stage.kind, stage.key) is not None
+        if processes.count() > 1:
+            complete = _agreed(stage, complete, runtime)
+        if not complete and (processes.is_main() or kind.trains):
+            if progress is None and processes.is_main():
+                progress = PositionFile(store.scratch(stage.kind, stage.key))
+            site = Worksite(stage, runtime, events=events, progress=progress)
+            try:
+                kind().work(site, stage.spec)
+            except SystemExit as error:
+                raise RuntimeError(f"its code called sys.exit({error.code!r})") from error
+            except GeneratorExit as error:
+                raise RuntimeError("its code raised GeneratorExit") from error
+        if not complete:
+            processes.wait_for_all()
+        return _status(store, stage)
 
 
-def _work(
-    store: StageStore,
-    stage: Stage,
-    runtime: Runtime,
-    events: Path | None,
-    progress: Progress | None,
-) -> str:
-    """What each process does once the first one holds the stage's lease."""
-    kind, done = KINDS[stage.kind], store.done(stage.kind, stage.key)
-    complete = done is not None
-    if processes.count() > 1:
-        complete = _agreed(stage, complete, runtime)
-    if not complete and (processes.is_main() or kind.trains):
-        if progress is None and processes.is_main():
-            progress = PositionFile(store.scratch(stage.kind, stage.key))
-        site = Worksite(stage, runtime, events=events, progress=progress)
-        try:
-            kind().work(site, stage.spec)
-        except SystemExit as error:
-            raise RuntimeError(f"its code called sys.exit({error.code!r})") from error
-        except GeneratorExit as error:
-            raise RuntimeError("its code raised GeneratorExit") from error
-    if not complete:
-        processes.wait_for_all()
-        done = store.done(stage.kind, stage.key)
+def _leased(store: StageStore, stage: Stage, *, wait: bool) -> AbstractContextManager[bool]:
+    """The first process holds the stage's lease, for all of them."""
+    if not processes.is_main():
+        return nullcontext(True)
+    return store.lease(stage.kind, stage.key, wait=wait)
+
+
+def _status(store: StageStore, stage: Stage) -> str:
+    """The status of a stage that is complete.
+
+    Raises:
+        DataError: This process does not see it.
+    """
+    done = store.done(stage.kind, stage.key)
     if done is None:
         assert not processes.is_main()
         raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -185,20 +185,39 @@ class _Round:
 
     def run(self) -> None:
         try:
-            self._submit_ready()
-            while self.running or (self.elsewhere and not self.lost):
-                finished, _ = wait(self.running, POLL if self.elsewhere else None, FIRST_COMPLETED)
-                if not self.running:
-                    time.sleep(POLL)
-                for future in finished:
-                    self._collect(future)
-                self._submit_ready()
+            while True:
+                for stage in self._starting():
+                    executor = placed(self.executor, self.suite.spec.resources_of(stage.kind))
+                    events = self._events(stage)
+                    try:
+                        future = executor.submit(
+                            run_stage, stage, self.runtime, events=events, wait=False
+                        )
+                    except BrokenProcessPool:
+                        self.lost = self.broken = True
+                        break
+                    self.running[future] = stage
+                    if future.done():  # an executor that does not wait: tell of it before the next
+                        break
+                if not self._collected():
+                    break
             if self.broken:
                 self._renew()
         except BaseException:
             for future in self.running:
                 future.cancel()
             raise
+
+    def _collected(self) -> bool:
+        """Waits until something ends that runs here or elsewhere; False where nothing runs."""
+        if not self.running and (self.lost or not self.elsewhere):
+            return False
+        finished, _ = wait(self.running, POLL if self.elsewhere else None, FIRST_COMPLETED)
+        if not self.running:
+            time.sleep(POLL)
+        for future in finished:
+            self._collect(future)
+        return True
 
     def _renew(self) -> None:
         """New workers for the next round; a second loss is no accident."""
@@ -211,27 +230,23 @@ class _Round:
         self.execution.renewed = True
         logger.warning("a worker process died; its stage starts again in a new one")
 
-    def _submit_ready(self) -> None:
+    def _starting(self) -> Iterator[Stage]:
+        """The stages that can start, but those that another run completed."""
         for stage in () if self.lost else self._ready():
             del self.todo[stage.key]
             if self.elsewhere.pop(stage.key, None) is not None:
                 done = _done(self.store, stage)
                 if done is not None:
                     self.watcher.finished(stage, str(done["status"]))
-                    return self._submit_ready()  # what waited for it may be ready
-            events = None
-            if self.live_events:
-                events = events_folder(self.runtime, self.suite.name, stage)
+                    yield from self._starting()  # what waited for it may be ready
+                    return
             self.watcher.started(stage)
-            try:
-                executor = placed(self.executor, self.suite.spec.resources_of(stage.kind))
-                future = executor.submit(run_stage, stage, self.runtime, events=events, wait=False)
-            except BrokenProcessPool:
-                self.lost = self.broken = True
-                return
-            self.running[future] = stage
-            if future.done():  # an executor that does not wait: tell of it before the next
-                return
+            yield stage
+
+    def _events(self, stage: Stage) -> Path | None:
+        if not self.live_events:
+            return None
+        return events_folder(self.runtime, self.suite.name, stage)
 
     def _ready(self) -> list[Stage]:
         """Long trainings first: they are what everything else waits for."""

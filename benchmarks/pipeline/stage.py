@@ -148,6 +148,22 @@ class Probed(Generic[S]):
     stage: S
 
 
+@dataclass(frozen=True)
+class Block(Generic[S]):
+    """Cells of one row and seed that are done together.
+
+    Attributes:
+        lrs: Their rates.
+        extension: Whether they lie outside the grid that every row shares, to find an edge.
+    """
+
+    label: str
+    seed: int
+    lrs: tuple[float, ...]
+    extension: bool
+    stage: S
+
+
 @dataclass
 class Plan:
     """The stages of a suite, as far as the store decides them.
@@ -155,9 +171,10 @@ class Plan:
     Attributes:
         results: Every evaluated model, in table order.
         chosen: Row -> the trial that was chosen (index).
-        waiting: Rows whose final stages wait for their trials.
+        waiting: Rows whose final stages wait for their trials or blocks.
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
         folds: Plans of the folds before the last.
+        blocks: Of a grid.
     """
 
     suite: ResolvedSuite
@@ -168,6 +185,7 @@ class Plan:
     waiting: list[str] = field(default_factory=list)
     inapplicable: dict[str, str] = field(default_factory=dict)
     folds: list[Plan] = field(default_factory=list)
+    blocks: list[Block[Stage]] = field(default_factory=list)
 
     @property
     def undrawn(self) -> int:
@@ -197,3 +215,5 @@ class Plan:
             yield from walk(result.stage)
         for entry in self.probes:
             yield from walk(entry.stage)
+        for block in self.blocks:
+            yield from walk(block.stage)

@@ -40,6 +40,7 @@ def rehearsed(
             "protocol": canonical(stand_in.config),
             "seeds": suite.spec.seeds[:1],
             "tune": None,
+            "grid": None,
             "columns": tuple(c for c in suite.spec.columns if not c.startswith(gone)),
         }
     )
@@ -52,6 +53,7 @@ def rehearsed(
         after=suite.after and rehearsed(suite.after, runtime, folder)[0],
         folds=tuple(rehearsed(fold, runtime, folder)[0] for fold in suite.folds),
         rehearsal=Rehearsal(samples=dict(stand_in.samples)),
+        accepts=None,
     )
     notes = (*stand_in.notes, *absent.values())
     return small, replace(stand_in, notes=notes)
@@ -75,7 +77,7 @@ def _probes(suite: ResolvedSuite, runtime: Runtime) -> tuple[dict[str, SuiteProb
 
 def _untuned(row: ResolvedRow) -> ResolvedRow:
     config = row.draws[0].config if row.draws else row.config
-    return replace(row, config=config, search=None, draws=())
+    return replace(row, config=config, search=None, draws=(), grid=None)
 
 
 def with_rows(suite: ResolvedSuite, *labels: str) -> ResolvedSuite:

@@ -29,7 +29,7 @@ BOARD_DOCS: Mapping[str, str] = {
 }
 """Head of a leaderboard's column -> the rest of a sentence that begins with it."""
 
-MAP_DOCS: Mapping[str, str] = {
+SWEEP_DOCS: Mapping[str, str] = {
     "accepted %": "is the share of a grid's cells that the rule accepts, mean over seeds",
     "strict %": "is the same with half of the rule's tolerances",
     "loose %": "is the same with twice the rule's tolerances",
@@ -43,7 +43,7 @@ MAP_DOCS: Mapping[str, str] = {
     "best cell": "is the accepted cell with the best utility",
     "seeds": "counts the seeds on which the best cell is accepted",
 }
-"""The same of stability maps."""
+"""The same of sweeps."""
 
 NAMED_DOCS: Mapping[str, str] = {
     "worst RA": "is the lowest RA over the grid's cells",
@@ -54,7 +54,7 @@ NAMED_DOCS: Mapping[str, str] = {
     "its MU6": "is the best cell's",
     "0.001, 0.003, ...": "is the accepted share in %, or what the table says, at this rate",
 }
-"""The same of maps' columns that are called after a metric (on text: others) or a rate."""
+"""The same of sweeps' columns that are called after a metric (on text: others) or a rate."""
 
-DOCS: Mapping[str, str] = {**BOARD_DOCS, **MAP_DOCS}
+DOCS: Mapping[str, str] = {**BOARD_DOCS, **SWEEP_DOCS}
 """Of both, by head."""

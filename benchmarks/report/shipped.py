@@ -24,10 +24,10 @@ _CELLS = re.compile(r"(?<!\\)\|")
 """Borders of a pipe table's cells."""
 
 
-def shipped_folder(name: str, *, maps: bool = False) -> Path | None:
-    """The folder of a suite's, or a map's, shipped report; None where there is none."""
-    folder = RESULTS / "maps" / name if maps else RESULTS / name
-    return folder if any(folder.glob("*.md")) else None
+def shipped_report(name: str) -> Path | None:
+    """The Markdown of a suite's shipped report; None where there is none."""
+    files = (RESULTS / name / "LEADERBOARD.md", RESULTS / "maps" / name / "MAP.md")
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_board(folder: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Page:
     Attributes:
         file: Its name in the site.
         origin: A key of :data:`ORIGINS`.
-        data: As ``leaderboard.json`` has it; empty for a map.
+        data: As ``leaderboard.json`` has it; empty for a sweep.
     """
 
     file: str
@@ -165,7 +165,7 @@ def _submitted(folder: Path) -> Iterator[Page]:
 
 def _index(pages: Sequence[Page]) -> list[Section]:
     boards = [page for page in pages if page.data]
-    maps = [page for page in pages if not page.data]
+    others = [page for page in pages if not page.data]
     every = [line for page in boards for line in _rows(page)]
     words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
     result = [
@@ -174,12 +174,10 @@ def _index(pages: Sequence[Page]) -> list[Section]:
         Section(text=(f"{words[0].upper()}{words[1:]}.",), tone="muted"),
         Section("Every row", content=_every(every, boards)),
     ]
-    if maps:
-        links = {page.title: page.file for page in maps}
-        content = table(["page"], [[page.title] for page in maps])
-        result.append(
-            Section("Comparisons and stability maps", content=replace(content, links=links))
-        )
+    if others:
+        links = {page.title: page.file for page in others}
+        content = table(["page"], [[page.title] for page in others])
+        result.append(Section("Comparisons and sweeps", content=replace(content, links=links)))
     return result
 
 

@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.suite.suite import (
     is_file,
     suite_groups,
     suite_names,
+    sweeps,
 )
 from stable_forgetting.benchmarks.suite.variables import KEY, fill, points
 from stable_forgetting.common.base.config import apply_overrides, did_you_mean, merge, read_yaml
@@ -74,7 +75,7 @@ def _own(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: suites: a built-in file of several suites; give a suite's name")
     data = fill(data, points(data.pop(KEY, None) or {}, str(path))[0], str(path))
     inside = path.resolve().parent == SUITES.resolve()
-    if not inside and data.get("suite") in (*suite_names(), *suite_groups()):
+    if not inside and data.get("suite") in (*suite_names(), *sweeps(), *suite_groups()):
         raise ConfigError(
             f"{path}: suite: '{data['suite']}' is built in, and its report would be overwritten; "
             "give yours another name"
@@ -222,4 +223,8 @@ def without(data: Mapping[str, Any], labels: Collection[str]) -> dict[str, Any]:
             else part
             for key, part in data["tune"].items()
         }
+    grid = data.get("grid")
+    if isinstance(grid, Mapping) and isinstance(grid.get("rows"), Mapping):
+        axes = {label: row for label, row in grid["rows"].items() if label not in labels}
+        result["grid"] = {**grid, "rows": axes}
     return result

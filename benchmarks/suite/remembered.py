@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import suite_names
+from stable_forgetting.benchmarks.suite.suite import suite_names, sweeps
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.base.registry import BENCHMARKS, plugin_code
 
@@ -35,7 +35,8 @@ def suite_files(suite: ResolvedSuite) -> dict[str, str]:
 def remembered(name: str, store: Path) -> str:
     """A suite's name, or the file that a run left of it in a store's folder."""
     path = store / "suites" / name / FILE
-    return str(path) if path.is_file() and name not in suite_names() else name
+    built_in = {*suite_names(), *sweeps()}
+    return str(path) if path.is_file() and name not in built_in else name
 
 
 def suite_digest(suite: ResolvedSuite) -> str:
@@ -44,7 +45,7 @@ def suite_digest(suite: ResolvedSuite) -> str:
     rows = {row.label: [row.method, canonical(row.config)] for row in suite.rows}
     content = {
         "spec": {
-            **spec.model_dump(mode="json", exclude=UNHASHED),
+            **spec.model_dump(mode="json", exclude=UNHASHED | (set() if spec.grid else {"grid"})),
             "benchmark": BENCHMARKS.stored_name(spec.benchmark),
         },
         "protocol": suite.protocol,

@@ -17,6 +17,13 @@ from stable_forgetting.benchmarks.suite.defaults import (
     row_params,
 )
 from stable_forgetting.benchmarks.suite.goals import SuiteProbe, make_probes, with_columns
+from stable_forgetting.benchmarks.suite.grid import (
+    Acceptance,
+    GridRow,
+    acceptance,
+    check_grid,
+    grid_row,
+)
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
@@ -45,6 +52,7 @@ class ResolvedRow:
     Attributes:
         config: What it runs with where it is not tuned.
         search: Where its trials come from; None when it is not tuned.
+        grid: Its points; None where the suite has no grid.
         draws: The trials that are known before any is run.
         budget: How it stands to the suite's budget.
     """
@@ -55,6 +63,7 @@ class ResolvedRow:
     search: Search | None = None
     draws: tuple[Draw, ...] = ()
     budget: BudgetWord = ""
+    grid: GridRow | None = None
 
     @property
     def trials(self) -> tuple[Strict, ...]:
@@ -77,6 +86,7 @@ class ResolvedSuite:
         folds: The folds before the last, each a suite.
         rehearsal: How much of it is done, where it is only rehearsed.
         unfolded: The whole suite's spec, of which ``spec`` is the last fold's.
+        accepts: The rule of its grid.
     """
 
     spec: Suite
@@ -89,6 +99,7 @@ class ResolvedSuite:
     folds: tuple[ResolvedSuite, ...] = ()
     rehearsal: Rehearsal | None = None
     unfolded: Suite | None = None
+    accepts: Acceptance | None = None
 
     @property
     def name(self) -> str:
@@ -129,6 +140,7 @@ def load_suite(
     probes = make_probes(spec, str(path))
     spec = with_columns(spec, protocol, probes, str(path))
     _check_labels(spec, str(path))
+    accepts = _accepts(spec, str(path))
     check_defaults(spec, str(path))
     if only:
         spec = _only(spec, only, str(path))
@@ -137,7 +149,7 @@ def load_suite(
     )
     before = _before(spec, path, overrides)
     audits = make_audits(spec.audits, f"{path}: audits")
-    resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes)
+    resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
     return _folded(resolved, str(path)) if spec.folds else resolved
@@ -254,7 +266,15 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
         mend = "if it is a plugin's, name the file under plugins: or with --plugin"
         raise ConfigError(f"{where}: {error}; {mend}") from None
     _check_class(cls, where)
+    grid = None
+    if spec.grid and method not in REFERENCES:
+        grid = grid_row(
+            spec.grid, label, method=method, preset=row.preset, params=row.params, file=where
+        )
+        row = row.model_copy(update={"params": merge(row.params, grid.set(*grid.points[0]))})
     params = row_params(spec, method, row, where)
+    if grid is not None:
+        return _swept(label, replace(grid, params=params))
     config = resolve_config(method, row.preset, params, origin=f"{where}.params")
     search = None
     if spec.tune and row.tune and cls.info.changes_model and method not in REFERENCES:
@@ -264,6 +284,26 @@ def _resolve(spec: Suite, label: str, row: Row, origin: str) -> ResolvedRow:
     draws = search.more((), ()) if search else ()
     budget = budget_of(spec, method, row, config, search.space if search else ())
     return ResolvedRow(label, method, config, search, draws, budget)
+
+
+def _swept(label: str, grid: GridRow) -> ResolvedRow:
+    """A row of a grid, of which every point is a valid config."""
+    configs = [grid.config(*point) for point in grid.points]
+    return ResolvedRow(label, grid.method, configs[0], grid=grid)
+
+
+def _accepts(spec: Suite, origin: str) -> Acceptance | None:
+    """The rule of a suite's grid; None without a grid."""
+    if spec.grid is None:
+        return None
+    axes = BENCHMARKS[spec.benchmark].sweep_axes
+    if axes is None:
+        raise ConfigError(
+            f"{origin}: benchmark '{spec.benchmark}' declares no sweep_axes, which say when a "
+            "cell is acceptable; sweep another suite"
+        )
+    check_grid(spec.grid, list(spec.methods), origin)
+    return acceptance(axes, spec.grid.rule, f"{origin}: grid.rule")
 
 
 def _check_class(cls: Any, where: str) -> None:

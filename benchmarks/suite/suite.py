@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from stable_forgetting.benchmarks.suite.grid import Grid
 from stable_forgetting.benchmarks.suite.tune import Tune
 from stable_forgetting.benchmarks.suite.variables import names
 from stable_forgetting.common.base.config import (
@@ -135,6 +136,7 @@ class Suite(Strict):
         budget: Length and schedule of the rows that read retain data, over ``defaults``; each
             method's own when absent.  :class:`Budget` says which length holds.
         tune: Tuning on a separate seed, if wanted.
+        grid: A sweep: every row runs at each of its points, and the best one is audited.
         compare: Pairs of labels whose paired difference is printed.
         after: A suite (name or path) of the request before this one: every row starts from the
             model that the same row left there, instead of from Original (sequential requests).
@@ -168,6 +170,7 @@ class Suite(Strict):
     defaults_of: dict[Kind, dict[str, Any]] = {}
     budget: Budget | None = None
     tune: Tune | None = None
+    grid: Grid | None = None
     compare: tuple[tuple[str, str], ...] = ()
     after: str | None = None
     folds: Folds | None = None
@@ -190,6 +193,9 @@ class Suite(Strict):
                 raise ValueError("seeds holds a seed twice")
         if self.tune and set(self.tune.seeds) & set(self.seeds):
             raise ValueError("tune.seeds must differ from seeds: tuning needs a seed of its own")
+        for key in ("tune", "folds", "after") if self.grid else ():
+            if getattr(self, key):
+                raise ValueError(f"a suite with a grid has no {key}; write {key}: null")
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self
@@ -219,8 +225,20 @@ def _families() -> dict[str, Path]:
 
 @cache
 def suite_names() -> list[str]:
-    """Built-in suites."""
-    return sorted(name for path in _families().values() for name in family(path))
+    """Built-in suites, without sweeps."""
+    return sorted({name for path in _families().values() for name in family(path)} - {*sweeps()})
+
+
+@cache
+def sweeps() -> dict[str, str]:
+    """Built-in suites with a grid -> title."""
+    entries = {path: read_yaml(path)["suites"] for path in _families().values()}
+    return {
+        name: str(entries[path][entry].get("title", ""))
+        for path in sorted(entries)
+        for name, (entry, _) in sorted(family(path).items())
+        if "grid" in entries[path][entry]
+    }
 
 
 def suite_groups() -> dict[str, list[str]]:
@@ -247,7 +265,7 @@ def find_suite(name: str) -> Path:
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-    hint = close_to(name, [*suite_names(), *groups]) or "; see: unlearn ls suites"
+    hint = close_to(name, [*suite_names(), *sweeps(), *groups]) or "; see: unlearn ls suites"
     raise ConfigError(f"unknown suite '{name}'{hint}")
 
 

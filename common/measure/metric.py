@@ -1,4 +1,4 @@
-"""What a metric declares, and what tables and maps make of several."""
+"""What a metric declares, and what tables and sweeps make of several."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ MAX_GAP = GapColumn("max_gap", "max gap ↓", "max")
 
 
 @dataclass(frozen=True)
-class MapAxes:
-    """What a stability map judges: three metrics of a benchmark, all in percent.
+class SweepAxes:
+    """What a sweep judges: three metrics of a benchmark, all in percent.
 
     Attributes:
         forgotten: What unlearning shall bring down, such as accuracy on the forget set.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
-from stable_forgetting.common.measure.metric import MapAxes, MetricSpec
+from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import Rule, RuleSet
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.protocol.pretraining import Pretrainable
@@ -90,7 +90,7 @@ class Benchmark(ModelFamily, Pretrainable):
     """Metrics of :meth:`compare` that are distances per sample; a verdict takes the first."""
     monitor: ClassVar[tuple[str, ...]] = ()
     """The parts that are scored while a method trains; all when empty."""
-    map_axes: ClassVar[MapAxes | None] = None
+    sweep_axes: ClassVar[SweepAxes | None] = None
     Config: ClassVar[type[Strict]]
     modality: ClassVar[str] = ""
     part_table: ClassVar[Mapping[str, Part]] = PARTS
@@ -250,15 +250,15 @@ class Benchmark(ModelFamily, Pretrainable):
         """
         return self.score(model, parts)
 
-    def map_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
-        """The metrics of :attr:`map_axes`.  Override it where they are cheaper alone.
+    def sweep_metrics(self, scores: Mapping[str, Scores], *, seed: int) -> dict[str, float | None]:
+        """The metrics of :attr:`sweep_axes`.  Override it where they are cheaper alone.
 
         Raises:
             Diverged: A score is not finite.
         """
-        assert self.map_axes is not None, "a benchmark without map_axes has no map"
+        assert self.sweep_axes is not None, "a benchmark without sweep_axes has no sweep"
         metrics = self.evaluate(scores, trial=False, seed=seed)
-        return {name: metrics.get(name) for name in self.map_axes.metrics}
+        return {name: metrics.get(name) for name in self.sweep_axes.metrics}
 
     @classmethod
     def compare(

@@ -1,6 +1,6 @@
 """K gradient-difference runs in one forward: same start, same batches, other rates and weights.
 
-The runs of a stability map differ only in the learning rate and in the weight of the forget term.
+The runs of a sweep differ only in the learning rate and in the weight of the forget term.
 Their frozen backbones are one, so K copies of a batch go through it together, and an adapted layer
 is a batched product.  No modality: any model that treats its samples independently will do, as its
 adapted layers then see K * N rows in K blocks.  It is :func:`common.train.fit.fit` on

@@ -16,7 +16,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, Role
-from stable_forgetting.common.measure.metric import MapAxes
+from stable_forgetting.common.measure.metric import SweepAxes
 from stable_forgetting.common.measure.rules import Axis, GapRule
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
@@ -88,7 +88,7 @@ TOKENS = {"question_answer": (77, 134), "llama2_chat": (94, 164), "llama3_chat":
 with Phi's and LLaMA-2's tokenizer; LLaMA-3's are LLaMA-2's and 36 tokens of headers."""
 SLOTS, DECODED = 186, 64
 """Token slots per question of a whole evaluation, answers at once."""
-MAP_AXES = MapAxes(
+SWEEP_AXES = SweepAxes(
     "forget_prob",
     "retain_prob",
     "mu_likelihood",
@@ -137,7 +137,7 @@ class TofuBenchmark(CausalBenchmark):
         *LOSSES,
     )
     gap: ClassVar[GapRule] = GAP
-    map_axes: ClassVar[MapAxes | None] = MAP_AXES
+    sweep_axes: ClassVar[SweepAxes | None] = SWEEP_AXES
     versions: ClassVar[Versions] = Versions(measure=3)
     Config: ClassVar[type[Strict]] = TofuConfig
     config: TofuConfig

@@ -6,6 +6,7 @@ import numpy as np
 
 from stable_forgetting.benchmarks.cli import demo
 from stable_forgetting.benchmarks.cli.options import Pool
+from stable_forgetting.benchmarks.cli.run import execute
 from stable_forgetting.benchmarks.cli.session import executing
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.samples import (
@@ -96,8 +97,9 @@ def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, caps
     path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
     runtime = Runtime(store=tmp_path / "store", device="cpu")
     with executing(runtime, Pool(1)) as executor:
-        failed = demo._one(load_suite(str(path)), runtime, Pool(1), executor, ("gd", "gd_sine"))
+        board, failed = execute(load_suite(str(path)), runtime, Pool(1), executor)
     assert failed == {}
+    demo._show_brief(board, runtime, ("gd", "gd_sine"), whole=True)
     shown = capsys.readouterr().out
     assert "Samples" in shown and shown.count("  true ") == demo.TEXTS
     assert "past_key_values" not in shown

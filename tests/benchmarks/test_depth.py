@@ -1,4 +1,4 @@
-"""The figure of width against depth, on cells and probes made by hand."""
+"""The figure of width against depth, on cells and audits made by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from stable_forgetting.benchmarks.audits.derive import AuditTable
-from stable_forgetting.benchmarks.maps.board import MapBoard
-from stable_forgetting.benchmarks.maps.cells import Edge
-from stable_forgetting.benchmarks.maps.depth import ABSOLUTE, FREE, depth_table, lines_of, panels
-from stable_forgetting.benchmarks.maps.derive import Ceiling, MapLine
-from stable_forgetting.benchmarks.maps.draw_depth import HEAD, PANEL, columns, depth_picture
-from stable_forgetting.benchmarks.maps.report import sections
-from stable_forgetting.benchmarks.maps.resolve import load_map
+from stable_forgetting.benchmarks.pipeline.cells import Edge
 from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.depth import ABSOLUTE, FREE, depth_table, lines_of, panels
+from stable_forgetting.benchmarks.sweeps.derive import Ceiling, SweepLine
+from stable_forgetting.benchmarks.sweeps.draw_depth import HEAD, PANEL, columns, depth_picture
+from stable_forgetting.benchmarks.sweeps.report import sections
 from stable_forgetting.common.audits import make_audit
 from stable_forgetting.common.audits.base import Measure
 
@@ -25,8 +25,8 @@ NARROW = 830
 
 
 @pytest.fixture(scope="module")
-def resolved():
-    return load_map("digits-class-bound-sizes")
+def suite():
+    return load_suite("digits-class-bound-sizes")
 
 
 def width(label, *accepted):
@@ -36,11 +36,11 @@ def width(label, *accepted):
     seeds = tuple(range(21, 21 + len(accepted)))
     shares = (tuple(map(float, accepted)),) * 3
     rest = (0, None, edges, {}, {}, {}, (), {})
-    return MapLine(label, seeds, *shares, (0.0,) * len(accepted), 4.0, none, none, *rest)
+    return SweepLine(label, seeds, *shares, (0.0,) * len(accepted), 4.0, none, none, *rest)
 
 
 def relearnt(name, rows, **config):
-    """A probe's table: label -> steps per seed, a trailing ``+`` where one was cut off."""
+    """An audit's table: label -> steps per seed, a trailing ``+`` where one was cut off."""
     table = AuditTable(name, make_audit(name, config, "test"))
     for label, steps in rows.items():
         for seed, value in enumerate(steps, 21):
@@ -51,7 +51,7 @@ def relearnt(name, rows, **config):
 
 
 @pytest.fixture
-def board(resolved):
+def board(suite):
     accepted = {
         "gd_lora_omega": (17, 19),
         "tanh_c0.3": (30, 34),
@@ -61,18 +61,18 @@ def board(resolved):
         "ul_tanh_c1": (75, 77),
         "gd_ul_omega": (20, 22),
     }
-    probes = [
+    audits = [
         relearnt("relearn", {"retrain": (40, 50), "tanh_c1": (8, 10), "gd_lora_omega": (12, 14)},
                  shots=16),
         relearnt("relearn_retain", {"retrain": ("100+", 100), "tanh_c1": (20, "100+")}),
     ]  # fmt: skip
     lines = [width(label, *shares) for label, shares in accepted.items()]
     targets = {seed: {"fa": 0.0, "ra": 100.0, "ta": 98.0} for seed in (21, 22)}
-    return MapBoard(resolved, lines, Ceiling((), (), (), ()), [], [], targets, 0, probes)
+    return Sweep(suite, lines, Ceiling((), (), (), ()), [], [], targets, 0, audits)
 
 
-def test_rows_that_differ_in_their_bound_alone_are_one_line(resolved):
-    lines = lines_of(resolved)
+def test_rows_that_differ_in_their_bound_alone_are_one_line(suite):
+    lines = lines_of(suite)
     assert lines["tanh, ascent"] == [
         (0.1, "tanh_c0.1"),
         (0.3, "tanh_c0.3"),
@@ -101,11 +101,11 @@ def test_rows_that_differ_in_their_bound_alone_are_one_line(resolved):
 
 def test_a_row_that_differs_elsewhere_is_on_no_line_of_others():
     """The head is trained, or all layers are adapted: one bounded row each, and its own control."""
-    assert lines_of(load_map("digits-class-blowup")) == {}, "c is 1 in every row"
-    assert lines_of(load_map("digits-class")) == {}
-    over = ["map.methods.deep={method: gd_tanh, params: {adapter: {bound: relative, c: 1, "
+    assert lines_of(load_suite("digits-class-blowup")) == {}, "c is 1 in every row"
+    assert lines_of(load_suite("digits-class-sweep")) == {}
+    over = ["methods.deep={method: gd_tanh, params: {adapter: {bound: relative, c: 1, "
             "placement: all}}}"]  # fmt: skip
-    lines = lines_of(load_map("digits-class-bound-sizes", over))
+    lines = lines_of(load_suite("digits-class-bound-sizes", over))
     assert not any("deep" in label for points in lines.values() for _, label in points)
 
 
@@ -137,9 +137,9 @@ def test_the_picture_is_read_at_a_readmes_width(board):
     one, *depths = tips["tanh_c1, c 1"]
     assert float(one.get("cy")) == pytest.approx(HEAD + PANEL[1] * (1 - 0.46), abs=0.1)
     assert len(depths) == 2 and [c.get("fill") for c in depths] == [one.get("fill"), "white"]
-    assert len(tips["tanh_c0.3, c 0.3"]) == 1, "no accepted cell was probed: no depth"
+    assert len(tips["tanh_c0.3, c 0.3"]) == 1, "no accepted cell was audited: no depth"
     names = re.findall(r">((?:tanh|sine|ball), [^<]+)<", depth_picture(board).svg)
-    assert set(names) == set(lines_of(board.resolved))
+    assert set(names) == set(lines_of(board.suite))
 
 
 def test_sizes_are_logarithmic_and_the_others_lie_to_their_right():
@@ -148,7 +148,7 @@ def test_sizes_are_logarithmic_and_the_others_lie_to_their_right():
     assert across[10.0] < across[ABSOLUTE] < across[FREE] == PANEL[0] - 8
 
 
-def test_a_map_of_one_size_has_no_such_figure(board):
-    single = replace(board, resolved=load_map("digits-class"))
+def test_a_sweep_of_one_size_has_no_such_figure(board):
+    single = replace(board, suite=load_suite("digits-class-sweep"))
     assert depth_picture(single) is None and "depth.svg" not in markdown.write(sections(single))
     assert depth_picture(replace(board, lines=[])) is None

@@ -138,11 +138,6 @@ def one_row(words: list[str]) -> list[str]:
     return words if "--only" in words else [*words, "--only", "gd_sine"]
 
 
-def a_map(words: list[str]) -> list[str]:
-    """What a map costs, or the shipped one; none is computed."""
-    return words if {"--plan", "--report"} & set(words) else [*words, "--plan"]
-
-
 @dataclass(frozen=True)
 class Way:
     """How a command is executed, and why not as it stands."""
@@ -156,7 +151,6 @@ class Way:
 HOW = {
     "run": Way("a suite takes minutes or needs a GPU; test_run runs a tiny one", planned),
     "rehearse": Way("takes a minute a suite; test_rehearse runs some", planned),
-    "map": Way("a map takes hours; test_maps runs a tiny one", a_map),
     "audit": Way("reads stored models: those of the desk, one row", one_row),
     "submit": Way("reads stored scores: those of the desk", small),
     "compare": Way("reads two stores: those of the desk", small),

@@ -58,7 +58,7 @@ def test_every_column_of_a_leaderboard_is_explained(filled):
     assert f"n {DOCS['n']}" in titles
 
 
-def test_every_column_of_a_map_is_in_the_document():
+def test_every_column_of_a_sweep_is_in_the_document():
     text = DOCUMENT.read_text(encoding="utf-8")
     for path in (RESULTS / "maps").glob("*/MAP.md"):
         heads = [

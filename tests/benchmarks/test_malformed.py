@@ -279,7 +279,7 @@ COMMANDS = {
     "stage before its parents": (["stage", "{good}", "{unlearn}"], "is not done; run it first"),
     "report without records": (["report", "{good}"], "no records of tiny"),
     "unknown format": (["report", "{good}", "--format", "pdf"], "choose table, md, tex, csv"),
-    "unknown list": (["ls", "suits"], "choose methods, suites, maps, benchmarks or all"),
+    "unknown list": (["ls", "suits"], "choose methods, suites, sweeps, benchmarks or all"),
     "unknown thing": (["show", "gd_sin"], "did you mean 'gd_sine'"),
     "check of nothing": (["check"], "give a method's name, or --all"),
     "check of unknown": (["check", "gd_sin"], "did you mean 'gd_sine'"),

@@ -1,4 +1,4 @@
-"""What a map says of each rate: distance, share at the bound, what is kept, what diverged."""
+"""What a sweep says of each rate: distance, share at the bound, what is kept, what diverged."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from stable_forgetting.benchmarks.maps.block import Shares, _AtBall
-from stable_forgetting.benchmarks.maps.cells import Cell
-from stable_forgetting.benchmarks.maps.regime import regime_sections
-from stable_forgetting.benchmarks.maps.resolve import make_rule
+from stable_forgetting.benchmarks.pipeline.block import Shares, _AtBall
+from stable_forgetting.benchmarks.pipeline.cells import Cell
+from stable_forgetting.benchmarks.suite.grid import acceptance
+from stable_forgetting.benchmarks.sweeps.regime import regime_sections
 from stable_forgetting.common.bounded.attach import adapter_statistics, attach, shares_beyond
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.vision.metrics import MAP_AXES
+from stable_forgetting.vision.metrics import SWEEP_AXES
 
-RULE = make_rule(MAP_AXES, {}, "test")
+RULE = acceptance(SWEEP_AXES, {}, "test")
 TARGETS = {1: {"fa": 0.0, "ra": 100.0, "ta": 98.0}}
 
 
@@ -36,7 +36,7 @@ def tables(cells):
         lines=[SimpleNamespace(label="m")],
         targets=TARGETS,
         titles=SimpleNamespace(retained="RA"),
-        resolved=SimpleNamespace(rule=RULE),
+        rule=RULE,
     )
     return {each.title: list(each.content.rows[0][1:]) for each in regime_sections(board)}
 

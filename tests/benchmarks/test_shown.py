@@ -154,13 +154,13 @@ def test_suites_are_listed_by_family_in_forty_lines(cli, monkeypatch):
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("Start here") and "Images" in lines and "TOFU" in lines
     assert any(line.startswith("  tofu-phi-1.5 ") and "needs a GPU" in line for line in lines)
-    assert any(line.startswith("Stability maps") for line in lines)
+    assert any(line.startswith("Sweeps (unlearn ls sweeps)") for line in lines)
     listed = [name for of in ls.families_of(suite_names()).values() for f in of for name in f.names]
     assert sorted(listed) == suite_names(), "each suite is in one family"
 
 
 def test_a_filter_without_a_match_says_so(cli):
-    for what in ("suites", "methods", "maps"):
+    for what in ("suites", "methods", "sweeps"):
         assert "nothing matches 'zzz'" in cli("ls", what, "--filter", "zzz").out
 
 

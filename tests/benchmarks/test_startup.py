@@ -8,9 +8,8 @@ import pytest
 
 LIGHT = (
     "benchmarks.audits.derive",
-    "benchmarks.cli.map",
     "benchmarks.costs.model",
-    "benchmarks.maps.draw",
+    "benchmarks.sweeps.draw",
     "benchmarks.pipeline.planner",
     "benchmarks.sharing.versus",
     "common.audits.boundary",

@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Trial
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.sweep import close_calls
+from stable_forgetting.benchmarks.leaderboard.tuning import close_calls
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan

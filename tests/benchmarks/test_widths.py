@@ -16,7 +16,7 @@ from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 
 WIDTHS = (60, 70, 80, 100, 120, 200)
-REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class")
+REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class-sweep")
 COMMANDS = (
     ("ls",),
     ("ls", "suites", "--paper"),
@@ -28,7 +28,7 @@ COMMANDS = (
     ("show", "bounded", "--plan", "llama-2-7b"),
     ("report", "digits-random"),
     ("audit", "digits-all-class"),
-    ("map", "digits-class", "--report"),
+    ("report", "digits-class-sweep"),
 )
 
 
@@ -77,7 +77,7 @@ def test_the_ranking_column_is_in_the_first_piece_or_a_later_one(name):
 def test_commands_print_whole_tables_at_any_width(args, cli, tmp_path, monkeypatch):
     shown: list[Section] = []
     monkeypatch.setattr(terminal, "_show", lambda _, section: shown.append(section))
-    stored = args[0] in ("plan", "report", "audit", "map", "ls")
+    stored = args[0] in ("plan", "report", "audit", "ls")
     assert cli(*args, *(["--store", tmp_path] if stored else [])).code == 0
     monkeypatch.undo()
     assert any(isinstance(section.content, Table) for section in shown)

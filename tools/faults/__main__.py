@@ -27,7 +27,7 @@ Part = tuple[int, float, Callable[[World, Random, int, float], "Tally | list[Tal
 PARTS: dict[str, Part] = {
     "run": (80, 0.18, lambda w, r, n, t: kills(w, r, "run", n, t)),
     "audit": (30, 0.07, lambda w, r, n, t: kills(w, r, "audit", n, t)),
-    "map": (30, 0.07, lambda w, r, n, t: kills(w, r, "map", n, t)),
+    "sweep": (30, 0.07, lambda w, r, n, t: kills(w, r, "sweep", n, t)),
     "apply": (40, 0.06, lambda w, r, n, t: kills(w, r, "apply", n, t)),
     "report": (20, 0.03, lambda w, r, n, t: kills(w, r, "report", n, t)),
     "power": (40, 0.10, power_cuts),

@@ -88,7 +88,7 @@ def full_disks(world: World, random: Random, count: int, until: float) -> list[T
     grown, refused = Tally("file size limited"), Tally("no space left (injected)")
     small = Tally("small file system (tmpfs)")
     while refused.tried < count and time.monotonic() < until:
-        job = random.choice(("run", "audit", "map", "apply"))
+        job = random.choice(("run", "audit", "sweep", "apply"))
         with world.place(job) as place:
             limits = {resource.RLIMIT_FSIZE: random.randint(100, 20_000)}
             _recovers(world, job, place, grown, world.do(job, place, limits=limits))

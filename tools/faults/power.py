@@ -70,7 +70,7 @@ def power_cuts(world: World, random: Random, count: int, until: float) -> Tally:
     """Cuts jobs off before a random change of a file; run again they end with the same bits."""
     tally = Tally("power cut (simulated)")
     while tally.tried < count and time.monotonic() < until:
-        job = random.choice(("run", "run", "map", "audit", "apply"))
+        job = random.choice(("run", "run", "sweep", "audit", "apply"))
         with world.place(job) as place:
             book = Book(place, random.randint(1, world.changes[job]), book=_beside(place))
             for path in (place, *place.rglob("*")):  # what was there before is on the disk

@@ -46,18 +46,18 @@ SUITE: dict[str, Any] = {
         "unsir": {"params": {"checkpoint_every": 2}},
     },
 }
-MAP: dict[str, Any] = {
-    "name": "faults-map",
-    "suite": "suite.yaml",
-    "seeds": [1],
-    "map": {
-        "methods": {"gd_ball": None},
+SWEEP: dict[str, Any] = {
+    "extends": "suite.yaml",
+    "suite": "faults-sweep",
+    "rows": ["gd_ball"],
+    "methods": {"gd_ball": {}},
+    "defaults": {"batch_size": 8},
+    "grid": {
         "lrs": [1e-3, 1e-1],
         "lambdas": [0.1, 1.0],
         "steps": [2, 4],
         "block": 3,
         "extend": {"low": 0, "high": 0},
-        "defaults": {"batch_size": 8},
     },
 }
 _TIMES = frozenset({"created", "seconds", "stage_seconds", "sha256", "files", "environment"})
@@ -72,7 +72,7 @@ _HEAVY = (
     "stable_forgetting.common.train.fit",
 )
 """What takes seconds to import."""
-BEFORE = {"run": None, "audit": "run", "map": "run", "report": "run", "apply": None}
+BEFORE = {"run": None, "audit": "run", "sweep": "run", "report": "run", "apply": None}
 """Job -> the one on whose store it begins."""
 
 
@@ -87,8 +87,8 @@ class World:
     def __init__(self, root: Path, device: str = "cpu"):
         self.root, self.device = root, device
         root.mkdir(parents=True)
-        self.suite, self.map = root / "suite.yaml", root / "map.yaml"
-        for path, content in ((self.suite, SUITE), (self.map, MAP)):
+        self.suite, self.sweep = root / "suite.yaml", root / "sweep.yaml"
+        for path, content in ((self.suite, SUITE), (self.sweep, SWEEP)):
             path.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML
         self._logs = root / "logs"
         self._logs.mkdir()
@@ -107,9 +107,9 @@ class World:
             given = [item for pair in parts for item in pair]
             tail = ["--out", place / "out", "--device", self.device]
             return [job, *given, "--method", "gd_sine", *tail, *sets]
-        target = self.map if job == "map" else self.suite
+        target = self.sweep if job == "sweep" else self.suite
         last = ["--minutes"] if job == "audit" else []
-        name = "run" if job == "report" else job
+        name = "run" if job in ("report", "sweep") else job
         where = ["--store", place, "--device", self.device, "--executor", "inline"]
         return [name, target, *where, *last]
 

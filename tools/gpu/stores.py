@@ -109,7 +109,7 @@ def bits(job: Job) -> Iterator[Row]:
     path, stores = suites(job)["texts"], (fresh(job, "texts-one"), fresh(job, "texts-two"))
     runs = [unlearn(job, "run", path, "--store", s, "--executor", "inline") for s in stores]
     yield _compared("texts, run again", runs[-1], *map(contents, stores))
-    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "map", "audit")):
+    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "sweep", "audit")):
         until = time.monotonic() + (1 if job.tiny else job.seconds / 8)
         tally = kills(world, Random(number), name, 2 if job.tiny else 40, until)
         result = {"what": f"images, {name} killed", "kills": tally.tried, **tally.outcomes}

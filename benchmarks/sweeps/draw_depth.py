@@ -6,8 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from stable_forgetting.benchmarks.maps.board import MapBoard
-from stable_forgetting.benchmarks.maps.depth import (
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.depth import (
     ABSOLUTE,
     FREE,
     Panel,
@@ -17,8 +19,6 @@ from stable_forgetting.benchmarks.maps.depth import (
     panels,
     place_text,
 )
-from stable_forgetting.benchmarks.report import svg
-from stable_forgetting.benchmarks.report.section import Picture
 
 PANEL, LEFT, GAP, HEAD = (222, 190), 46, 26, 74
 """Three panels fill the some 830 pixels of a page of documents."""
@@ -30,9 +30,9 @@ NEAR = 24
 """Pixels below which two names of sizes would touch."""
 
 
-def depth_picture(board: MapBoard) -> Picture | None:
-    """None for a map that does not try several sizes of a bound, or has no cell yet."""
-    lines, shown = lines_of(board.resolved), panels(board)
+def depth_picture(board: Sweep) -> Picture | None:
+    """None for a sweep that does not try several sizes of a bound, or has no cell yet."""
+    lines, shown = lines_of(board.suite), panels(board)
     if not lines or not board.lines:
         return None
     places = sorted({place for points in lines.values() for place, _ in points}, key=order)
@@ -58,7 +58,7 @@ def depth_picture(board: MapBoard) -> Picture | None:
         width,
         bottom + rows * LEGEND,
         body,
-        title=f"{board.resolved.name}: width against depth along c, seeds {seeds}",
+        title=f"{board.suite.name}: width against depth along c, seeds {seeds}",
         subtitle="x: size c of the bound, abs.: the paper's. Bars: least to most over seeds; "
         "hollow: cut off; grey: Retrain. No depth without an accepted cell.",
         left=GAP,

@@ -1,12 +1,13 @@
-"""Cells of a map and the rule that accepts or fails them."""
+"""Cells of a grid: what the rule says of them, and which setting is best."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
-from stable_forgetting.common.measure.metric import MapAxes
+from stable_forgetting.benchmarks.suite.grid import Acceptance
+from stable_forgetting.common.measure.gaps import Summary, summarise
 
 UNDER, DAMAGE = "U", "D"
 TOLERANCE = 1e-9
@@ -17,28 +18,6 @@ Target = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """When a cell is acceptable, in the units of its metrics.
-
-    Formula: retained >= Retrain - tolerance and utility >= Retrain - tolerance and forgotten <=
-    tolerance, or, two-sided, |forgotten - Retrain| <= tolerance.
-
-    Attributes:
-        tolerances: Metric -> tolerance, for these three.
-        two_sided: For random forgetting, where Retrain's own value is far from 0.
-    """
-
-    axes: MapAxes
-    tolerances: Mapping[str, float]
-    two_sided: bool = False
-
-    def scaled(self, factor: float) -> Rule:
-        """The strict (0.5) or the loose (2) rule."""
-        scaled = {metric: factor * value for metric, value in self.tolerances.items()}
-        return Rule(self.axes, scaled, self.two_sided)
-
-
-@dataclass(frozen=True)
 class Cell:
     """One run at one step.
 
@@ -46,7 +25,7 @@ class Cell:
         extension: Outside the grid that all rows share: for edges and bands only.
         lr: Effective rate.
         lam: Value of the row's second axis.
-        metrics: Metric of the map -> value, None where the run diverged.
+        metrics: Metric of the sweep -> value, None where the run diverged.
         delta_ratio: ||dW||_F / ||W0||_F over the changed matrices.
         bound_share: Share of (step, layer) pairs at the ball, or of entries inside the bound's
             curved part (|argument| > 0.5, of a clip its threshold); None without a bound.
@@ -93,7 +72,7 @@ class Edge:
     fails: bool
 
 
-def judge(cell: Cell, target: Target, rule: Rule) -> str:
+def judge(cell: Cell, target: Target, rule: Acceptance) -> str:
     """Why a cell fails.
 
     Returns:
@@ -113,10 +92,51 @@ def judge(cell: Cell, target: Target, rule: Rule) -> str:
     return (UNDER if value > goal + tolerance else "") + (DAMAGE if damage else "")
 
 
-def _lost(cell: Cell, target: Target, rule: Rule, metric: str) -> bool:
+def _lost(cell: Cell, target: Target, rule: Acceptance, metric: str) -> bool:
     value = cell.metrics[metric]
     assert value is not None
     return value < target[metric] - rule.tolerances[metric] - TOLERANCE
 
 
 Judged = Sequence[tuple[Cell, str]]
+"""Cells, and why each fails."""
+K = TypeVar("K", float, tuple[float, int], tuple[float, float], tuple[float, float, int])
+
+
+@dataclass(frozen=True)
+class BestCell:
+    """The setting accepted on most seeds, among those the one with the highest mean utility.
+
+    Picked on the numbers that are shown, so optimistic; one setting for all seeds, not one each.
+    """
+
+    lr: float
+    lam: float
+    step: int
+    seeds: int
+    utility: Summary
+
+
+def values_of(cells: Iterable[Cell], metric: str) -> list[float]:
+    """Of the cells that did not diverge."""
+    values = (cell.metrics.get(metric) for cell in cells)
+    return [value for value in values if value is not None]
+
+
+def grouped(judged: Judged, key: Callable[[Cell], K]) -> list[tuple[K, Judged]]:
+    """Cells of one key together, keys ascending."""
+    groups: dict[K, list[tuple[Cell, str]]] = {}
+    for cell, mark in judged:
+        groups.setdefault(key(cell), []).append((cell, mark))
+    return sorted(groups.items(), key=lambda pair: pair[0])
+
+
+def best_cell(shared: Judged, utility: str) -> BestCell | None:
+    """Of the cells that all rows share; None where none is accepted."""
+    candidates = []
+    for place, group in grouped(shared, lambda cell: (cell.lr, cell.lam, cell.step)):
+        accepted = sum(not mark for _, mark in group)
+        if accepted:
+            values = values_of((cell for cell, _ in group), utility)
+            candidates.append(BestCell(*place, accepted, summarise(values)))
+    return max(candidates, key=lambda best: (best.seeds, best.utility.mean), default=None)

@@ -1,36 +1,41 @@
-"""Map -> sections."""
+"""Sweep -> sections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
-from stable_forgetting.benchmarks.maps.board import MapBoard
-from stable_forgetting.benchmarks.maps.cells import Edge
-from stable_forgetting.benchmarks.maps.depth import depth_table
-from stable_forgetting.benchmarks.maps.derive import Ceiling, MapComparison, MapLine
-from stable_forgetting.benchmarks.maps.draw import picture
-from stable_forgetting.benchmarks.maps.draw_depth import depth_picture
-from stable_forgetting.benchmarks.maps.plan import SIDES
-from stable_forgetting.benchmarks.maps.regime import regime_sections
+from stable_forgetting.benchmarks.pipeline.cells import Edge
+from stable_forgetting.benchmarks.pipeline.grid import SIDES, runs_together
 from stable_forgetting.benchmarks.report.cells import MISSING, number, spread
-from stable_forgetting.benchmarks.report.section import Column, Section, Table, filled, table
+from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.depth import depth_table
+from stable_forgetting.benchmarks.sweeps.derive import Ceiling, SweepComparison, SweepLine
+from stable_forgetting.benchmarks.sweeps.draw import picture
+from stable_forgetting.benchmarks.sweeps.draw_depth import depth_picture
+from stable_forgetting.benchmarks.sweeps.regime import regime_sections
+from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.measure.metric import MetricSpec
 
 CEILING = "retrain*"
 
 
-def sections(board: MapBoard) -> list[Section]:
-    """Everything that a map says, in order."""
-    name, spec = board.resolved.name, board.resolved.spec
-    missing = f"Incomplete: {board.missing} blocks are missing." if board.missing else ""
+def sections(board: Sweep) -> list[Section]:
+    """Everything that a sweep says beside what every suite does, in order."""
     compared = comparison_lines(board.comparisons)
-    probed, depth = board.resolved.probe, depth_picture(board)
-    return filled(
-        Section(f"{name}: stability map (measured)", (spec.title,), depth=1),
-        Section(text=(spec.notes,), level="full"),
-        Section(text=(missing,), tone="warning"),
+    audited, depth = audits_text(board), depth_picture(board)
+    shown = [Section("Best cells", (audited,))] if audited else []
+    shown += audit_sections(board.audits)
+    if depth:
+        shown += [
+            Section("Width against depth", content=depth_table(board), level="full"),
+            Section(content=depth, level="full"),
+        ]
+    return [
         Section(content=share_table(board)),
         Section(content=place_table(board)),
         Section(text=legend(board), tone="muted"),
@@ -38,25 +43,18 @@ def sections(board: MapBoard) -> list[Section]:
         Section("Accepted % per effective learning rate", content=rate_table(board)),
         *regime_sections(board),
         Section(content=picture(board), level="full"),
-        *([Section("Probe", (probe_text(board),))] if probed else ()),
-        *audit_sections(board.probes if probed else ()),
-        *(
-            [Section("Width against depth", content=depth_table(board), level="full")]
-            if depth
-            else ()
-        ),
-        *([Section(content=depth, level="full")] if depth else ()),
-    )
+        *shown,
+    ]
 
 
-def share_table(board: MapBoard) -> Table:
+def share_table(board: Sweep) -> Table:
     """How much is accepted: one row per method, after the ceiling."""
     retained = board.titles.retained
     heads: list[str | Column] = ["method", "accepted %", "strict %", "loose %", "band", "of"]
     of = f"{retained} over the grid's cells"
     heads.append(Column(f"worst {retained}", doc=f"is the lowest {of}"))
     heads += [Column(f"median {retained}", doc=f"is the median {of}, mean over seeds"), "✗"]
-    further = board.resolved.further
+    further = board.further
     heads += [Column(m.title, doc=f"is the highest {m.doc}, over the cells") for m in further]
     ceiling = [_ceiling_row(board.ceiling, len(further))] if board.ceiling.seeds else []
     rows = [*ceiling, *(_share_row(line, further) for line in board.lines)]
@@ -69,7 +67,7 @@ def _ceiling_row(ceiling: Ceiling, further: int) -> list[str]:
     return [CEILING, *passed, *[MISSING] * (5 + further)]
 
 
-def _share_row(line: MapLine, further: Sequence[MetricSpec]) -> list[str]:
+def _share_row(line: SweepLine, further: Sequence[MetricSpec]) -> list[str]:
     worst = [value for value in line.worst_retained if value is not None]
     middle = [value for value in line.median_retained if value is not None]
     return [
@@ -84,9 +82,9 @@ def _share_row(line: MapLine, further: Sequence[MetricSpec]) -> list[str]:
     ]
 
 
-def place_table(board: MapBoard) -> Table:
+def place_table(board: Sweep) -> Table:
     """Where it is accepted: edges and the best cell of every method."""
-    digits = board.resolved.metric(board.resolved.rule.axes.utility).digits
+    digits = board.metric(board.rule.axes.utility).digits
     rows = []
     for line in board.lines:
         best = line.best
@@ -114,7 +112,7 @@ def edge_text(edge: Edge) -> str:
     return f"fails at {edge.lr:g}" if edge.fails else f"not found by {edge.lr:g}"
 
 
-def rate_table(board: MapBoard) -> Table:
+def rate_table(board: Sweep) -> Table:
     """Accepted share per effective rate over seeds, lambdas and steps; extensions included."""
     rates = sorted({lr for line in board.lines for lr in line.by_lr})
     rows = [
@@ -124,10 +122,10 @@ def rate_table(board: MapBoard) -> Table:
     return table(["method", *(f"{rate:g}" for rate in rates)], rows)
 
 
-def legend(board: MapBoard) -> tuple[str, ...]:
+def legend(board: Sweep) -> tuple[str, ...]:
     """How to read the table."""
-    grid = board.resolved.spec.map
-    rule, names = board.resolved.rule, board.titles
+    grid = board.grid
+    rule, names = board.rule, board.titles
     most, ra, ta = (f"{value:g}" for value in rule.tolerances.values())
     fa = f"|{names.forgotten} - Retrain|" if rule.two_sided else names.forgotten
     return (
@@ -146,12 +144,12 @@ def legend(board: MapBoard) -> tuple[str, ...]:
     )
 
 
-def probe_text(board: MapBoard) -> str:
-    """What the probe's tables are about; empty without one."""
-    if not board.resolved.probe:
+def audits_text(board: Sweep) -> str:
+    """What the audits' tables are about; empty without audits."""
+    if not board.suite.audits:
         return ""
     if board.missing:
-        return "The probe of the best cells waits for the missing blocks."
+        return "The audits of the best cells wait for the missing blocks."
     none = [line.label for line in board.lines if line.best is None]
     text = "The best cell of each row, trained again and audited beside two Retrains."
     return text + (f" No accepted cell: {', '.join(none)}." if none else "")
@@ -161,7 +159,7 @@ def _list(values: Sequence[float]) -> str:
     return "{" + ", ".join(f"{value:g}" for value in values) + "}"
 
 
-def comparison_lines(comparisons: Sequence[MapComparison]) -> tuple[str, ...]:
+def comparison_lines(comparisons: Sequence[SweepComparison]) -> tuple[str, ...]:
     """``gd_ball - gd_lora: +72.0 points (...)``, and what the test cannot give."""
     lines = [
         f"{c.first} - {c.second}: {spread(c.summary, 1)} points of accepted cells "
@@ -175,3 +173,22 @@ def comparison_lines(comparisons: Sequence[MapComparison]) -> tuple[str, ...]:
             f"{most} of them cannot give a p below {2 / 2**most:.3g}."
         )
     return tuple(lines)
+
+
+def grid_section(suite: ResolvedSuite) -> Section:
+    """Runs, optimizer steps and samples per method, from counts."""
+    grid, seeds, rows = suite.spec.grid, len(suite.spec.seeds), []
+    assert grid is not None
+    for row in suite.rows:
+        if row.grid is None:
+            continue
+        config: Any = row.config
+        runs = len(row.grid.points)
+        steps = runs * max(row.grid.steps)
+        together = runs_together(METHODS[row.method], config)
+        block = min(grid.block, runs) if together else 1
+        counts = [runs, runs * len(row.grid.steps), steps, config.batch_size, block, steps * seeds]
+        rows.append([row.label, *[str(count) for count in counts]])
+    heads = ["method", "runs/seed", "cells/seed", "steps/seed", "batch", "at once", "steps in all"]
+    text = "Columns that are added to find an edge come on top."
+    return Section(f"Grid: {seeds} seeds", (text,), table(heads, rows))

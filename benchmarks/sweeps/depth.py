@@ -1,7 +1,7 @@
 """Width against depth: along the size of a bound, how much is accepted and how soon it comes back.
 
 Rows that differ in the size of their bound alone are one line; its last point is the row without a
-bound.  Depth is that of each row's best cell, as the map's relearning probes measured it.
+bound.  Depth is that of each row's best cell, as the suite's relearning audits measured it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.maps.resolve import GridRow, ResolvedMap
 from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Column, Table, table
+from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.bounded.phi import PHIS
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.audits.derive import AuditTable
-    from stable_forgetting.benchmarks.maps.board import MapBoard
+    from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
@@ -65,9 +65,9 @@ class Panel:
     retrain: float | None = None
 
 
-def trait(row: GridRow) -> Trait | None:
+def trait(row: ResolvedRow) -> Trait | None:
     """Where a row stands; None for a method without an adapter or without a choice of its loss."""
-    config: Any = row.config(row.lrs[0], row.lambdas[0])
+    config: Any = row.config
     adapter, loss = getattr(config, "adapter", None), getattr(config, "forget_loss", None)
     if adapter is None or loss not in LOSSES:
         return None
@@ -82,12 +82,12 @@ def trait(row: GridRow) -> Trait | None:
     return Trait(shape, place if shape else FREE, LOSSES[loss], digest(own))
 
 
-def lines_of(resolved: ResolvedMap) -> dict[str, list[tuple[Place, str]]]:
+def lines_of(suite: ResolvedSuite) -> dict[str, list[tuple[Place, str]]]:
     """Name -> (size of the bound, row), in the order of the sizes; empty unless several are tried.
 
     A line has the unbounded row that shares all but the bound as its end, and two points at least.
     """
-    traits = {row.label: own for row in resolved.rows if (own := trait(row)) is not None}
+    traits = {row.label: own for row in suite.rows if row.grid and (own := trait(row))}
     if len({t.place for t in traits.values() if isinstance(t.place, float)}) < 2:
         return {}
     lines: dict[tuple[str, str, str], list[tuple[Place, str]]] = {}
@@ -109,21 +109,21 @@ def order(place: Place) -> tuple[int, float]:
     return (0, place) if isinstance(place, float) else ((ABSOLUTE, FREE).index(place) + 1, 0.0)
 
 
-def panels(board: MapBoard) -> list[Panel]:
-    """The accepted share, then the steps of every relearning probe that has been measured."""
+def panels(board: Sweep) -> list[Panel]:
+    """The accepted share, then the steps of every relearning audit that has been measured."""
     widths = {line.label: line.accepted for line in board.lines}
-    depths = [_depth(board, audit) for audit in board.probes if STEPS in audit.columns]
+    depths = [_depth(board, audit) for audit in board.audits if STEPS in audit.columns]
     return [Panel("accepted cells, %", 100.0, widths), *depths]
 
 
-def _depth(board: MapBoard, audit: AuditTable) -> Panel:
+def _depth(board: Sweep, audit: AuditTable) -> Panel:
     values: dict[str, list[float]] = {}
     cut = set()
     for label, seeds in audit.rows.items():
         cells = [cell[STEPS] for cell in seeds.values() if isinstance(cell, dict)]
         values[label] = [cell.value for cell in cells if cell.value is not None]
         cut |= {label} if any("cut off" in cell.note for cell in cells) else set()
-    reference = next(row.label for row in board.resolved.suite.rows if row.method == "retrain")
+    reference = next(row.label for row in board.suite.rows if row.method == "retrain")
     config = audit.audit.config
     part, shots = getattr(audit.audit, "part", "forget"), config.shots
     return Panel(
@@ -135,12 +135,12 @@ def _depth(board: MapBoard, audit: AuditTable) -> Panel:
     )
 
 
-def depth_table(board: MapBoard) -> Table:
+def depth_table(board: Sweep) -> Table:
     """The numbers behind the figure, one row per point."""
     shown = panels(board)
     rows = [
         [name, place_text(place), label, *(_cell(panel, label) for panel in shown)]
-        for name, points in lines_of(board.resolved).items()
+        for name, points in lines_of(board.suite).items()
         for place, label in points
     ]
     doc = "is the size of the bound, in units of rms(W0) or, of the ball, of ||W0||"

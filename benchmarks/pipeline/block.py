@@ -1,4 +1,4 @@
-"""The configs of one map block: train, read out, one row per cell.  Needs torch."""
+"""The configs of one block of a grid: train, read out, one row per cell.  Needs torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stable_forgetting.common.train.precision import in_low_precision
 from stable_forgetting.common.train.protocols import Telemetry
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.maps.work import MapSpec
+    from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""
@@ -40,7 +40,7 @@ MakeTask = Callable[[frozenset[str]], UnlearnTask]
 
 
 class Shares(NamedTuple):
-    """How much of a bound acts; see :class:`benchmarks.maps.cells.Cell`."""
+    """How much of a bound acts; see :class:`benchmarks.pipeline.cells.Cell`."""
 
     bound_share: float | None = None
     turned_share: float | None = None
@@ -50,20 +50,20 @@ class Readout:
     """Measures models of one split as the suite does, and how far they are from Original."""
 
     def __init__(self, benchmark: Benchmark, split: ForgetSplit, original: nn.Module, seed: int):
-        assert benchmark.map_axes is not None
-        self.axes, self.seed = benchmark.map_axes, seed
+        assert benchmark.sweep_axes is not None
+        self.axes, self.seed = benchmark.sweep_axes, seed
         everything = benchmark.parts(split, trial=False, seed=seed)
         self.parts = {part: everything[part] for part in self.axes.parts or everything}
         self.benchmark, self.original = benchmark, original
 
     def metrics(self, model: nn.Module) -> CellRow:
-        """What maps of the benchmark judge.
+        """What sweeps of the benchmark judge.
 
         Raises:
             Diverged: A score is not finite.
         """
         scores = self.benchmark.score(model.eval(), self.parts, trial=self.axes.as_trial)
-        return self.benchmark.map_metrics(scores, seed=self.seed)
+        return self.benchmark.sweep_metrics(scores, seed=self.seed)
 
     def row(self, model: nn.Module, point: Sequence[float], step: int, bound: Shares) -> CellRow:
         """One cell; non-finite scores make it a diverged one."""
@@ -98,13 +98,13 @@ def cell_row(point: Sequence[float], step: int, **values: float | None) -> CellR
     return {"lr": point[0], "lam": point[1], "step": step, **values, "nonfinite": False}
 
 
-def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[CellRow]:
+def run_block(spec: GridSpec, readout: Readout, make_task: MakeTask) -> list[CellRow]:
     """Runs every config of a block; the cells in the order of rate, weight and step.
 
     ``make_task`` gives a task on a fresh copy of Original.
     """
     cls = METHODS[spec.method]
-    configs = [validate(cls.Config, params, f"map of {spec.method}") for params in spec.params]
+    configs = [validate(cls.Config, params, f"grid of {spec.method}") for params in spec.params]
     original = readout.original
     if spec.together and samples_are_independent(original) and not in_low_precision(original):
         rows = _together(spec, configs, readout, make_task(cls.info.access))
@@ -116,7 +116,7 @@ def run_block(spec: MapSpec, readout: Readout, make_task: MakeTask) -> list[Cell
 
 
 def _together(
-    spec: MapSpec, configs: Sequence[Any], readout: Readout, task: UnlearnTask
+    spec: GridSpec, configs: Sequence[Any], readout: Readout, task: UnlearnTask
 ) -> list[CellRow]:
     """All configs in one forward, read out at every step that is asked for."""
     first, plain = configs[0], copy.deepcopy(task.model)
@@ -184,7 +184,7 @@ class _AtBall:
 
 
 def _alone(
-    spec: MapSpec,
+    spec: GridSpec,
     cls: Any,
     config: Any,
     point: Sequence[float],

@@ -1,4 +1,4 @@
-"""Stability maps: what is derived from cells, what is planned, and one tiny map end to end."""
+"""Sweeps: what is derived from cells, what is planned, and one tiny sweep end to end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ import xml.etree.ElementTree as ET
 import pytest
 import yaml
 
-from stable_forgetting.benchmarks.maps.board import MapBoard, make_board, probe_suite, related
-from stable_forgetting.benchmarks.maps.cells import Cell, Edge, judge
-from stable_forgetting.benchmarks.maps.derive import (
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.report import sections as board_sections
+from stable_forgetting.benchmarks.pipeline.cells import Cell, Edge, judge
+from stable_forgetting.benchmarks.pipeline.grid import next_rate, runs_together
+from stable_forgetting.benchmarks.pipeline.measuring import read_record
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.sweeping import GridReader
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.suite.grid import acceptance
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, sweeps
+from stable_forgetting.benchmarks.sweeps.board import Sweep, related
+from stable_forgetting.benchmarks.sweeps.data import to_json
+from stable_forgetting.benchmarks.sweeps.derive import (
     band,
     compare_lines,
     derive_ceiling,
@@ -21,24 +32,17 @@ from stable_forgetting.benchmarks.maps.derive import (
     letters,
     sign_test,
 )
-from stable_forgetting.benchmarks.maps.draw import picture
-from stable_forgetting.benchmarks.maps.plan import MapPlanner, next_rate, runs_together
-from stable_forgetting.benchmarks.maps.report import place_table, sections, share_table
-from stable_forgetting.benchmarks.maps.resolve import load_map, make_rule, map_names
-from stable_forgetting.benchmarks.maps.write import to_json
-from stable_forgetting.benchmarks.pipeline.measuring import read_record
-from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.report import html, markdown
-from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.benchmarks.sweeps.draw import picture
+from stable_forgetting.benchmarks.sweeps.report import place_table, sections, share_table
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.vision.benchmark import VisionBenchmark
-from stable_forgetting.vision.metrics import MAP_AXES
+from stable_forgetting.vision.metrics import SWEEP_AXES
 
 TARGET = {"fa": 0.0, "ra": 100.0, "ta": 98.0, "forget_loss": 6.0}
-RULE = make_rule(MAP_AXES, {}, "test")
+RULE = acceptance(SWEEP_AXES, {}, "test")
 EDGES = {"low": Edge(1e-3, True), "high": Edge(1e-1, False)}
 
 
@@ -74,7 +78,7 @@ def test_the_rule_at_its_edges(values, mark):
 
 @pytest.mark.parametrize(("fa", "mark"), [(85.0, ""), (75.0, ""), (85.1, "U"), (74.9, "D")])
 def test_the_two_sided_rule(fa, mark):
-    rule = make_rule(MAP_AXES, {"two_sided": True}, "test")
+    rule = acceptance(SWEEP_AXES, {"two_sided": True}, "test")
     assert judge(cell(fa=fa), {**TARGET, "fa": 80.0}, rule) == mark
 
 
@@ -187,14 +191,14 @@ def test_tables_and_picture_of_hand_made_cells():
     assert words.count("1e-2") == 2  # one axis per method
 
 
-def test_a_map_says_how_much_of_the_ceiling_its_cells_reached():
+def test_a_sweep_says_how_much_of_the_ceiling_its_cells_reached():
     """Of Original's largest cross-entropy of 12 nats; a diverged cell has no share."""
-    resolved = load_map("digits-class")
+    suite = load_suite("digits-class-sweep")
     loud = replaced(cell(1e-1, 10.0), {"forget_loss": 9.0})
-    cells = related(resolved, [cell(), loud, dead()], {"ceiling.loss": 12.0})
+    cells = related(suite, [cell(), loud, dead()], {"ceiling.loss": 12.0})
     assert [c.metrics["ceiling.reached"] for c in cells] == [50.0, 75.0, None]
-    assert related(resolved, None, {"ceiling.loss": 12.0}) is None
-    names = [metric.name for metric in resolved.further]
+    assert related(suite, None, {"ceiling.loss": 12.0}) is None
+    names = [metric.name for metric in hand_made_board().further]
     got = derive_line("m", cells, {1: TARGET}, RULE, EDGES, names)
     assert got.highest == {"ceiling.reached": 75.0}
     board = dataclasses.replace(hand_made_board(), lines=[got])
@@ -204,10 +208,8 @@ def test_a_map_says_how_much_of_the_ceiling_its_cells_reached():
 
 def test_the_page_says_all_that_the_markdown_says(section_pages):
     board = hand_made_board()
-    board.missing = 2
     section_pages(sections(board))
-    assert "Incomplete: 2 blocks are missing." in html.write(sections(board))
-    assert "![map](map.svg)" in markdown.write(sections(board))
+    assert "![sweep](leaderboard.svg)" in markdown.write(sections(board))
     assert "<svg " in html.write(sections(board))
 
 
@@ -219,8 +221,8 @@ def hand_made_board():
     targets = {1: TARGET, 2: TARGET}
     ceiling = derive_ceiling(targets, second, RULE)
     comparisons = [compare_lines(lines[1], lines[0])]
-    resolved = load_map("digits-class")
-    return MapBoard(resolved, lines, ceiling, comparisons, cells, targets, 0)
+    suite = load_suite("digits-class-sweep")
+    return Sweep(suite, lines, ceiling, comparisons, cells, targets, 0)
 
 
 def test_the_axis_goes_in_half_decades():
@@ -252,131 +254,169 @@ def test_which_methods_share_a_forward(name, params, together):
     assert runs_together(METHODS[name], config) is together
 
 
-@pytest.mark.parametrize("name", map_names())
-def test_built_in_maps_load_and_match_first_steps(name):
-    resolved = load_map(name)
+@pytest.mark.parametrize("name", sweeps())
+def test_built_in_sweeps_load_and_match_first_steps(name):
+    suite = load_suite(name)
     rates = {}
-    for row, lr, lam in resolved.points():
+    grids = [row.grid for row in suite.rows if row.method not in REFERENCES]
+    for row, (lr, lam) in ((grid, point) for grid in grids for point in grid.points):
         config = row.config(lr, lam)
-        assert (config.lr, config.steps) == (lr, max(resolved.spec.map.steps))
-        assert getattr(config, row.row.axis) == lam
+        assert (config.lr, config.steps) == (lr, max(suite.spec.grid.steps))
+        assert getattr(config, row.axis) == lam
         if getattr(config, "adapter", None) is None:
             continue
         power = 2 if config.optimizer == "sgd" else 1
         rates.setdefault(lr, set()).add(round(config.engine().lr * config.adapter.slope**power, 12))
     assert all(len(found) == 1 for found in rates.values())
-    assert {seed for seed in resolved.suite.spec.seeds}.isdisjoint({0, 1, 2, 3, 5})
+    assert {*suite.spec.seeds}.isdisjoint({0, 1, 2, 3, 5}) and suite.spec.retrains == 2
 
 
-# A tiny map -------------------------------------------------------------------------------------
+# A tiny sweep -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def tiny_map(tiny_suite, tmp_path_factory):
-    """Writes a map beside a tiny suite; keywords replace parts of its ``map`` section."""
-    folder = tmp_path_factory.mktemp("map")
-    tiny_suite(folder)
+def tiny_sweep(tiny_suite, tmp_path_factory):
+    """Writes a tiny suite with a grid; keywords replace parts of the grid, ``top`` of the suite."""
+    folder = tmp_path_factory.mktemp("sweep")
 
-    def write(file="m.yaml", top=None, **over):
+    def write(top=None, **over):
         grid = {
-            "methods": {
-                "gd_ball": None,
-                "gd_lora": None,
-                "ft": {"method": "finetune", "axis": None, "lrs": [1e-3, 3e-3]},
-                "salun": {"axis": "density", "lrs": [1e-3, 3e-3], "lambdas": [0.5]},
-                "npo": {
-                    "method": "npo_gdr",
-                    "axis": "forget_weight",
-                    "params": {"beta": 1, "adapter": {}},
-                    "lambdas": [1],
-                },
-            },
             "lrs": [1e-3, 1e-1],
             "lambdas": [0.1, 1.0],
             "steps": [2, 4],
             "block": 3,
             "extend": {"low": 1, "high": 0},
             "rule": {"ra": 100, "ta": 100, "fa": 100},
-            "defaults": {"batch_size": 8},
-            "compare": [["gd_ball", "gd_lora"]],
             **over,
         }
-        data = {"name": "tiny-map", "suite": "tiny.yaml", "seeds": [1], "map": grid, **(top or {})}
-        path = folder / file
-        path.write_text(yaml.safe_dump(data))
-        return path
+        data = {
+            "suite": "tiny-sweep",
+            "retrains": 2,
+            "methods": {
+                "gd_ball": None,
+                "gd_lora": None,
+                "ft": {"method": "finetune"},
+                "salun": None,
+                "npo": {"method": "npo_gdr", "params": {"beta": 1, "adapter": {}}},
+            },
+            "defaults": {"batch_size": 8},
+            "compare": [["gd_ball", "gd_lora"]],
+            **(top or {}),
+        }
+        if "rows" not in grid and "methods" not in (top or {}):
+            grid["rows"] = {
+                "ft": {"axis": None, "lrs": [1e-3, 3e-3]},
+                "salun": {"axis": "density", "lrs": [1e-3, 3e-3], "lambdas": [0.5]},
+                "npo": {"axis": "forget_weight", "lambdas": [1]},
+            }
+        data["methods"] = {"original": None, "retrain": None, **data["methods"]}
+        return tiny_suite(folder, **data, grid=grid)
 
     return write
+
+
+LORA = {"gd_lora": None}
 
 
 @pytest.mark.parametrize(
     ("top", "over", "words"),
     [
-        ({}, {"lrs": [1e-1, 1e-3]}, "map: lrs must increase"),
-        ({}, {"steps": [0]}, "map.steps.0"),
-        ({}, {"methods": {"gd_balll": None}}, "did you mean 'gd_ball'?"),
-        ({}, {"methods": {"random_label": None}}, "has no 'lam'; give axis"),
-        ({}, {"methods": {"original": None}}, "has no 'lr'"),
-        ({}, {"compare": [["gd_ball", "x"]]}, "compare names 'x'"),
-        ({}, {"defaults": {"batchsize": 8}}, "did you mean 'batch_size'?"),
+        ({}, {"lrs": [1e-1, 1e-3]}, "grid: lrs must increase"),
+        ({}, {"steps": [0]}, "grid.steps.0"),
+        ({"methods": {"gd_balll": None}}, {}, "did you mean 'gd_ball'?"),
+        ({"methods": {"random_label": None}}, {}, "has no 'lam'; write grid: {rows: {random_label"),
+        ({"methods": {"ssd": None}}, {}, "has no 'lr'"),
+        ({"compare": [["gd_ball", "x"]]}, {}, "compare names 'x'"),
+        ({"defaults": {"batchsize": 8}}, {}, "did you mean 'batch_size'?"),
         ({}, {"rule": {"rra": 1}}, "did you mean 'ra'?"),
-        ({"suite": "tofu-small"}, {}, "known: forget_prob, mu_likelihood, retain_prob"),
-        (
-            {"protocol": {"scenario": {"kind": "random", "fraction": 0.2}}},
-            {"methods": {"unsir": {"axis": None}}},
-            "is for class forgetting only; remove the row",
-        ),
-        ({}, {"probe": {"relern": None}}, "did you mean 'relearn'?"),
-        ({}, {"probe": {"relearn": {"shot": 3}}}, "did you mean 'shots'?"),
-        ({}, {"probe": {"klom": None}}, "trains models of its own"),
+        ({}, {"rows": {"gd_bal": {"axis": None}}}, "did you mean 'gd_ball'?"),
+        ({"audits": {"relern": None}}, {}, "did you mean 'relearn'?"),
+        ({"audits": {"relearn": {"shot": 3}}}, {}, "did you mean 'shots'?"),
+        ({"audits": {"klom": None}}, {}, "trains models of its own"),
         ({"seeds": [1, 1]}, {}, "a seed twice"),
-        ({"maps": {}}, {}, "unknown key"),
+        ({"methods": LORA, "tune": {"seeds": [0], "trials": 1}}, {}, "has no tune; write tune: n"),
+        ({}, {"lr": [1]}, "did you mean 'lrs'?"),
     ],
 )
-def test_what_is_wrong_with_a_map_is_one_line(tiny_map, cli, one_line_error, top, over, words):
-    over = {"compare": [], **over}
-    assert words in one_line_error(cli("map", tiny_map("bad.yaml", top, **over), "--plan"))
+def test_what_is_wrong_with_a_grid_is_one_line(tiny_sweep, cli, one_line_error, top, over, words):
+    top = {"compare": [], "defaults": {}, **top}
+    assert words in one_line_error(cli("plan", tiny_sweep(top, **over)))
 
 
-def test_a_parameter_on_an_axis_is_refused(tiny_map, cli, one_line_error):
-    for row in ({"params": {"lr": 0.1}}, {"params": {"steps": 3}}, {"params": {"lam": 0.5}}):
-        line = one_line_error(
-            cli("map", tiny_map("axis.yaml", methods={"gd_lora": row}, compare=[]), "--plan")
-        )
-        assert "is an axis of the map; leave it out" in line
+def test_a_sweep_is_judged_beside_retrain(tiny_suite, cli, one_line_error):
+    path = tiny_suite(suite="alone", methods={"gd_lora": None}, grid={"lambdas": [1]})
+    assert "0 rows of method retrain; every gap is to it" in one_line_error(cli("plan", path))
 
 
-def test_unknown_maps_and_rows(tiny_map, cli, one_line_error, tmp_path):
-    assert "did you mean 'digits-class'?" in one_line_error(cli("map", "digit-class"))
-    path = tiny_map()
-    assert "did you mean 'gd_lora'?" in one_line_error(cli("map", path, "--only", "gd_lor"))
+def test_a_parameter_on_an_axis_is_refused(tiny_sweep, cli, one_line_error):
+    for params in ({"lr": 0.1}, {"steps": 3}, {"lam": 0.5}):
+        top = {"methods": {"gd_lora": {"params": params}}, "compare": []}
+        line = one_line_error(cli("plan", tiny_sweep(top)))
+        assert "is an axis of the grid; leave it out" in line
+
+
+def test_unknown_sweeps_and_rows(tiny_sweep, cli, one_line_error, tmp_path):
+    assert "did you mean 'digits-class-bound'?" in one_line_error(cli("run", "digits-class-bond"))
+    path = tiny_sweep()
+    assert "did you mean 'gd_lora'?" in one_line_error(cli("run", path, "--only", "gd_lor"))
     store = tmp_path / "none"
-    assert "run: unlearn map" in one_line_error(cli("map", path, "--report", "--store", store))
+    assert "run: unlearn run" in one_line_error(cli("report", path, "--store", store))
 
 
-def test_listing_and_planning(tiny_map, cli):
-    assert "digits-class" in cli("ls", "maps").out
-    done = cli("map", tiny_map(), "--plan")
-    assert done.code == 0 and "gd_ball" in done.out
-    assert "Examples:" in cli("map", "--help").out
+def test_listing_and_planning(tiny_sweep, cli):
+    assert "digits-class-sweep" in cli("ls", "sweeps").out
+    done = cli("plan", tiny_sweep())
+    assert done.code == 0 and "gd_ball" in done.out and "at once" in done.out
 
 
-def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
-    path, store = tiny_map(), tmp_path / "store"
-    done = cli("map", path, "--store", store, "--workers", 1)
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("digits-class-bound", "--report"), "use `unlearn run digits-class-bound`"),
+        (("digits-class",), "use `unlearn run digits-class-sweep`"),
+        (("--plan",), "use `unlearn run SUITE`"),
+    ],
+)
+def test_the_command_map_names_what_to_type(cli, one_line_error, words, instead):
+    assert instead in one_line_error(cli("map", *words))
+
+
+def test_a_shipped_sweep_is_read(cli, tmp_path):
+    shown = cli("report", "digits-class-bound", "--store", tmp_path)
+    assert shown.code == 0 and "ul_tanh_c0.3" in shown.out and "comes with the project" in shown.err
+
+
+def test_rows_of_another_suite_run_on_a_grid(cli, tmp_path):
+    path = tmp_path / "mine.yaml"
+    grid = {"lrs": [1e-3, 1e-2], "lambdas": [1.0], "steps": [5]}
+    data = {"extends": "digits-class", "suite": "mine", "rows": ["gd_sine"], "grid": grid}
+    path.write_text(yaml.safe_dump(data))
+    (row,) = [row for row in load_suite(str(path)).rows if row.method not in REFERENCES]
+    assert row.grid.points == [(1e-3, 1.0), (1e-2, 1.0)] and row.config.steps == 5
+    assert row.config.epochs is None, "the grid's steps hold, not the suite's budget"
+
+
+def test_a_tiny_sweep_end_to_end(tiny_sweep, cli, tmp_path, nothing_half):
+    path, store = tiny_sweep(), tmp_path / "store"
+    done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
     nothing_half(store)
-    folder = store / "maps" / "tiny-map"
+    folder = store / "suites" / "tiny-sweep"
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
     shared = [row for row in rows if not row["extension"]]
     assert len(shared) == 8 + 8 + 3 * 4  # 2 x 2 x 2 cells, or two rates and one other value
     # a rule that accepts everything: one column below is tried, then the edge is said to be open
     assert sorted({r["lr"] for r in rows if r["label"] == "gd_ball"}) == [3e-4, 1e-3, 1e-1]
-    assert "not found by 0.0003" in (folder / "MAP.md").read_text()
-    board = json.loads((folder / "map.json").read_text())
-    assert board["complete"] and {item["accepted"][0] for item in board["lines"]} == {100.0}
+    assert "not found by 0.0003" in (folder / "LEADERBOARD.md").read_text()
+    whole = json.loads((folder / "leaderboard.json").read_text())
+    board = whole["sweep"]
+    assert (
+        whole["complete"]
+        and board["complete"]
+        and {item["accepted"][0] for item in board["lines"]} == {100.0}
+    )
     assert board["ceiling"]["accepted"] == [True]
-    ET.fromstring((folder / "map.svg").read_text())
+    ET.fromstring((folder / "leaderboard.svg").read_text())
     for row in rows:
         ball = row["label"] == "gd_ball"
         assert row["delta_ratio"] > 0 and (row["bound_share"] is not None) == ball
@@ -389,42 +429,45 @@ def test_a_tiny_map_end_to_end(tiny_map, cli, tmp_path, nothing_half):
     for file in lost.iterdir():
         file.unlink()
     lost.rmdir()
-    report = cli("map", path, "--store", store, "--report")
-    assert report.code == 0 and "Incomplete" in report.out
-    assert cli("map", path, "--store", store, "--workers", 1).code == 0
+    report = cli("report", path, "--store", store)
+    assert report.code == 0
+    assert "Incomplete; missing blocks of the grid: 1." in report.out
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
     after = {path: path.stat().st_mtime_ns for path in sorted((store / "stages").glob("map-*"))}
     assert {p for p in after if after[p] != before[p]} == {lost}
     assert rows == [json.loads(t) for t in (folder / "cells.jsonl").read_text().splitlines()]
 
     # one by one, through the methods themselves, gives the same cells
-    resolved = load_map(str(path), only=["gd_ball"])
-    planner = MapPlanner(resolved, StageStore(store))
-    assert_alone_agrees(planner, store, tmp_path)
-    assert share_table(make_board(resolved, StageStore(store))).rows[0][0] == "retrain*"
+    assert_alone_agrees(load_suite(str(path), only=["gd_ball"]), store, tmp_path)
+    board = make_leaderboard(load_suite(str(path)), StageStore(store))
+    assert share_table(board.sweep).rows[0][0] == "retrain*"
+    assert "Notes" not in markdown.write(board_sections(board)), "it has none"
 
 
-def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path, monkeypatch):
-    over = {
+def test_the_audits_are_of_the_best_cell_trained_anew(tiny_sweep, cli, tmp_path, monkeypatch):
+    top = {
         "methods": {"gd_ball": None, "gd_lora": None},
-        "extend": {"low": 0, "high": 0},
-        "probe": {"relearn": {"max_steps": 3, "repeats": 1}},
+        "audits": {"relearn": {"max_steps": 3, "repeats": 1}},
     }
-    path, store = tiny_map("probe.yaml", **over), tmp_path / "store"
-    assert "Then the probe (relearn) of 2 best cells" in cli("map", path, "--plan").out
-    done = cli("map", path, "--store", store, "--workers", 1)
+    over = {"extend": {"low": 0, "high": 0}}
+    path, store = tiny_sweep(top, **over), tmp_path / "store"
+    assert (
+        "Then the audits of every row's best cell and of Retrain: relearn." in cli("plan", path).out
+    )
+    done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
-    board = json.loads((store / "maps" / "tiny-map" / "map.json").read_text())
-    rows = board["probe"]["relearn"]["rows"]
+    board = json.loads((store / "suites" / "tiny-sweep" / "leaderboard.json").read_text())
+    rows = board["audits"]["relearn"]["rows"]
     assert set(rows) == {"retrain", FLOOR, "original", "gd_ball", "gd_lora"}
-    page = (store / "maps" / "tiny-map" / "MAP.md").read_text()
-    assert "AIN" in rows["gd_ball"]["1"] and "## Probe" in page
+    page = (store / "suites" / "tiny-sweep" / "LEADERBOARD.md").read_text()
+    assert "AIN" in rows["gd_ball"]["1"] and "## Best cells" in page
 
     kept = StageStore(store)
-    plan = make_plan(probe_suite(make_board(load_map(str(path)), kept)), kept)
-    for line in board["lines"]:
+    plan = make_plan(load_suite(str(path)), kept)
+    for line in board["sweep"]["lines"]:
         best, label = line["best"], line["label"]
         stage = next(r.stage for r in plan.results if r.label == label)
-        record, cells = read_record(kept, stage), (store / "maps" / "tiny-map" / "cells.jsonl")
+        record, cells = read_record(kept, stage), (store / "suites" / "tiny-sweep" / "cells.jsonl")
         cell = next(
             row
             for row in map(json.loads, cells.read_text().splitlines())
@@ -437,26 +480,27 @@ def test_the_probe_audits_the_best_cell_trained_anew(tiny_map, cli, tmp_path, mo
 
     # nothing is done again; without an accepted cell there is nothing to probe
     before = sorted((store / "stages").iterdir())
-    assert cli("map", path, "--store", store, "--report").out.count("AIN") == done.out.count("AIN")
-    assert cli("map", path, "--store", store, "--workers", 1).code == 0
-    monkeypatch.setattr("stable_forgetting.benchmarks.maps.cells.TOLERANCE", -200.0)
-    none = tiny_map("none.yaml", **over, rule={"ra": 0, "ta": 0, "fa": 0})
-    refused = cli("map", none, "--store", store, "--report")
+    assert cli("report", path, "--store", store).out.count("AIN") == done.out.count("AIN")
+    assert cli("run", path, "--store", store, "--workers", 1).code == 0
+    monkeypatch.setattr("stable_forgetting.benchmarks.pipeline.cells.TOLERANCE", -200.0)
+    none = tiny_sweep({**top, "suite": "none"}, **over, rule={"ra": 0, "ta": 0, "fa": 0})
+    refused = cli("report", none, "--store", store)
     assert "No accepted cell: gd_ball, gd_lora." in refused.out
     assert sorted((store / "stages").iterdir()) == before
 
     lost = next((store / "stages").glob("map-*"))
     shutil.rmtree(lost)
-    assert "waits for the missing blocks" in cli("map", path, "--store", store, "--report").out
+    assert "wait for the missing blocks" in cli("report", path, "--store", store).out
 
 
-def assert_alone_agrees(planner, store, tmp_path, names=("fa", "ra", "ta", "forget_loss")):
+def assert_alone_agrees(suite, store, tmp_path, names=("fa", "ra", "ta", "forget_loss")):
     """Does one stored block again without sharing the forward."""
     from stable_forgetting.benchmarks.pipeline.runner import run_stage
     from stable_forgetting.common.protocol.benchmark import Runtime
 
-    block = next(b for b in planner.plan().blocks if not b.extension)
-    together = planner.cells(block)
+    plan = make_plan(suite, StageStore(store))
+    block = next(b for b in plan.blocks if not b.extension)
+    together = GridReader(suite, StageStore(store), plan.results).cells(block)
     assert block.stage.spec.together
     other = tmp_path / "alone"
     shutil.copytree(store, other)
@@ -465,7 +509,7 @@ def assert_alone_agrees(planner, store, tmp_path, names=("fa", "ra", "ta", "forg
         block.stage, spec=block.stage.spec.model_copy(update={"together": False})
     )
     run_stage(stage, Runtime(store=other, device="cpu"))
-    alone = MapPlanner(planner.map, StageStore(other)).cells(block)
+    alone = GridReader(suite, StageStore(other), plan.results).cells(block)
     for first, second in zip(together, alone, strict=True):
         mine, theirs = first.line(), second.line()
         for name in (*names, "delta_ratio"):
@@ -473,45 +517,45 @@ def assert_alone_agrees(planner, store, tmp_path, names=("fa", "ra", "ta", "forg
         assert (first.lr, first.lam, first.step) == (second.lr, second.lam, second.step)
 
 
-def test_an_unknown_grid_waits_for_its_cells(tiny_map, tmp_path):
-    resolved = load_map(str(tiny_map()))
-    plan = MapPlanner(resolved, StageStore(tmp_path)).plan()
+def test_an_unknown_grid_waits_for_its_cells(tiny_sweep, tmp_path):
+    plan = make_plan(load_suite(str(tiny_sweep())), StageStore(tmp_path))
     assert set(plan.waiting) == {"gd_ball", "gd_lora", "ft", "salun", "npo"}
-    assert len([b for b in plan.blocks if b.row.label == "gd_ball"]) == 2  # 3 + 1 points
+    assert len([b for b in plan.blocks if b.label == "gd_ball"]) == 2  # 3 + 1 points
     assert len({stage.key for stage in plan.stages()}) == len(list(plan.stages()))
 
 
-def test_a_block_depends_on_its_configs_not_on_how_it_is_judged(tiny_map, tmp_path):
-    def keys(**over):
-        plan = MapPlanner(load_map(str(tiny_map(**over))), StageStore(tmp_path)).plan()
-        return {block.stage.key for block in plan.blocks if block.row.label == "gd_ball"}
+def test_a_block_depends_on_its_configs_not_on_how_it_is_judged(tiny_sweep, tmp_path):
+    def keys(top=None, **over):
+        plan = make_plan(load_suite(str(tiny_sweep(top, **over))), StageStore(tmp_path))
+        return {block.stage.key for block in plan.blocks if block.label == "gd_ball"}
 
     base = keys()
-    assert keys(rule={"ra": 1}, compare=[], extend={"low": 0, "high": 3}) == base
+    assert keys({"compare": []}, rule={"ra": 1}, extend={"low": 0, "high": 3}) == base
     assert not keys(steps=[2, 5]) & base
-    assert not keys(defaults={"batch_size": 16}) & base
+    assert not keys({"defaults": {"batch_size": 16}}) & base
     longer = keys(lrs=[1e-3, 1e-1, 3e-1], block=2)
     assert keys(block=2) < longer  # new columns keep the blocks before them
 
 
-def test_columns_are_added_until_one_fails(tiny_map, put_record, tmp_path):
-    grid = {"methods": {"gd_lora": None}, "compare": [], "lrs": [1e-2, 1e-1], "lambdas": [1.0]}
-    rule = {"ra": 1, "ta": 2, "fa": 5}
-    path = tiny_map(**grid, steps=[2], rule=rule, extend={"low": 2, "high": 1})
-    planner = MapPlanner(load_map(str(path)), StageStore(tmp_path))
-    record = next(r for r in planner.plan().results if r.label == "retrain" and not r.replicate)
-    put_record(planner.store, record.stage, TARGET)
-    done, plan = set(), planner.plan()
+def test_columns_are_added_until_one_fails(tiny_sweep, put_record, tmp_path):
+    grid = {"lrs": [1e-2, 1e-1], "lambdas": [1.0], "rule": {"ra": 1, "ta": 2, "fa": 5}}
+    top = {"methods": {"gd_lora": None}, "compare": []}
+    suite = load_suite(str(tiny_sweep(top, **grid, steps=[2], extend={"low": 2, "high": 1})))
+    store = StageStore(tmp_path)
+    plan = make_plan(suite, store)
+    record = next(r for r in plan.results if r.label == "retrain" and not r.replicate)
+    put_record(store, record.stage, TARGET)
+    done = set()
     assert plan.waiting == ["gd_lora"]
     while plan.waiting:
         for block in plan.blocks:
             if block.stage.key not in done:
                 done.add(block.stage.key)
-                fill(planner.store, block, accepted=lambda lr: lr > 3e-3)
-        plan = planner.plan()
-    assert plan.edges == {"gd_lora": {"low": Edge(3e-3, True), "high": Edge(0.3, False)}}
-    assert sorted(block.points[0][0] for block in plan.blocks) == [3e-3, 1e-2, 0.3]
-    (got,) = make_board(planner.map, planner.store).lines
+                fill(store, block, accepted=lambda lr: lr > 3e-3)
+        plan = make_plan(suite, store)
+    assert sorted(block.lrs[0] for block in plan.blocks) == [3e-3, 1e-2, 0.3]
+    (got,) = make_leaderboard(suite, store).sweep.lines
+    assert got.edges == {"low": Edge(3e-3, True), "high": Edge(0.3, False)}
     assert got.accepted == (100.0,) and got.band == (pytest.approx(math.log10(30)),)
 
 
@@ -519,87 +563,86 @@ def fill(store, block, accepted):
     """Completes a block by hand: a cell passes where ``accepted`` says so of its rate."""
     with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
         rows = []
-        for lr, lam in block.points:
+        for lr, lam in block.stage.spec.points:
             row = cell(lr, lam, ra=100.0 if accepted(lr) else 0.0, step=2).line()
             rows.append({k: v for k, v in row.items() if k not in ("label", "seed", "extension")})
         (folder / "cells.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_damaged_block_is_one_line(tiny_map, cli, tmp_path, one_line_error):
-    path = tiny_map(extend={"low": 0, "high": 0})
+def test_a_damaged_block_is_one_line(tiny_sweep, cli, tmp_path, one_line_error):
+    path = tiny_sweep(extend={"low": 0, "high": 0})
     store = StageStore(tmp_path)
-    plan = MapPlanner(load_map(str(path)), store).plan()
-    block = plan.blocks[0]
+    block = make_plan(load_suite(str(path)), store).blocks[0]
     with store.writing("map", block.stage.key, {"status": "ok"}) as folder:
         (folder / "cells.jsonl").write_text("{\n")
-    assert "damaged" in one_line_error(cli("map", path, "--store", tmp_path, "--report"))
+    assert "damaged" in one_line_error(cli("report", path, "--store", tmp_path))
 
 
-def test_a_text_suite_has_a_map_of_its_own_metrics(tiny_text_suite, cli, tmp_path):
-    tiny_text_suite(tmp_path)
+def text_sweep(folder, **over):
+    """A grid over the rows of the tiny text suite."""
     grid = {
-        "methods": {"gd_sine": None},
         "lrs": [1e-12, 1e-1],
         "lambdas": [1.0],
         "steps": [3],
         "extend": {"low": 0, "high": 0},
         "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
-        "defaults": {"batch_size": 4, "average": "tokens"},
     }
-    data = {"name": "text-map", "suite": "tiny-text.yaml", "seeds": [1], "map": grid}
-    path, store = tmp_path / "m.yaml", tmp_path / "store"
-    path.write_text(yaml.safe_dump(data))
-    done = cli("map", path, "--store", store, "--workers", 1)
+    path = folder / f"{over['suite']}.yaml"
+    path.write_text(yaml.safe_dump({"extends": "tiny-text.yaml", "grid": grid, **over}))
+    return path
+
+
+def test_a_text_suite_has_a_sweep_of_its_own_metrics(tiny_text_suite, cli, tmp_path):
+    tiny_text_suite(tmp_path)
+    defaults = {"batch_size": 4, "average": "tokens"}
+    path = text_sweep(tmp_path, suite="text-sweep", defaults=defaults)
+    store = tmp_path / "store"
+    done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
-    folder = store / "maps" / "text-map"
+    folder = store / "suites" / "text-sweep"
     rows = [json.loads(text) for text in (folder / "cells.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(0 < row["forget_prob"] < 100 for row in rows)
-    board = json.loads((folder / "map.json").read_text())
+    board = json.loads((folder / "leaderboard.json").read_text())["sweep"]
     axes = {"forget_prob", "retain_prob", "mu_likelihood"}
     assert set(board["targets"]["1"]) == {*axes, "forget_loss"}
     assert all(row["forget_loss"] > 0 for row in rows)  # what the ceiling is a ceiling of
     assert board["lines"][0]["accepted"] == [100.0] and "worst_retain_prob" in board["lines"][0]
-    assert "retain P >= Retrain - 100" in (folder / "MAP.md").read_text()
+    assert "retain P >= Retrain - 100" in (folder / "LEADERBOARD.md").read_text()
 
     # a cell that did not move has Original's numbers, without the texts that were generated there
-    planner = MapPlanner(load_map(str(path)), StageStore(store))
-    original = planner.lineage.evaluated(planner.lineage.original(1), 1)
     names = ("forget_prob", "retain_prob", "mu_likelihood")
-    metrics = read_record(planner.store, original).metrics
+    metrics = original_metrics(path, store)
     assert [rows[0][n] for n in names] == pytest.approx([metrics[n] for n in names], rel=1e-4)
     assert rows[1]["forget_prob"] != pytest.approx(rows[0]["forget_prob"], rel=1e-2)
-    assert_alone_agrees(planner, store, tmp_path, names)  # losses averaged over tokens
+    assert_alone_agrees(
+        load_suite(str(path)), store, tmp_path, names
+    )  # losses averaged over tokens
 
 
-def test_weights_in_bfloat16_are_mapped_one_config_at_a_time(tiny_text_suite, cli, tmp_path):
+def original_metrics(path, store):
+    """Of the record of Original."""
+    plan = make_plan(load_suite(str(path)), StageStore(store))
+    stage = next(r.stage for r in plan.results if r.label == "original")
+    return read_record(StageStore(store), stage).metrics
+
+
+def test_weights_in_bfloat16_are_swept_one_config_at_a_time(tiny_text_suite, cli, tmp_path):
     tiny_text_suite(tmp_path)
-    grid = {
-        "methods": {"gd_sine": None, "gd_lora": {"params": {"adapter": {"train_head": True}}}},
-        "lrs": [1e-12, 1e-1],
-        "lambdas": [1.0],
-        "steps": [3],
-        "extend": {"low": 0, "high": 0},
-        "rule": {"forget_prob": 100, "retain_prob": 100, "mu_likelihood": 1},
-        "defaults": {"batch_size": 4},
-    }
+    head = {"gd_lora": {"params": {"adapter": {"train_head": True}}}}
     low = {"model": {"dtype": "bfloat16"}}
-    data = {"name": "m", "suite": "tiny-text.yaml", "seeds": [1], "protocol": low, "map": grid}
-    path, store = tmp_path / "m.yaml", tmp_path / "store"
-    path.write_text(yaml.safe_dump(data))
-    done = cli("map", path, "--store", store, "--workers", 1)
+    path, store = text_sweep(tmp_path, suite="m", methods=head, protocol=low), tmp_path / "store"
+    done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err
-    lines = (store / "maps" / "m" / "cells.jsonl").read_text().splitlines()
+    lines = (store / "suites" / "m" / "cells.jsonl").read_text().splitlines()
     still, moved, *head = (json.loads(text) for text in lines)
     assert [row["nonfinite"] for row in head] == [False, False]  # the embedding is float32 there
-    planner = MapPlanner(load_map(str(path)), StageStore(store))
-    original = planner.lineage.evaluated(planner.lineage.original(1), 1)
-    before = read_record(planner.store, original).metrics["forget_prob"]
+    before = original_metrics(path, store)["forget_prob"]
     assert still["forget_prob"] == pytest.approx(before, rel=1e-2)
     assert moved["forget_prob"] != pytest.approx(before, rel=1e-2)
     assert 0 < still["delta_ratio"] < 1e-8 < moved["delta_ratio"]
 
 
-def test_a_benchmark_without_axes_has_no_map(tiny_map, monkeypatch):
-    monkeypatch.setattr(VisionBenchmark, "map_axes", None)
-    with pytest.raises(ConfigError, match="declares no map_axes"):
-        load_map(str(tiny_map(compare=[])))
+def test_a_benchmark_without_axes_has_no_sweep(tiny_sweep, monkeypatch):
+    monkeypatch.setattr(VisionBenchmark, "sweep_axes", None)
+    with pytest.raises(ConfigError, match="declares no sweep_axes"):
+        load_suite(str(tiny_sweep({"compare": []})))

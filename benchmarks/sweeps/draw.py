@@ -1,13 +1,13 @@
-"""The picture of a map: per method accepted share above, drop of the retained metric below."""
+"""The picture of a sweep: per method accepted share above, drop of the retained metric below."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from stable_forgetting.benchmarks.maps.board import MapBoard
-from stable_forgetting.benchmarks.maps.derive import MapLine, Square
 from stable_forgetting.benchmarks.report import svg
 from stable_forgetting.benchmarks.report.section import Picture
+from stable_forgetting.benchmarks.sweeps.board import Sweep
+from stable_forgetting.benchmarks.sweeps.derive import Square, SweepLine
 from stable_forgetting.common.measure.gaps import summarise
 
 CELL, LABEL, GAP, HEAD, FOOT = (30, 28), 44, 22, 70, 44
@@ -16,11 +16,13 @@ PAGE, LETTER = 830, 6.8
 WORST_DROP = 20.0
 """Points of the retained metric at which the lower panels' colour saturates."""
 GOOD, BAD, UNKNOWN, DARK = (35, 110, 70), (170, 40, 30), "#bbbbbb", "#222"
+FILE = "leaderboard.svg"
+"""The picture's name in a folder, as that of any suite."""
 Paint = Callable[[Square], tuple[str, str, str]]
 """Square -> fill, text, colour of the text."""
 
 
-def picture(board: MapBoard) -> Picture:
+def picture(board: Sweep) -> Picture:
     """Strips of panels; x is log effective lr, y log lambda, each in a row's own columns."""
     most = max((len(_rates(line)) for line in board.lines), default=1)
     tallest = max((len(_lams(line)) for line in board.lines), default=1)
@@ -44,33 +46,33 @@ def picture(board: MapBoard) -> Picture:
     drop = f"mean {titles.retained} drop, points (saturates)"
     body.append(_scale(GAP + 330, height - 14, drop, BAD, WORST_DROP))
     seeds = ", ".join(map(str, sorted(board.targets)))
-    title = f"{board.resolved.name}: accepted share of (seed, step), seeds {seeds}"
+    title = f"{board.suite.name}: accepted share of (seed, step), seeds {seeds}"
     subtitle = (
         f"x: effective lr, y: lambda. U: {titles.forgotten} too high; D: {titles.retained} or "
         f"{titles.utility} too low, or diverged. Dashed: added to find an edge."
     )
     drawn = svg.picture(width, height, body, title=title, subtitle=subtitle, left=GAP, font_size=11)
-    return Picture(drawn, "map", "map.svg")
+    return Picture(drawn, "sweep", FILE)
 
 
-def _name(board: MapBoard, line: MapLine) -> str:
+def _name(board: Sweep, line: SweepLine) -> str:
     """A panel's head: the method, its own second axis if any, and its accepted share."""
-    axis = board.resolved.axis(line.label)
+    axis = board.axis(line.label)
     name = line.label if axis in ("lam", None) else f"{line.label} (y: {axis})"
     return f"{name}: {summarise(line.accepted).mean:.0f} %"
 
 
-def _lams(line: MapLine) -> list[float]:
+def _lams(line: SweepLine) -> list[float]:
     """From the top of a panel down."""
     return sorted({square.lam for square in line.squares}, reverse=True)
 
 
-def _rates(line: MapLine) -> list[float]:
+def _rates(line: SweepLine) -> list[float]:
     """From the left of a panel on."""
     return sorted({square.lr for square in line.squares})
 
 
-def _panel(line: MapLine, x: float, y: float, paint: Paint, title: str) -> str:
+def _panel(line: SweepLine, x: float, y: float, paint: Paint, title: str) -> str:
     parts = [svg.text(x, y - 5, title, font_weight="bold")]
     lrs, lams = _rates(line), _lams(line)
     for row, lam in enumerate(lams):
@@ -120,7 +122,7 @@ def _mix(colour: tuple[int, int, int], amount: float) -> str:
     return "#" + "".join(f"{round(255 + (c - 255) * amount):02x}" for c in colour)
 
 
-def _axis(line: MapLine, x: float, y: float) -> str:
+def _axis(line: SweepLine, x: float, y: float) -> str:
     """The rates under the columns that a panel has."""
     names = [f"{lr:.0e}".replace("e-0", "e-").replace("e+0", "e") for lr in _rates(line)]
     return "".join(

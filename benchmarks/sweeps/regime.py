@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from stable_forgetting.benchmarks.maps.board import MapBoard
-from stable_forgetting.benchmarks.maps.cells import UNDER, Cell, judge
+from stable_forgetting.benchmarks.pipeline.cells import UNDER, Cell, judge
 from stable_forgetting.benchmarks.report.cells import MISSING, number, significant
 from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 Tell = Callable[[Sequence[Cell]], str]
 """Cells of one method at one rate -> what the table says of them."""
 
 
-def regime_sections(board: MapBoard) -> list[Section]:
+def regime_sections(board: Sweep) -> list[Section]:
     """The tables that have something to say; one that would be empty is left out."""
     retained = board.titles.retained
 
     def kept(cells: Sequence[Cell]) -> str:
         """The retained metric of the cells that forgot, and how many these are."""
-        rule, axes = board.resolved.rule, board.resolved.rule.axes
+        rule, axes = board.rule, board.rule.axes
         forgot = [
             value
             for cell in _finite(cells)
@@ -67,7 +67,7 @@ def regime_sections(board: MapBoard) -> list[Section]:
     ]
 
 
-def _by_rate(board: MapBoard, tell: Tell) -> Table:
+def _by_rate(board: Sweep, tell: Tell) -> Table:
     rates = sorted({cell.lr for cell in board.cells})
     rows = []
     for line in board.lines:

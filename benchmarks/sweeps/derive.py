@@ -1,6 +1,6 @@
 """Cells -> shares, bands, edges, comparisons.  Pure: nothing here is stored as truth.
 
-The seed is the unit: the cells of one map share data, start and batches, so their number says
+The seed is the unit: the cells of one sweep share data, start and batches, so their number says
 nothing about certainty.
 """
 
@@ -10,21 +10,22 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
-from stable_forgetting.benchmarks.maps.cells import (
+from stable_forgetting.benchmarks.pipeline.cells import (
     DAMAGE,
     UNDER,
+    BestCell,
     Cell,
     Edge,
     Judged,
-    Rule,
     Target,
+    best_cell,
+    grouped,
     judge,
+    values_of,
 )
+from stable_forgetting.benchmarks.suite.grid import Acceptance
 from stable_forgetting.common.measure.gaps import Summary, summarise
-
-K = TypeVar("K", float, tuple[float, int], tuple[float, float], tuple[float, float, int])
 
 
 def share(judged: Iterable[tuple[Cell, str]]) -> float:
@@ -38,7 +39,7 @@ def band(judged: Judged) -> float:
 
     One accepted column alone spans 0 decades.  Takes the cells of one row and seed.
     """
-    lines = _grouped(judged, lambda cell: (cell.lam, cell.step))
+    lines = grouped(judged, lambda cell: (cell.lam, cell.step))
     spans = [_longest(sorted((cell.lr, not mark) for cell, mark in line)) for _, line in lines]
     return math.fsum(spans) / len(spans) if spans else 0.0
 
@@ -55,20 +56,6 @@ def _longest(line: Sequence[tuple[float, bool]]) -> float:
 
 
 @dataclass(frozen=True)
-class BestCell:
-    """The setting accepted on most seeds, among those the one with the highest mean utility.
-
-    Picked on the numbers that are shown, so optimistic; one setting for all seeds, not one each.
-    """
-
-    lr: float
-    lam: float
-    step: int
-    seeds: int
-    utility: Summary
-
-
-@dataclass(frozen=True)
 class Square:
     """One square of a panel: a setting of lr and lambda, over seeds and steps."""
 
@@ -81,8 +68,8 @@ class Square:
 
 
 @dataclass(frozen=True)
-class MapLine:
-    """What a map says of one row; per-seed values are in the order of ``seeds``.
+class SweepLine:
+    """What a sweep says of one row; per-seed values are in the order of ``seeds``.
 
     Attributes:
         seeds: Seeds with every cell of the shared grid.
@@ -119,10 +106,10 @@ def derive_line(
     label: str,
     cells: Sequence[Cell],
     targets: Mapping[int, Target],
-    rule: Rule,
+    rule: Acceptance,
     edges: Mapping[str, Edge],
     further: Sequence[str] = (),
-) -> MapLine:
+) -> SweepLine:
     """Everything about one row, from all its cells; every seed has the same settings.
 
     ``further`` names metrics of a cell of which only the highest value is kept.
@@ -132,10 +119,10 @@ def derive_line(
     seeds = tuple(sorted({cell.seed for cell, _ in shared}))
     lrs = [cell.lr for cell in cells]
     retained = [
-        _values((cell for cell, _ in shared if cell.seed == seed), rule.axes.retained)
+        values_of((cell for cell, _ in shared if cell.seed == seed), rule.axes.retained)
         for seed in seeds
     ]
-    return MapLine(
+    return SweepLine(
         label=label,
         seeds=seeds,
         accepted=_shares(cells, targets, rule, seeds),
@@ -146,26 +133,21 @@ def derive_line(
         worst_retained=tuple(min(values) if values else None for values in retained),
         median_retained=tuple(median(values) if values else None for values in retained),
         diverged=sum(cell.nonfinite for cell, _ in shared),
-        best=_best(shared, rule.axes.utility),
+        best=best_cell(shared, rule.axes.utility),
         edges=edges,
         by_lr=_shares_by(judged, lambda cell: cell.lr),
         by_lam=_shares_by(shared, lambda cell: cell.lam),
         by_step={int(k): v for k, v in _shares_by(shared, lambda cell: cell.step).items()},
         squares=_squares(judged, targets, rule.axes.retained),
         highest={
-            name: max(_values((cell for cell, _ in shared), name), default=None) for name in further
+            name: max(values_of((cell for cell, _ in shared), name), default=None)
+            for name in further
         },
     )
 
 
-def _values(cells: Iterable[Cell], metric: str) -> list[float]:
-    """Of the cells that did not diverge."""
-    values = (cell.metrics.get(metric) for cell in cells)
-    return [value for value in values if value is not None]
-
-
 def _shares(
-    cells: Sequence[Cell], targets: Mapping[int, Target], rule: Rule, seeds: Sequence[int]
+    cells: Sequence[Cell], targets: Mapping[int, Target], rule: Acceptance, seeds: Sequence[int]
 ) -> tuple[float, ...]:
     return tuple(
         share(
@@ -177,31 +159,13 @@ def _shares(
     )
 
 
-def _grouped(judged: Judged, key: Callable[[Cell], K]) -> list[tuple[K, Judged]]:
-    """Cells of one key together, keys ascending."""
-    groups: dict[K, list[tuple[Cell, str]]] = {}
-    for cell, mark in judged:
-        groups.setdefault(key(cell), []).append((cell, mark))
-    return sorted(groups.items(), key=lambda pair: pair[0])
-
-
 def _shares_by(judged: Judged, key: Callable[[Cell], float]) -> dict[float, float]:
-    return {value: share(group) for value, group in _grouped(judged, key)}
-
-
-def _best(shared: Judged, utility: str) -> BestCell | None:
-    candidates = []
-    for place, group in _grouped(shared, lambda cell: (cell.lr, cell.lam, cell.step)):
-        accepted = sum(not mark for _, mark in group)
-        if accepted:
-            values = _values((cell for cell, _ in group), utility)
-            candidates.append(BestCell(*place, accepted, summarise(values)))
-    return max(candidates, key=lambda best: (best.seeds, best.utility.mean), default=None)
+    return {value: share(group) for value, group in grouped(judged, key)}
 
 
 def _squares(judged: Judged, targets: Mapping[int, Target], retained: str) -> tuple[Square, ...]:
     squares = []
-    for place, group in _grouped(judged, lambda cell: (cell.lr, cell.lam)):
+    for place, group in grouped(judged, lambda cell: (cell.lr, cell.lam)):
         drops = [
             targets[cell.seed][retained] - value
             for cell, _ in group
@@ -236,7 +200,7 @@ class Ceiling:
 
 
 def derive_ceiling(
-    first: Mapping[int, Target], second: Mapping[int, Target], rule: Rule
+    first: Mapping[int, Target], second: Mapping[int, Target], rule: Acceptance
 ) -> Ceiling:
     """The rule's own noise: if a second Retrain fails it, so may a perfect method."""
     seeds = tuple(sorted(set(first) & set(second)))
@@ -253,7 +217,7 @@ def _as_cell(target: Target, seed: int) -> Cell:
 
 
 @dataclass(frozen=True)
-class MapComparison:
+class SweepComparison:
     """Accepted percent of one row minus that of another, seed by seed.
 
     Attributes:
@@ -268,7 +232,7 @@ class MapComparison:
     p_value: float
 
 
-def compare_lines(first: MapLine, second: MapLine) -> MapComparison | None:
+def compare_lines(first: SweepLine, second: SweepLine) -> SweepComparison | None:
     """The paired difference of two rows; None where they share no seed."""
     theirs = dict(zip(second.seeds, second.accepted, strict=True))
     pairs = zip(first.seeds, first.accepted, strict=True)
@@ -276,7 +240,7 @@ def compare_lines(first: MapLine, second: MapLine) -> MapComparison | None:
     if not differences:
         return None
     p = sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
-    return MapComparison(first.label, second.label, differences, summarise(differences), p)
+    return SweepComparison(first.label, second.label, differences, summarise(differences), p)
 
 
 def sign_test(positive: int, negative: int) -> float:
