@@ -142,11 +142,18 @@ def submit(
     )
 
 
-@command("unlearn site --out site", "unlearn site --out site --submissions bundles")
+@command(
+    "unlearn site --out site",
+    "unlearn site --out site --store runs",
+    "unlearn site --out site --submissions bundles",
+)
 def site(
     out: Annotated[Path, typer.Option(help="A new folder, or one that this command made.")],
     submissions: Annotated[
         Path | None, typer.Option(help="Folder of bundles; each is verified first.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="A store whose suites get pages beside the others.")
     ] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -157,5 +164,5 @@ def site(
     from stable_forgetting.benchmarks.sharing.site import write_site
 
     register_all(plugin)
-    pages = write_site(out, submissions)
+    pages = write_site(out, submissions, store)
     console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)

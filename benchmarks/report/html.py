@@ -61,13 +61,14 @@ def write(
 
 def _blocks(section: Section) -> Iterator[str]:
     if section.title:
-        yield f"<h{section.depth}>{escape(section.title)}</h{section.depth}>"
+        place = re.sub(r"\W+", "-", section.title.split(",")[0].lower())
+        yield f'<h{section.depth} id="{place}">{escape(section.title)}</h{section.depth}>'
     for paragraph in filter(None, section.text):
-        yield f'<p class="{section.tone}">{escape(paragraph)}</p>'
+        yield f'<p class="{section.tone}">{_prose(paragraph)}</p>'
     content = section.content
     if isinstance(content, Table):
         yield _table(content)
-        yield from (f"<p>{escape(text)}</p>" for text in [content.explanation] if text)
+        yield from (f"<p>{_prose(text)}</p>" for text in [content.explanation] if text)
     elif isinstance(content, Picture):
         yield f'<figure class="scroll" aria-label="{escape(content.alt)}">{content.svg}</figure>'
     elif isinstance(content, Details):
@@ -75,7 +76,12 @@ def _blocks(section: Section) -> Iterator[str]:
     elif isinstance(content, Cards):
         yield f'<div class="cards">{"".join(map(_card, content.items))}</div>'
     if section.lines:
-        yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{_prose(line)}</li>" for line in section.lines) + "</ul>"
+
+
+def _prose(text: str) -> str:
+    """Escaped text; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _detail(detail: Detail) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.leaderboard.board import info_of
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
@@ -18,6 +20,7 @@ from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import (
     Column,
+    Detail,
     Details,
     Picture,
     Section,
@@ -25,15 +28,20 @@ from stable_forgetting.benchmarks.report.section import (
     table,
 )
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
-from stable_forgetting.benchmarks.sharing import versus
+from stable_forgetting.benchmarks.sharing import heat, versus
 from stable_forgetting.benchmarks.sharing.verify import sections as verified_sections
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.stages import StageStore
 
-INDEX = "index.html"
+INDEX, ROWS = "index.html", "rows.html"
+HEAT = (
+    "1.0 is as near to a retrained model as a second retrained model is. Rows that stand in three "
+    "tables or more, the nearest first. Tables without a retrained model are left out."
+)
 INTRODUCTION = (
     "Every number was measured; none is copied from a paper. Rows are ordered by their distance to "
     "a model retrained without the forget set, and a second such model gives the noise floor: "
@@ -43,6 +51,7 @@ ORIGINS = {
     "shipped": "came with the project",
     "withdrawn": "came with the project; its suite has changed since, so it compares no methods "
     "until it is run again",
+    "own": "from the store that was named",
     "verified": "submitted; the table was made again from the submitted scores, and agrees",
     "differs": "submitted; the table made again from the submitted scores is another one",
 }
@@ -66,8 +75,13 @@ class Page:
     data: Mapping[str, Any]
 
 
-def write_site(out: Path, submissions: Path | None) -> list[str]:
+def write_site(out: Path, submissions: Path | None, store: Path | None = None) -> list[str]:
     """Writes every page; returns their names.
+
+    Args:
+        out: A new folder, or one that this function made.
+        submissions: A folder of bundles.
+        store: A store whose suites get pages too.
 
     Raises:
         ConfigError: ``out`` holds something else, or ``submissions`` is no folder.
@@ -75,12 +89,13 @@ def write_site(out: Path, submissions: Path | None) -> list[str]:
     """
     if out.exists() and not (out.is_dir() and ((out / INDEX).is_file() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else; name another folder")
-    pages = [*_shipped(), _versus(), *(_submitted(submissions) if submissions else ())]
+    own = [*(_of_store(store) if store else ()), *(_submitted(submissions) if submissions else ())]
+    pages = [*_shipped(), _versus(), *own]
     files = {
         page.file: html.write(page.sections, home=(INDEX, "All results"), note=ORIGINS[page.origin])
         for page in pages
     }
-    files[INDEX] = html.write(_index(pages))
+    files |= _lists(pages)
     write_files(out, files)
     return [*files]
 
@@ -93,7 +108,8 @@ def _shipped() -> Iterator[Page]:
         rows = [Dots(row["row"], row["method"], row["ag_per_seed"]) for row in data["rows"]]
         floors = (data["floor"] or {}).get("per_seed", ())
         drawn = draw(data["suite"], distance["title"], distance["unit"], rows, floors)
-        pieces = [*_linked(report, data), Section(content=_details(data))]
+        report, made = _made_how(report)
+        pieces = [*_linked(report, data), Section(content=_details(data)), *made]
         place = next(n for n, section in enumerate(pieces) if isinstance(section.content, Table))
         pieces.insert(place, Section(content=drawn))
         title = report[1].text[0] if len(report) > 1 and report[1].text else ""
@@ -105,6 +121,32 @@ def _shipped() -> Iterator[Page]:
         picture = Picture((file.parent / "map.svg").read_text("utf-8"), report[0].title)
         pieces = [*report, Section(content=picture)]
         yield Page(f"map-{file.parent.name}.html", report[0].title, "shipped", pieces, {})
+
+
+def _made_how(report: Sequence[Section]) -> tuple[list[Section], list[Section]]:
+    """The report without the paragraph on data and versions, and that paragraph, folded."""
+    start, rest, made = "Data: ", [], []
+    for section in report:
+        found = [text for text in section.text if text.startswith(start)]
+        made += [Details((Detail("made", "Data and versions", text),)) for text in found]
+        rest.append(replace(section, text=tuple(t for t in section.text if t not in found)))
+    return rest, [Section(content=details) for details in made]
+
+
+def _of_store(store: Path) -> Iterator[Page]:
+    """The suites of a store that have records."""
+    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+    from stable_forgetting.benchmarks.suite.remembered import remembered
+    from stable_forgetting.benchmarks.suite.resolve import load_suite
+
+    if not (store / "suites").is_dir():
+        raise ConfigError(f"--store {store}: holds no suites; run one first")
+    for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):
+        board = make_leaderboard(load_suite(remembered(folder.name, store)), StageStore(store))
+        if board.records:
+            name = re.sub(r"[^\w.+=-]+", "-", folder.name)
+            title, pieces = board.suite.spec.title, sections(board)
+            yield Page(f"run-{name}.html", title, "own", pieces, to_json(board))
 
 
 def _versus() -> Page:
@@ -160,25 +202,128 @@ def _submitted(folder: Path) -> Iterator[Page]:
         yield Page(f"submitted-{name}.html", board.suite.spec.title, origin, pieces, to_json(board))
 
 
-# The page that lists them ------------------------------------------------------------------------
+# The pages that list them -------------------------------------------------------------------------
 
 
-def _index(pages: Sequence[Page]) -> list[Section]:
+def _lists(pages: Sequence[Page]) -> dict[str, str]:
+    """The front page, the page of every row, and a page per method."""
+    boards = [page for page in pages if page.data]
+    methods = _of_methods(boards)
+    home = (INDEX, "All results")
+    files = {INDEX: html.write(_index(pages, methods))}
+    every = [Section("Every row", content=_every(boards), depth=1)]
+    files[ROWS] = html.write(every, home=home)
+    for method, lines in methods.items():
+        files[_method_file(method)] = html.write(_method_page(method, lines), home=home)
+    return files
+
+
+def _index(pages: Sequence[Page], methods: Mapping[str, Any]) -> list[Section]:
     boards = [page for page in pages if page.data]
     others = [page for page in pages if not page.data]
-    every = [line for page in boards for line in _rows(page)]
     words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
-    result = [
+    return [
         Section("Machine unlearning, measured", (INTRODUCTION,), depth=1),
+        Section("Start here", content=_doors(boards)),
+        Section("All methods, all tables", (HEAT,), content=_heat(boards, methods)),
         Section("Suites", content=_suites(boards)),
         Section(text=(f"{words[0].upper()}{words[1:]}.",), tone="muted"),
-        Section("Every row", content=_every(every, boards)),
+        *([Section("Comparisons and sweeps", content=_others(others))] if others else []),
     ]
-    if others:
-        links = {page.title: page.file for page in others}
-        content = table(["page"], [[page.title] for page in others])
-        result.append(Section("Comparisons and sweeps", content=replace(content, links=links)))
-    return result
+
+
+def _doors(boards: Sequence[Page]) -> Table:
+    """Three questions and where the answer is."""
+    met, _ = versus.encounters(versus.CLAIMS[:1], [RESULTS])
+    bound = f"The paper's sine against its unbounded control, {versus.tally(met)}"
+    first = next((page for page in boards if page.file == "digits-class.html"), boards[0])
+    rows = [
+        ["Does a bound help?", bound],
+        ["Which method should I use?", "A row per method and a column per table: see below."],
+        ["What does one table say?", first.title],
+        ["Which numbers are behind it?", "Every row of every table, to sort and filter."],
+    ]
+    places = ("versus.html", "#all-methods", first.file, ROWS)
+    links = {row[0]: place for row, place in zip(rows, places, strict=True)}
+    return replace(table(["question", "answer"], rows, words=True), links=links)
+
+
+def _heat(boards: Sequence[Page], methods: Mapping[str, Any]) -> Picture:
+    cells: dict[str, dict[str, heat.Cell]] = {}
+    measured = [page for page in boards if _floor(page)]
+    for page in measured:
+        for row in _methods(page):
+            ratio = row["derived"]["ag"]["mean"] / (_floor(page) or math.nan)
+            mark = MARKS[row["verdict"]["word"]] if row["verdict"] else ""
+            place = f"{page.file}#{place_of(row['row'])}"
+            cells.setdefault(row["row"], {})[_name(page)] = heat.Cell(ratio, mark, place)
+    links = {_name(page): page.file for page in boards}
+    links |= {row: _method_file(row) for row in cells if row in methods}
+    titles = {_name(page): page.title for page in boards}
+    return heat.picture(cells, [_name(page) for page in measured], links, titles)
+
+
+def _others(pages: Sequence[Page]) -> Table:
+    content = table(["page"], [[page.title] for page in pages])
+    return replace(content, links={page.title: page.file for page in pages})
+
+
+def _name(page: Page) -> str:
+    return page.file.removesuffix(".html")
+
+
+def _method_file(row: str) -> str:
+    return f"method-{re.sub(r'[^A-Za-z0-9_.]+', '-', row)}.html"
+
+
+def _of_methods(boards: Sequence[Page]) -> dict[str, list[tuple[Page, Mapping[str, Any]]]]:
+    """Row that is named as its method is -> the tables that have it, where they are enough."""
+    found: dict[str, list[tuple[Page, Mapping[str, Any]]]] = {}
+    for page in boards:
+        for row in _methods(page):
+            if row["row"] == row["method"]:
+                found.setdefault(row["row"], []).append((page, row))
+    measured = {name: [page for page, _ in lines if _floor(page)] for name, lines in found.items()}
+    return {name: found[name] for name in found if len(measured[name]) >= heat.LEAST_SUITES}
+
+
+def _floor(page: Page) -> float | None:
+    """Mean distance of a second Retrain; None where the table has none."""
+    floor = page.data["floor"]
+    return (floor["mean"] or None) if floor else None
+
+
+def _method_page(method: str, lines: Sequence[tuple[Page, Mapping[str, Any]]]) -> list[Section]:
+    rows, links = [], {}
+    for page, row in lines:
+        distance = row["derived"]["ag"]
+        links[_name(page)] = f"{page.file}#{place_of(method)}"
+        rows.append(
+            [
+                _name(page),
+                page.title,
+                str(len(row["seeds"])),
+                number(distance["mean"], 2),
+                MARKS[row["verdict"]["word"]] if row["verdict"] else "",
+                number(_floor(page), 2),
+                str(row["rank"]["rank"]) if row["rank"] else MISSING,
+                str(len(_methods(page))),
+            ]
+        )
+    heads: list[str | Column] = [
+        "suite",
+        Column("what", "words"),
+        Column("n", doc="counts the seeds"),
+        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
+        Column("", "mark"),
+        Column("floor", doc="is the distance of a second Retrain"),
+        Column("rank", doc="is the place in the table"),
+        Column("of", doc="counts the table's methods"),
+    ]
+    info = info_of(method)
+    text = (f"Source: {info.paper}.",) if info and info.paper else ()
+    content = replace(table(heads, rows), links=links, notes=NOTES)
+    return [Section(method, text, content, depth=1)]
 
 
 def _suites(pages: Sequence[Page]) -> Table:
@@ -189,7 +334,7 @@ def _suites(pages: Sequence[Page]) -> Table:
         near = sum((row["verdict"] or {}).get("word") == "indistinguishable" for row in methods)
         rows.append(
             [
-                page.file.removesuffix(".html"),
+                _name(page),
                 page.title,
                 page.origin,
                 str(len(methods)),
@@ -222,7 +367,7 @@ def _rows(page: Page) -> Iterator[list[str]]:
         distance, verdict = row["derived"]["ag"], row["verdict"]
         ends = [number(distance[end], 2) for end in ("low", "high")]
         yield [
-            page.file.removesuffix(".html"),
+            _name(page),
             row["row"],
             str(len(row["seeds"])),
             number(distance["mean"], 2),
@@ -232,7 +377,8 @@ def _rows(page: Page) -> Iterator[list[str]]:
         ]
 
 
-def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page]) -> Table:
+def _every(pages: Sequence[Page]) -> Table:
+    rows = [line for page in pages for line in _rows(page)]
     heads: list[str | Column] = [
         "suite",
         Column("row", "label"),
@@ -242,5 +388,5 @@ def _every(rows: Sequence[Sequence[str]], pages: Sequence[Page]) -> Table:
         Column("95 % CI", doc="is of that mean, by Student's t"),
         Column("rank", doc="is the place in its suite"),
     ]
-    links = {page.file.removesuffix(".html"): page.file for page in pages}
+    links = {_name(page): page.file for page in pages}
     return replace(table(heads, rows), links=links, notes=NOTES)

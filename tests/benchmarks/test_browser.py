@@ -56,7 +56,7 @@ def visit(browser):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_fit_the_screen_and_can_be_read(site, visit, width, scheme):
-    for name in ("index", "digits-class", "map-digits-class"):
+    for name in ("index", "digits-class", "map-digits-class-sweep", "method-gd_sine"):
         page = visit(site / f"{name}.html", width, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         sizes = page.evaluate(
@@ -113,8 +113,8 @@ def contrast(page, element):
 
 
 def test_a_table_is_sorted_and_filtered(site, visit):
-    page = visit(site / "index.html", 1440)
-    table = page.locator("table").nth(1)
+    page = visit(site / "rows.html", 1440)
+    table = page.locator("table").first
     values = "rows => rows.filter((r) => !r.hidden).map((r) => r.cells[3].textContent)"
     rows = table.locator("tbody tr")
     table.locator("th").nth(3).click()
@@ -123,9 +123,21 @@ def test_a_table_is_sorted_and_filtered(site, visit):
     table.locator("th").nth(3).press("Enter")
     down = [float(text) for text in rows.evaluate_all(values)]
     assert down == sorted(up, reverse=True)
-    page.locator("input[type=search]").nth(1).fill("digits-class gd_sine")
+    page.locator("input[type=search]").first.fill("digits-class gd_sine")
     shown = rows.evaluate_all("rows => rows.filter((r) => !r.hidden).map((r) => r.textContent)")
     assert 0 < len(shown) < 5 and all("gd_sine" in text for text in shown)
+
+
+def test_the_front_page_leads_to_a_row_of_a_table(site, visit):
+    page = visit(site / "index.html", 1440)
+    assert page.evaluate("document.documentElement.scrollHeight") < 10_000
+    cells = page.locator("svg a:has(rect.c)")
+    assert cells.count() > 200
+    page.locator('svg a[href="digits-class.html#row-gd_sine"]').click()
+    assert page.locator("#row-gd_sine").get_attribute("open") is not None
+    page.goto((site / "index.html").as_uri())
+    page.locator("svg a", has_text="gd_sine").first.click()
+    assert page.locator("h1").inner_text() == "gd_sine"
 
 
 def test_a_picture_answers_and_a_row_unfolds(site, visit):

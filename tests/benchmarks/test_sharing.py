@@ -274,6 +274,15 @@ def test_submitting_says_what_it_lacks(scored, tmp_path, cli, one_line_error):
     assert "no records of digits-class" in fault and list(tmp_path.iterdir()) == []
 
 
+def test_the_site_has_the_suites_of_a_store(copied, cli, tmp_path, one_line_error):
+    out = tmp_path / "site"
+    assert cli("site", "--out", out, "--store", copied.store).code == 0
+    own = [path for path in out.glob("run-*.html") if "gd_sine" in path.read_text()]
+    assert own and all(path.name in (out / "index.html").read_text() for path in own)
+    fault = one_line_error(cli("site", "--out", tmp_path / "other", "--store", tmp_path))
+    assert "holds no suites" in fault and not (tmp_path / "other").exists()
+
+
 def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_line_error, tmp_path):
     bundles = tmp_path / "bundles"
     shutil.copytree(scored.bundle, bundles / "theirs")
@@ -283,7 +292,9 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     pages = {path.name: path.read_text() for path in site.iterdir()}
     shipped = {f"{path.parent.name}.html" for path in RESULTS.glob("*/LEADERBOARD.md")}
     maps = {f"map-{path.parent.name}.html" for path in RESULTS.glob("maps/*/MAP.md")}
-    assert {*pages} == shipped | maps | {"index.html", "submitted-theirs.html", "versus.html"}
+    lists = {"index.html", "rows.html", "submitted-theirs.html", "versus.html"}
+    methods = {name for name in pages if name.startswith("method-")}
+    assert {*pages} == shipped | maps | lists | methods and "method-gd_sine.html" in methods
     index = pages.pop("index.html")
     assert all(f'href="{name}"' in index for name in pages)
     assert all('href="index.html"' in page for page in pages.values())
