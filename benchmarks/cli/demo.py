@@ -56,7 +56,8 @@ def demo(
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
     started = time.monotonic()
     runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
-    suites, failed = _all_suites(store) if full else _few_suites(store), {}
+    suites = _all_suites(store) if full else _few_suites(store)
+    failed: dict[str, str] = {}
     shown = ("finetune", "gd_sine"), ("npo_gdr", "gd_sine")
     with executing(runtime, pool) as executor:
         for number, suite in enumerate(suites):
