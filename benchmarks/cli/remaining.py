@@ -107,13 +107,14 @@ class Remaining:
         return max((math.fsum(left.values()) + self._unplanned(expect)) / self._workers, longest)
 
     def _unplanned(self, expect: _Expectation) -> float:
-        """Of the models whose stages wait for tuning: each as long as one that is planned."""
+        """Of the models that wait for tuning or a grid: each as long as one that is planned."""
         plan = self._plan
         assert plan is not None
         models = plan.undrawn + len(plan.waiting) * len(plan.suite.spec.seeds)
         if not models:
             return 0.0
         trials = [result.stage for result in plan.results if result.trial not in (None, -1)]
+        trials += [block.stage for block in plan.blocks]
         each = [_branch(stage) for stage in trials]
         return models * math.fsum(expect(s) for branch in each for s in branch) / max(1, len(each))
 

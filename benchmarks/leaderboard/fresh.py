@@ -15,7 +15,7 @@ from stable_forgetting.common.store.stages import StageStore
 
 
 def remove_rows(suite: ResolvedSuite, labels: Collection[str], store: StageStore) -> int:
-    """Removes models, scores, records, probes and audits of rows, trials too; counts the stages.
+    """Removes all that was made for rows, from trials to audits; counts the stages.
 
     Args:
         suite: Of the rows.
@@ -47,6 +47,7 @@ def _own(plan: Plan, labels: Collection[str]) -> Iterator[Stage]:
     for entry in plan.probes:
         if entry.result.label in labels:
             yield entry.stage
+    yield from (block.stage for block in plan.blocks if block.label in labels)
 
 
 def _remove(stage: Stage, store: StageStore) -> bool:

@@ -55,6 +55,8 @@ def next_rate(lr: float, up: bool) -> float:
 def add_grid(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     """Adds a row's blocks to a plan, and as many extensions as the cells so far ask for.
 
+    A row waits while its cells decide what else is run.
+
     Returns:
         The config of the best cell, for the audits; None while cells are missing, where none is
         accepted, or without audits.
@@ -62,13 +64,13 @@ def add_grid(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
     suite, grid = plan.suite, plan.suite.spec.grid
     assert row.grid is not None and grid is not None and suite.accepts is not None
     blocks = _Blocks(lineage, row, grid, GridReader(suite, lineage.store, plan.results))
-    try:
-        if not blocks.complete():
+    complete = blocks.complete()
+    plan.blocks += blocks.planned
+    if not complete:
+        if suite.audits or grid.extend.low or grid.extend.high:
             plan.waiting.append(row.label)
-            return None
-        return blocks.best() if suite.audits else None
-    finally:
-        plan.blocks += blocks.planned
+        return None
+    return blocks.best() if suite.audits else None
 
 
 class _Blocks:
