@@ -14,7 +14,7 @@ import typer
 
 from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
-from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, make_executor
+from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, cards_of, make_executor
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 @contextmanager
 def executing(runtime: Runtime, pool: Pool) -> Iterator[Executor]:
     """One executor for all that a command runs; an interruption stops its workers."""
-    executor = make_executor(
-        pool.executor, _workers(runtime, pool), runtime.threads, plugin_files()
-    )
+    workers, cards = _workers(runtime, pool), cards_of(runtime.device)
+    executor = make_executor(pool.executor, workers, runtime.threads, plugin_files(), cards)
     try:
         yield executor
     except BaseException:
@@ -77,15 +76,31 @@ def run_with_audits(
                 execution = run_suite(suite, runtime, executor, watcher=display)
             finally:
                 began = bool(display.done)
+            failed = {key: with_mends(suite, text) for key, text in execution.failed.items()}
             if not suite.audits:
-                return execution.executed, execution.failed
+                return execution.executed, failed
             plan = probe_plan(suite, StageStore(runtime.store))
             audits = run_plan(plan, runtime, executor, watcher=display)
     except UserError:
         if first and not began:
             _remove(folder, runtime.store)
         raise
-    return execution.executed + audits.executed, execution.failed | audits.failed
+    return execution.executed + audits.executed, failed | audits.failed
+
+
+def with_mends(suite: ResolvedSuite, text: str) -> str:
+    """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
+    if "OutOfMemoryError" not in text:
+        return text
+    from stable_forgetting.benchmarks.costs.estimate import mends
+
+    known = mends(suite, text.partition("/")[0])
+    if not known:
+        ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"
+        return f"{text}; less memory: {ways} (docs/scale.md)"
+    held = known.pop("")
+    ways = "; ".join(f"{size / 1e9:.0f} GB with {way}" for way, size in known.items())
+    return f"{text}; it holds {held / 1e9:.0f} GB by unlearn plan; less: {ways}"
 
 
 def _remove(folder: Path, store: Path) -> None:
@@ -98,12 +113,11 @@ def _remove(folder: Path, store: Path) -> None:
 
 
 def default_workers(device: str) -> int:
-    """One on an accelerator, else one per core, at most eight."""
-    if device.startswith("cuda"):
-        return 1
+    """One per card; without one per core, at most eight."""
+    cards = len(cards_of(device))
+    if cards or device.startswith("cuda"):
+        return max(1, cards)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if device == "auto" and Path("/dev/nvidia0").exists():
-        return 1
     return max(1, min(cores, 8))
 
 
