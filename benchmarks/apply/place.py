@@ -107,7 +107,7 @@ def _prepare(folder: Path, digest: str) -> None:
     if not same:
         shutil.rmtree(folder, ignore_errors=True)
     for leftover in folder.glob("*"):
-        if leftover.is_dir():
+        if leftover.is_dir() and not leftover.name.startswith("checkpoint"):
             shutil.rmtree(leftover, ignore_errors=True)
         elif leftover.name.startswith("."):
             os.unlink(leftover)

@@ -22,7 +22,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     print_error,
 )
-from stable_forgetting.benchmarks.cli.session import executing, finish, running
+from stable_forgetting.benchmarks.cli.session import executing, finish, running, with_mends
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
@@ -175,7 +175,8 @@ def execute(
             raise
         print_error(str(error))
         return execute(suite, runtime, pool, executor)
-    return board, {key: text for done in work for key, text in done.failed.items()}
+    failed = {key: text for done in work for key, text in done.failed.items()}
+    return board, {key: with_mends(suite, text) for key, text in failed.items()}
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

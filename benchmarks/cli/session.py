@@ -14,7 +14,7 @@ import typer
 
 from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
-from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, make_executor
+from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, cards_of, make_executor
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 @contextmanager
 def executing(runtime: Runtime, pool: Pool) -> Iterator[Executor]:
     """One executor for all that a command runs; an interruption stops its workers."""
-    executor = make_executor(
-        pool.executor, _workers(runtime, pool), runtime.threads, plugin_files()
-    )
+    workers, cards = _workers(runtime, pool), cards_of(runtime.device)
+    executor = make_executor(pool.executor, workers, runtime.threads, plugin_files(), cards)
     try:
         yield executor
     except BaseException:
@@ -73,6 +72,21 @@ def running(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> Iterator[Disp
         raise
 
 
+def with_mends(suite: ResolvedSuite, text: str) -> str:
+    """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
+    if "OutOfMemoryError" not in text:
+        return text
+    from stable_forgetting.benchmarks.costs.estimate import mends
+
+    known = mends(suite, text.partition("/")[0])
+    if not known:
+        ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"
+        return f"{text}; less memory: {ways} (docs/scale.md)"
+    held = known.pop("")
+    ways = "; ".join(f"{size / 1e9:.0f} GB with {way}" for way, size in known.items())
+    return f"{text}; it holds {held / 1e9:.0f} GB by unlearn plan; less: {ways}"
+
+
 def _remove(folder: Path, store: Path) -> None:
     """Removes what a refused run wrote, and the folders that are empty then, the store too."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,12 +97,11 @@ def _remove(folder: Path, store: Path) -> None:
 
 
 def default_workers(device: str) -> int:
-    """One on an accelerator, else one per core, at most eight."""
-    if device.startswith("cuda"):
-        return 1
+    """One per card; without one per core, at most eight."""
+    cards = len(cards_of(device))
+    if cards or device.startswith("cuda"):
+        return max(1, cards)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if device == "auto" and Path("/dev/nvidia0").exists():
-        return 1
     return max(1, min(cores, 8))
 
 

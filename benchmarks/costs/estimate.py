@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES
@@ -53,6 +53,7 @@ class Card:
 A100 = Card("A100, 80 GB", 312e12, 0.35, 0.6 * 2.0e12, 80)
 SMALL = 10_000_000
 """Models of fewer parameters are for a CPU: nothing is estimated."""
+_RECOMPUTE = "gradient_checkpointing"
 ACTIVATION, KEPT, LOGIT, COPY = 34, 2, 10, 2
 """Bytes of the model above."""
 
@@ -119,13 +120,48 @@ def total_hours(lines: Sequence[Estimate]) -> float:
 
 
 def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card) -> Estimate:
-    protocol: Any = suite.protocol
-    config: Any = row.config
-    if row.method in REFERENCES:
-        fetched = getattr(protocol.model, row.method, None) is not None
-        config = None if fetched else protocol.train
     label = f"{row.label} {suite.fold}".rstrip()
-    return _line(label, config, work, card, _parts_of(row, work), _runs(suite, row))
+    config, parts = _config_of(suite, row), _parts_of(row, work)
+    return _line(label, config, work, card, parts, _runs(suite, row))
+
+
+def _config_of(suite: ResolvedSuite, row: ResolvedRow) -> Any:
+    """Of a row's training; None where its model is fetched."""
+    protocol: Any = suite.protocol
+    if row.method not in REFERENCES:
+        return row.config
+    return None if getattr(protocol.model, row.method, None) is not None else protocol.train
+
+
+def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
+    """Bytes of a row's training as it is (``""``), and with each setting that lowers them.
+
+    Empty where they are not known.
+    """
+    work = BENCHMARKS[suite.spec.benchmark].workload(suite.protocol)
+    row = next((row for row in suite.rows if row.label == label), None)
+    config = None if row is None else _config_of(suite, row)
+    if work is None or work.sizes.parameters < SMALL:
+        return {}
+    if row is None or not isinstance(config, FitConfig):
+        return {}
+    parts, layers, fit = len(_parts_of(row, work)), _adapted(config, work), FitConfig.of(config)
+    trained, whole = _trained(config, work, layers), not layers
+    found = {"": _memory(work, fit, parts, trained, whole=whole)}
+    single = fit.model_copy(update={"accumulation": fit.batch_size})
+    alone = _memory(work, single, parts, trained, whole=whole)
+    found[f"accumulation: {fit.batch_size}"] = alone
+    if hasattr(suite.protocol, "model") and hasattr(suite.protocol.model, _RECOMPUTE):
+        recomputed = replace(work, checkpointing=True)
+        found[f"protocol.model.{_RECOMPUTE}: true"] = _memory(
+            recomputed, fit, parts, trained, whole=whole
+        )
+    if not layers:
+        few = adapter_parameters(work.sizes.matched(work.targets.get("mlp", ())), 8)
+        found["an adapter of rank 8"] = _memory(work, fit, parts, few, whole=False)
+        activations = _memory(work, fit, parts, 0, whole=True)
+        found["FSDP on 8 cards"] = activations + (found[""] - activations) / 8
+    return {name: held for name, held in found.items() if not name or held < found[""]}
 
 
 def _line(
@@ -139,8 +175,7 @@ def _line(
         steps = total_steps(fit, loaders)
         positions = fit.batch_size * work.positions * len(parts)
     layers = _adapted(config, work)
-    rank = config.adapter.rank if layers else 0
-    trained = adapter_parameters(layers, rank) if layers else work.sizes.parameters
+    trained = _trained(config, work, layers)
     evaluations = 1 + (steps // fit.evaluate_every if fit and fit.evaluate_every and steps else 0)
     seconds = (steps or 0) * positions * _training(work, config, layers) / (card.flops * card.used)
     seconds += evaluations * _evaluation(work, card)
@@ -161,6 +196,10 @@ def _adapted(config: Any, work: Workload) -> dict[str, tuple[int, int]]:
     if adapter is None:
         return {}
     return work.sizes.matched(adapter.targets or work.targets.get(adapter.placement, ()))
+
+
+def _trained(config: Any, work: Workload, layers: Mapping[str, tuple[int, int]]) -> int:
+    return adapter_parameters(layers, config.adapter.rank) if layers else work.sizes.parameters
 
 
 def _forward(work: Workload) -> float:

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.suite.suite import Resources
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 GB = 10**9
 GRACE = 60.0
 """Seconds that workers have to write a checkpoint when a run is interrupted."""
+DEVICES = Path("/dev")
 NAMES = ("auto", "inline", "processes", "ray")
 
 
@@ -82,7 +84,7 @@ class RayExecutor(Executor):
             else:  # Ray's own has a traceback for its text
                 future.set_exception(getattr(error, "cause", None) or error)
 
-        needs = self._resources
+        needs = _whole(self._ray, self._resources)
         _warn_of_waiting(self._ray, needs)
         options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "memory": int(needs.memory * GB)}
         self._ray.remote(**options)(call).remote().future().add_done_callback(finish)
@@ -107,6 +109,14 @@ def _join(ray: Any, workers: int) -> None:
         signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process without a checkpoint
 
 
+def _whole(ray: Any, needs: Resources) -> Resources:
+    """Where nothing is said of GPUs, a task takes one if the cluster has any."""
+    if needs.gpus is not None:
+        return needs
+    has = any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
+    return needs.model_copy(update={"gpus": float(has)})
+
+
 @functools.cache
 def _warn_of_waiting(ray: Any, needs: Resources) -> None:
     """One line where no machine of the cluster has what tasks need: Ray waits for one."""
@@ -125,18 +135,28 @@ def placed(executor: Executor, resources: Resources) -> Executor:
 
 
 class WorkerPool(Executor):
-    """Runs tasks in processes of its own, which start with the first task."""
+    """Runs tasks in processes of its own, which start with the first task.
 
-    def __init__(self, workers: int, setup: tuple[Any, ...]):
-        self._workers, self._setup = workers, (*setup, os.getpid())
+    Args:
+        workers: How many processes.
+        setup: What :func:`prepare_worker` takes.
+        cards: Each process sees the next of these alone, and the first again after the last.
+    """
+
+    def __init__(self, workers: int, setup: tuple[Any, ...], cards: Sequence[str] = ()):
+        self._workers, self._setup, self._cards = workers, (*setup, os.getpid()), cards
         self._pool = self._fresh()
 
     def _fresh(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        places = context.SimpleQueue()
+        for place in range(self._workers if self._cards else 0):
+            places.put(self._cards[place % len(self._cards)])
         return ProcessPoolExecutor(
             self._workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=prepare_worker,
-            initargs=self._setup,
+            mp_context=context,
+            initializer=_prepare_on,
+            initargs=(places if self._cards else None, *self._setup),
         )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -174,6 +194,23 @@ def _until_stopped(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
     except stopping.Stopped:
         os._exit(stopping.exit_code())
+
+
+def _prepare_on(places: Any, *setup: Any) -> None:
+    """Takes a card before anything asks for one, and prepares the process."""
+    if places is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = places.get()
+    prepare_worker(*setup)
+
+
+def cards_of(device: str) -> list[str]:
+    """The NVIDIA cards over which workers are spread, found without torch; none for one device."""
+    if device not in ("auto", "cuda"):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return sorted(path.name.removeprefix("nvidia") for path in DEVICES.glob("nvidia[0-9]*"))
 
 
 def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = None) -> None:
@@ -225,7 +262,9 @@ def _keep_freed_memory() -> None:
         mallopt(m_mmap_threshold, 32 << 20)
 
 
-def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...]) -> Executor:
+def make_executor(
+    name: str, workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
+) -> Executor:
     """An executor by name; ``auto`` is inline for one worker and a process pool for more.
 
     Under a launcher of several processes all of them do one stage after the other.
@@ -245,4 +284,4 @@ def make_executor(name: str, workers: int, threads: int, plugins: tuple[str, ...
         return RayExecutor(workers, (threads, plugins))
     if name == "inline":
         return InlineExecutor((threads, plugins))
-    return WorkerPool(workers, (threads, plugins))
+    return WorkerPool(workers, (threads, plugins), cards)

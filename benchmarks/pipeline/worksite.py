@@ -279,6 +279,7 @@ class Worksite:
 
         log = self.scratch / SCALARS
         task.checkpoint = self.scratch / "checkpoint.safetensors"
+        task.keeps_last = False  # the stage stores the weights next
         task.telemetry = Telemetry(progress=self._progress, evaluate_during=evaluate)
         if not processes.is_main():
             yield

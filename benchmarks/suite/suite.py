@@ -101,17 +101,17 @@ class Resources(Strict):
 
     Attributes:
         cpus: Cores.
-        gpus: GPUs; below 1 a share of one.
+        gpus: GPUs; below 1 a share of one.  Where absent, one if there is any.
         memory: Main memory in GB (10^9 bytes).
     """
 
     cpus: Positive = 1
-    gpus: NonNegative = 0
+    gpus: NonNegative | None = None
     memory: NonNegative = 0
 
     @model_validator(mode="after")
     def _whole(self) -> Resources:
-        if self.gpus > 1 and self.gpus % 1:
+        if self.gpus and self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus is {self.gpus:g}; give a share of one GPU or a whole number")
         return self
 

@@ -55,7 +55,7 @@ def announce(text: str) -> str:
 
     wait_for_all()
     buffer = torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
-    torch.distributed.broadcast(buffer, 0, _group())
+    torch.distributed.broadcast(buffer, 0, group())
     return bytes(buffer.tolist()).decode("ascii")
 
 
@@ -64,7 +64,7 @@ def wait_for_all() -> None:
     if count() > 1:
         import torch
 
-        torch.distributed.barrier(_group())
+        torch.distributed.barrier(group())
 
 
 def total(counts: Any) -> Any:
@@ -73,13 +73,24 @@ def total(counts: Any) -> Any:
         import torch
 
         counts = counts.clone()
-        torch.distributed.all_reduce(counts, group=_group())
+        torch.distributed.all_reduce(counts, group=group())
     return counts
 
 
+def gathered(value: Any) -> list[Any]:
+    """What every process says, in their order."""
+    if count() == 1:
+        return [value]
+    import torch
+
+    values = [None] * count()
+    torch.distributed.all_gather_object(values, value, group())
+    return values
+
+
 @functools.cache
-def _group() -> Any:
-    """On the CPU: a device's own collectives give up after minutes."""
+def group() -> Any:
+    """All processes, on the CPU: a device's own collectives give up after minutes."""
     import torch
 
     return torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
@@ -89,5 +100,5 @@ def disconnect() -> None:
     """Leaves the group of processes, if this process ever joined one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        _group.cache_clear()
-        distributed.destroy_process_group()
+        group.cache_clear()
+        distributed.destroy_processgroup()

@@ -62,6 +62,8 @@ class UnlearnTask:
         leaders: Part -> the part whose batches its own go beside, sample by sample.
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
+        keeps_last: Whether the end of the last training is kept as a checkpoint, too; not where its
+            weights are stored next.
         results: One per finished :meth:`fit`.
         ends: In a rehearsal: what every training does.
         trained: Parameters that the last :meth:`fit` trained.
@@ -77,6 +79,7 @@ class UnlearnTask:
     leaders: Mapping[str, str] = field(default_factory=dict)
     telemetry: Telemetry | None = None
     checkpoint: Path | None = None
+    keeps_last: bool = True
     results: list[FitResult] = field(default_factory=list)
     ends: Ends | None = None
     trained: int = 0
@@ -171,8 +174,12 @@ class UnlearnTask:
         after_step: Sequence[AfterStep] = (),
         penalty: Callable[[nn.Module], torch.Tensor] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
+        more: bool = False,
     ) -> FitResult:
-        """:func:`common.train.fit.fit` with this task's wiring; call it once or several times."""
+        """:func:`common.train.fit.fit` with this task's wiring; call it once or several times.
+
+        ``more`` says that another training follows, before which the end of this one is kept.
+        """
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
@@ -192,6 +199,7 @@ class UnlearnTask:
             hooks=Hooks(after_step, penalty, {**(stateful or {}), "reads": reads}),
             telemetry=self._telemetry(),
             checkpoint=path,
+            keeps_last=more or self.keeps_last,
             ends=self.ends,
             lr_scaling="none",  # a method's config has scaled the rate
         )

@@ -110,7 +110,8 @@ class Unsir(UnlearningMethod):
 
         stream = task.generator("batches", phase)
         loader = Loader(source, indices, config.micro_batch, stream)
-        task.fit(task.model, CrossEntropy(phase), {phase: loader}, config)
+        more = phase == "impair"
+        task.fit(task.model, CrossEntropy(phase), {phase: loader}, config, more=more)
 
     def _subset(self, task: UnlearnTask) -> np.ndarray:
         """Sorted indices of at most ``retain_per_class`` random samples of each class."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -13,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stable_forgetting.common.base.errors import CheckpointError, named_line
+from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import beside, file_digest, json_digest, publish
-from stable_forgetting.common.train.sharding import like, whole_tensor
+from stable_forgetting.common.store.hashed import check_hashed, read_metadata, write_hashed
+from stable_forgetting.common.train.parts import (
+    is_split,
+    load_parts,
+    own_share,
+    remove_parts,
+    save_parts,
+)
+from stable_forgetting.common.train.sharding import like
 from stable_forgetting.common.train.tracking import read_scalars
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ class Notes:
         seconds: Wall time of all sittings so far.
         stopped: Why the run ended before its time; None where it did not.
         beside: File next to the checkpoint -> digest of what the run had written into it.
+        parts: Folder of what was split over processes -> its files, each with its digest; empty
+            where nothing was.
     """
 
     step: int = 0
@@ -43,6 +52,7 @@ class Notes:
     seconds: float = 0.0
     stopped: str | None = None
     beside: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,36 +80,37 @@ class TrainingState:
     def save(self, path: Path, notes: Notes, *, writes: bool = True) -> None:
         """Writes everything needed to continue, atomically, with a digest of it.
 
+        Tensors that are split over processes are never made whole: each process writes its part of
+        them into a folder beside the file, which names that folder.
+
         Args:
             path: The file.
             notes: Kept beside the tensors.
-            writes: Whether this process writes; all of them must call, to make split tensors whole.
+            writes: Whether this process writes the file; all of them must call.
         """
-        from safetensors.torch import save_file
+        tensors = {f"model.{name}": p.detach() for name, p in self.trained.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
+        if any(map(is_split, tensors.values())):
+            folder = path.with_suffix(f".{notes.step}")
+            notes.parts = {folder.name: save_parts(tensors, folder, first=writes)}
+            tensors = {}
+        if writes:
+            self._write(path, notes, tensors | self._other_tensors())
 
-        tensors = self._split_tensors()
-        if not writes:
-            return
-        tensors |= self._other_tensors()
+    def _write(self, path: Path, notes: Notes, tensors: Mapping[str, Tensor]) -> None:
         meta = {"identity": self.identity, "notes": json.dumps(asdict(notes))}
         if self.scaler is not None:
             meta["scaler"] = json.dumps(self.scaler.state_dict())
         path.parent.mkdir(parents=True, exist_ok=True)
-        copies = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         temporary = beside(path)
         try:
-            save_file(copies, temporary, metadata=meta | {"sha256": _digest(copies, meta)})
+            write_hashed(temporary, tensors, meta)
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _split_tensors(self) -> dict[str, Tensor]:
-        """Parameters and the optimizer's memory of them, made whole."""
-        tensors = {f"model.{name}": whole_tensor(p.detach()) for name, p in self.trained.items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            for key, value in state.items():
-                tensors[f"optimizer.{index}.{key}"] = whole_tensor(torch.as_tensor(value))
-        return tensors
+        remove_parts(path, notes.parts)
 
     def _other_tensors(self) -> dict[str, Tensor]:
         """Buffers, stateful things, random streams."""
@@ -111,57 +122,77 @@ class TrainingState:
             tensors["rng_cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
-    def load(self, path: Path) -> Notes:
-        """Puts everything back as it was; returns the notes.
+    def check(self, path: Path) -> Notes:
+        """The notes of a checkpoint that can be used; nothing is put back yet.
 
         Raises:
-            CheckpointError: The file is damaged or of another training; nothing was put back.
+            CheckpointError: The file is damaged or of another training.
         """
-        tensors, meta = _read(path)
+        meta = read_metadata(path)
         if meta.get("identity") != self.identity:
             raise CheckpointError(f"{path}: checkpoint of another run")
-        if meta.pop("sha256", None) != _digest(tensors, meta):
-            raise CheckpointError(f"{path}: damaged checkpoint")
+        check_hashed(path)
         notes = Notes(**json.loads(meta["notes"]))
-        for name, digest in notes.beside.items():
+        parts = {f"{folder}/{n}": d for folder, files in notes.parts.items() for n, d in files}
+        for name, digest in (notes.beside | own_share(parts)).items():
             if written(path.parent / name, digest.partition(":")[0]) != digest:
                 raise CheckpointError(f"{path.parent / name}: not what was written")
-        self._restore(tensors)
-        if self.scaler is not None and "scaler" in meta:
-            self.scaler.load_state_dict(json.loads(meta["scaler"]))
-        logger.info("resumed at step %d from %s", notes.step, path)
         return notes
 
-    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "buffer": {}, "optimizer": {}}
-        states: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            kind, _, rest = key.partition(".")
-            if kind == "state":
-                name, _, leaf = rest.rpartition(".")
-                states.setdefault(name, {})[leaf] = tensor
-            elif kind in groups:
-                groups[kind][rest] = tensor
-        with torch.no_grad():
-            for name, parameter in self.trained.items():
-                parameter.copy_(like(groups["model"][name], parameter))
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(groups["buffer"][name])
-        self._restore_optimizer(groups["optimizer"])
-        for name, item in self.stateful.items():
-            item.load_state(states.get(name, {}))
-        torch.set_rng_state(tensors["rng"])
-        if "rng_cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng_cuda"], self.device)
+    def restore(self, path: Path, notes: Notes) -> None:
+        """Puts everything back as it was when a checkpoint was written that was checked."""
+        from safetensors import safe_open
 
-    def _restore_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        packed: dict[int, dict[str, Tensor]] = {}
+        with torch.no_grad(), safe_open(path, framework="pt") as file:
+            names = file.keys()
+            for folder in notes.parts:
+                self._restore_parts(path.parent / folder)
+            if not notes.parts:
+                self._restore_whole(file)
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(file.get_tensor(f"buffer.{name}"))
+            states: dict[str, dict[str, Tensor]] = {}
+            for key in (key for key in names if key.startswith("state.")):
+                name, _, leaf = key.removeprefix("state.").rpartition(".")
+                states.setdefault(name, {})[leaf] = file.get_tensor(key).clone()
+            for name, item in self.stateful.items():
+                item.load_state(states.get(name, {}))
+            torch.set_rng_state(file.get_tensor("rng").clone())
+            if "rng_cuda" in names:
+                torch.cuda.set_rng_state(file.get_tensor("rng_cuda").clone(), self.device)
+        scaler = read_metadata(path).get("scaler")
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(json.loads(scaler))
+        logger.info("resumed at step %d from %s", notes.step, path)
+
+    def _restore_whole(self, file: Any) -> None:
+        """Parameters and the optimizer's memory of them, from whole tensors."""
+        for name, parameter in self.trained.items():
+            parameter.copy_(like(file.get_tensor(f"model.{name}"), parameter))
+        states = [key for key in file.keys() if key.startswith("optimizer.")]  # noqa: SIM118
+        owner = self._owner
+        # copies: a tensor of this file would die with the file
+        self._set_optimizer({k: like(file.get_tensor(k).clone(), owner(k)) for k in states})
+
+    def _restore_parts(self, folder: Path) -> None:
+        """The same from the parts that processes wrote, however many there were."""
+        tensors = {f"model.{name}": p.detach() for name, p in self.trained.items()}
+        states = load_parts(tensors, folder, self._owner)
+        self._set_optimizer(states)
+
+    def _owner(self, key: str) -> Tensor:
+        """The parameter of which a tensor is the optimizer's memory."""
         owners = [p for group in self.optimizer.param_groups for p in group["params"]]
+        owner: Tensor = owners[int(key.split(".")[1])]
+        return owner
+
+    def _set_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        packed: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            index, _, leaf = key.partition(".")
-            packed.setdefault(int(index), {})[leaf] = like(tensor, owners[int(index)])
-        whole = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": packed, "param_groups": whole["param_groups"]})
+            _, index, leaf = key.split(".", 2)
+            packed.setdefault(int(index), {})[leaf] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": packed, "param_groups": groups})
 
 
 def written(path: Path, rows: str = "") -> str:
@@ -175,26 +206,3 @@ def written(path: Path, rows: str = "") -> str:
         return f":{file_digest(path)}"
     log = read_scalars(path)[: int(rows) if rows else None]
     return f"{len(log)}:{json_digest({'rows': log})}"
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = file.metadata() or {}
-            # copies: a tensor of this file would die with the file
-            tensors = {k: file.get_tensor(k).clone() for k in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged checkpoint ({named_line(error)})") from None
-    return tensors, meta
-
-
-def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """SHA-256 over names, shapes, types and bytes of tensors, and over what is said beside them."""
-    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

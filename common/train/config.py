@@ -16,6 +16,7 @@ from pydantic import (
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 
+Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
 COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields in passes over a part."""
 LATER: Mapping[str, Any] = {
@@ -52,7 +53,7 @@ class FitConfig(Strict):
         max_grad_norm: Global gradient-norm clipping; off when absent (as in the paper).
         mixed_precision: Autocast precision.
         loss_cap: A loss part above this in absolute value counts as divergence.
-        checkpoint_every: Steps between mid-stage checkpoints.
+        checkpoint_every: Steps between mid-stage checkpoints, or minutes, such as ``10min``.
         log_every: Steps between logged scalars.
         probe_every: Steps between full gradient probes of frozen and trained weights by component
             (one extra forward and backward each); 0 is off.
@@ -86,7 +87,7 @@ class FitConfig(Strict):
     max_grad_norm: Positive | None = None
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     loss_cap: Positive = 1e4
-    checkpoint_every: Count = 500
+    checkpoint_every: Count | Minutes = 500
     log_every: Count = 10
     probe_every: Amount = 0
     evaluate_every: Amount = 0

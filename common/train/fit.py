@@ -38,6 +38,7 @@ def fit(
     hooks: Hooks | None = None,
     telemetry: Telemetry | None = None,
     checkpoint: Path | None = None,
+    keeps_last: bool = True,
     ends: Ends | None = None,
     lr_scaling: Literal["slope", "none"] = "slope",
 ) -> FitResult:
@@ -55,6 +56,8 @@ def fit(
         telemetry: Who looks: tracker, progress, evaluation in training.
         checkpoint: File for checkpoints.  An existing one of this very run is resumed; any other
             is replaced.  The last one stays: it is the caller's to delete.
+        keeps_last: Whether the end of the run is kept as a checkpoint, too; not where the caller
+            stores the weights next.
         ends: In a rehearsal: only first and last steps are taken, and logged; nothing stops it.
         lr_scaling: ``slope``: ``config.lr`` is that of a plain weight, and adapters that are
             trained get it divided by omega * phi'(0) (:meth:`FitConfig.for_adapters`), so that
@@ -82,7 +85,9 @@ def fit(
         hooks = dataclasses.replace(hooks, stop_when=as_stored(hooks.stop_when, types))
         seen = as_stored(telemetry.evaluate_during, types)
         telemetry = dataclasses.replace(telemetry, evaluate_during=seen)
-        run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
+        run = TrainingRun(
+            model, objective, loaders, config, forward, seed, hooks, telemetry, ends, keeps_last
+        )
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint)

@@ -61,12 +61,15 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
         return None
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError("FSDP version 1 is not supported: launch with --fsdp_version 2")
+    from torch.distributed import checkpoint
+
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
     names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ()
     present = {type(module).__name__ for module in model.modules()}
     if missing := sorted(set(plugin.transformer_cls_names_to_wrap or ()) - present):
         raise ConfigError(f"FSDP: no layer of class '{missing[0]}' to wrap in this model")
     for wanted, mend in (
+        (not hasattr(checkpoint, "HuggingFaceStorageWriter"), "checkpoints need torch 2.9"),
         (
             isinstance(plugin.cpu_offload, CPUOffloadPolicy),
             "CPU offload is not supported: --fsdp_offload_params false",

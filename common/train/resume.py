@@ -8,9 +8,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import sync
 from stable_forgetting.common.train.checkpoint import Notes, TrainingState, written
+from stable_forgetting.common.train.parts import is_part, remove_parts
 
 if TYPE_CHECKING:
     from stable_forgetting.common.train.loop import TrainingRun
@@ -24,6 +26,7 @@ def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) ->
     notes = Notes(step, last, run.instruments.peak, run.seconds, stopped)
     if run.accelerator.is_main_process:
         files = [*path.parent.glob("*.jsonl"), *path.parent.glob("*/*.safetensors")]
+        files = [file for file in files if not is_part(file)]
         sync({e: None for file in files for e in (file, file.parent, path.parent)})  # before it
         notes.beside = {str(file.relative_to(path.parent)): written(file) for file in files}
     _state(run).save(path, notes, writes=run.accelerator.is_main_process)
@@ -37,13 +40,17 @@ def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
     """
     if path is None:
         return 0, None
-    notes = Notes()
+    state, notes = _state(run), Notes()
     if path.is_file():
         try:
-            notes = _state(run).load(path)
+            notes = state.check(path)
         except CheckpointError as error:
             logger.warning("%s; this training starts again", error)
-    if not notes.step and run.accelerator.is_main_process:
+    if len(set(processes.gathered(notes.step))) > 1:
+        notes = Notes()  # some process cannot read its part
+    if notes.step:
+        state.restore(path, notes)
+    elif run.accelerator.is_main_process:
         _forget_later(path)
     run.instruments.last, run.instruments.peak = notes.last, notes.peak
     run.earlier = notes.seconds
@@ -62,6 +69,7 @@ def _forget_later(path: Path) -> None:
         later = other.stem.removeprefix(f"{base}-")
         if later.isdigit() and int(later) > int(number or 0):
             other.unlink()
+            remove_parts(other)
 
 
 def _state(run: TrainingRun) -> TrainingState:

@@ -1,12 +1,20 @@
-"""What a worker process is before its first stage."""
+"""What a worker process is before its first stage, and which card it sees."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import subprocess
 import sys
+import time
 
 import pytest
+
+from stable_forgetting.benchmarks.cli import session
+from stable_forgetting.benchmarks.costs.estimate import estimates
+from stable_forgetting.benchmarks.pipeline import executors
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 
 FAULTS = """
 import resource
@@ -33,3 +41,57 @@ def test_a_worker_keeps_the_memory_that_it_frees():
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 5_000
+
+
+def _visible(folder, workers):
+    """The card that this process sees, once all are here."""
+    (folder / f"{os.getpid()}").touch()
+    limit = time.monotonic() + 120
+    while len(list(folder.iterdir())) < workers and time.monotonic() < limit:
+        time.sleep(0.05)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize("cards", [["3", "MIG-5"], ["1"]])
+def test_each_worker_sees_a_card_of_its_own(tmp_path, cards):
+    """More workers than cards share them, which somebody has asked for."""
+    pool = executors.WorkerPool(2, (1, ()), cards)
+    try:
+        for turn in ("first", "renewed"):
+            folder = tmp_path / turn
+            folder.mkdir()
+            seen = [task.result() for task in [pool.submit(_visible, folder, 2) for _ in "ab"]]
+            assert sorted(seen) == sorted((cards * 2)[:2])
+            pool.renew()
+    finally:
+        pool.shutdown()
+
+
+def test_cards_are_counted_without_torch(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(executors, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert executors.cards_of("auto") == ["0", "1"] and session.default_workers("cuda") == 2
+    assert executors.cards_of("cuda:1") == [] and session.default_workers("cuda:1") == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a,4")
+    assert executors.cards_of("cuda") == ["2", "GPU-a", "4"]
+    assert executors.cards_of("cpu") == [] and session.default_workers("auto") == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert executors.cards_of("auto") == [] and session.default_workers("cuda") == 1
+
+
+def test_a_card_that_is_full_is_told_with_its_mends():
+    """In the numbers of ``unlearn plan``."""
+    full = load_suite("tofu-llama2-7b-forget10")
+    text = "gd/seed-1: OutOfMemoryError: CUDA out of memory."
+    planned = next(line for line in estimates(full) if line.row == "gd").memory / 1e9
+    told = session.with_mends(full, text)
+    assert told.startswith(text) and f"it holds {planned:.0f} GB by unlearn plan" in told
+    less = {way: size for size, way in re.findall(r"(\d+) GB with ([\w. :]+)", told)}
+    assert {"accumulation: 32", "an adapter of rank 8", "FSDP on 8 cards"} <= less.keys()
+    assert all(int(size) < planned for size in less.values())
+    assert int(less["an adapter of rank 8"]) < 20, "the weights in bfloat16, and little more"
+    small = session.with_mends(load_suite("digits-class"), text)
+    assert "accumulation" in small and "FSDP" in small
+    assert session.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"

@@ -15,10 +15,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,15 +33,17 @@ from stable_forgetting.common.bounded.constraints import clip_factors_, project_
 from stable_forgetting.common.bounded.files import save_adapter
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference
+from stable_forgetting.common.train.checkpoint import TrainingState
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
+from stable_forgetting.common.train.sharding import Sharded
 
 OBJECTIVE = gradient_difference(1.0, 0.3)
 
 
 class Sink:
     def __init__(self):
-        self.rows, self.share = {}, None
+        self.rows, self.share, self.gathered = {}, None, {}
 
     def scalars(self, step, values):
         self.rows.setdefault(step, {}).update(values)
@@ -178,24 +183,74 @@ def penalised(sink, folder):
     return go(tiny.make_net(), sink, CrossEntropy("retain"), options={"penalty": squares})
 
 
+class Gathered(TorchDispatchMode):
+    """Counts the bytes of numbers that processes give each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            tensors = tree_leaves((args, result))
+            self.bytes += sum(
+                t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()
+            )
+        return result
+
+
+def counted(function, sink):
+    """A function that adds the bytes that are gathered in it to those of ``sink``."""
+
+    def run(*args, **kwargs):
+        with Gathered() as gathered:
+            result = function(*args, **kwargs)
+        sink.gathered[function.__name__] = gathered.bytes
+        return result
+
+    return run
+
+
+def stop(step, total, loss):
+    if step == 3:
+        raise Stopped
+
+
+def begin(path, model, sink):
+    """Stopped behind a checkpoint."""
+    try:
+        go(model, sink, options={"checkpoint": path, "progress": stop}, checkpoint_every=2)
+    except Stopped:
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        assert path.is_file()
+
+
+def end(path, model, sink):
+    """Gone on with from there."""
+    return go(model, sink, options={"checkpoint": path}, checkpoint_every=2)
+
+
 def resumed(sink, folder):
-    """Stopped behind a checkpoint, and gone on with from there, twice in one process."""
+    """Twice in one process."""
     path = folder / f"checkpoint-of-{os.environ.get('WORLD_SIZE', 1)}.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("save", "restore"):
+            patch.setattr(TrainingState, name, counted(getattr(TrainingState, name), sink))
+        patch.setattr(Sharded, "_fill", counted(Sharded._fill, sink))
+        begin(path, tiny.make_net(), sink)
+        return end(path, tiny.make_net(), sink)
 
-    def stop(step, total, loss):
-        if step == 3:
-            raise Stopped
 
-    for progress in (stop, None):
-        options = {"checkpoint": path, "progress": progress}
-        model = tiny.make_net()
-        try:
-            go(model, sink, options=options, checkpoint_every=2)
-        except Stopped:
-            if torch.distributed.is_initialized():
-                torch.distributed.barrier()
-            assert path.is_file()
-    return model
+def begun(sink, folder):
+    begin(folder / "moved.safetensors", tiny.make_net(), sink)
+    return tiny.make_net()  # what was stopped is empty
+
+
+def ended(sink, folder):
+    """Perhaps by another number of processes."""
+    return end(folder / "moved.safetensors", tiny.make_net(), sink)
 
 
 def text(sink, folder):
@@ -259,16 +314,16 @@ RUNS = {
         *(llama_whole_single, llama_whole_low),
     )
 }
+MOVED = {"begun": begun, "ended": ended}
 
 
 def main(folder: Path, *names: str) -> None:
     rank, scalars = os.environ.get("RANK", "one"), {}
-    for name, run in RUNS.items():
-        if names and name not in names:
-            continue
+    for name in names or RUNS:
+        run = (RUNS | MOVED)[name]
         sink = Sink()
         model = run(sink, folder)
-        scalars[name] = {"share": sink.share, "rows": sink.rows}
+        scalars[name] = {"share": sink.share, "rows": sink.rows, "gathered": sink.gathered}
         for parameter in model.parameters():
             assert parameter.untyped_storage().nbytes() == parameter.nbytes
         weights = {key: value.clone() for key, value in model.state_dict().items()}

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from stable_forgetting.common.base import stopping
-from stable_forgetting.common.base.errors import ConfigError, Diverged
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, Diverged
 from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.loader import ChainedLoader, RelabelledLoader
@@ -28,6 +28,8 @@ from stable_forgetting.common.objectives.objectives import (
     ObjectiveValue,
     gradient_difference,
 )
+from stable_forgetting.common.store import hashed
+from stable_forgetting.common.train import checkpoint, loop
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.common.train.rates import learning_rate, total_steps, warmup_steps
@@ -980,3 +982,57 @@ def test_a_stages_log_holds_its_rows_and_nothing_else(tmp_path):
     copy_scalars(log, target)
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert lines == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "fa": 9.0}]
+
+
+def test_a_checkpoint_is_due_after_minutes(tiny, run, tmp_path, monkeypatch):
+    """The clock goes on by a minute at every look."""
+    clock, saved = iter(range(0, 10**6, 60)), []
+    write = checkpoint.TrainingState.save
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+
+    def save(self, path, notes, **options):
+        saved.append(notes.step)
+        write(self, path, notes, **options)
+
+    monkeypatch.setattr(checkpoint.TrainingState, "save", save)
+    config = small(steps=8, checkpoint_every="1.5min")
+    run(tiny.net(), config, checkpoint=tmp_path / "c.safetensors")
+    assert saved[-1] == 8 and 1 < len(saved) < 8
+    with pytest.raises(ValueError):
+        small(checkpoint_every="soon")
+
+
+def test_an_end_whose_weights_are_stored_next_is_no_checkpoint(tiny, run, tmp_path):
+    path = tmp_path / "c.safetensors"
+    run(tiny.net(), small(steps=6, checkpoint_every=4), checkpoint=path, keeps_last=False)
+    assert json.loads(hashed.read_metadata(path)["notes"])["step"] == 4
+    path.unlink()
+    run(tiny.net(), small(steps=4, checkpoint_every=4), checkpoint=path, keeps_last=False)
+    assert not path.exists()
+
+
+def test_a_file_is_hashed_while_it_is_written(tmp_path):
+    """One tensor at a time in main memory, of any type and shape; safetensors reads it."""
+    from safetensors.torch import load_file
+
+    tensors = {
+        "bool": torch.tensor([True, False, True]),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "half": torch.randn(3, 5).bfloat16().T,
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "whole": torch.randn(7, 2),
+    }
+    path = tmp_path / "x.safetensors"
+    hashed.write_hashed(path, tensors, {"notes": '"sha256": "' + "0" * 64})
+    hashed.check_hashed(path)
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    content = path.read_bytes()
+    for position in range(8, len(content), 3):
+        damaged = bytearray(content)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            hashed.check_hashed(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.methods.base import resolve_config, train_reference
 from stable_forgetting.common.methods.gradient import GradientConfig
 from stable_forgetting.common.objectives.objectives import CrossEntropy
+from stable_forgetting.common.store.hashed import read_metadata
 from stable_forgetting.common.train.config import FitConfig
 
 OTHERS = ("gd_fila",)
@@ -141,6 +144,17 @@ def test_several_fits_use_checkpoints_and_seeds_of_their_own(tiny, source, tmp_p
     assert seen == [first] * 2 + [first] + [second, first] * 2
     assert [result.steps for result in task.results] == [3, 3]
     assert sorted(p.name for p in tmp_path.iterdir()) == [second, first], "the caller's to delete"
+
+
+def test_the_last_fit_before_the_weights_are_stored_keeps_no_end(tiny, source, tmp_path):
+    path = tmp_path / "c.safetensors"
+    split, access = tiny.split(source), frozenset({"retain"})
+    task = tiny.task(source, split, access=access, checkpoint=path, keeps_last=False)
+    config = FitConfig(steps=3, batch_size=8)
+    for more in (True, False):
+        task.fit(task.model, CrossEntropy(), task.loaders(("retain",), config), config, more=more)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name], "that of the first fit"
+    assert json.loads(read_metadata(path)["notes"])["step"] == 3
 
 
 def test_two_fits_differ_in_dropout(tiny, source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,10 +53,11 @@ def launch(folder: Path, *names: str, count: int = 2, split: bool = True) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    root = str(Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join((str(root / "src"), str(root)))
     ranks, all_of_them = [], {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     for rank in map(str, range(count)):
-        more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": root}
+        more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, str(PROGRAM), str(folder), *names]
         env = {**os.environ, **LAUNCH, **(SPLIT if split else {}), **all_of_them, **more}
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
@@ -160,6 +162,55 @@ def test_split_training_rounds_as_whole_training_does(runs, name, finer):
     one, first = (outcome(folder, who, name) for who in ("one", 0))
     found, rounding = distance(first, one), distance(one, outcome(folder, "one", finer))
     assert found[0] <= 4 * rounding[0] and found[1] <= 4 * rounding[1]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_gathers_nothing(runs):
+    """Each process writes and reads its own part; the whole model is gathered to be looked at."""
+    for rank in "01":
+        gathered = json.loads((runs[1] / f"{rank}.json").read_text())["resumed"]["gathered"]
+        assert gathered["save"] == gathered["restore"] == 0 < gathered["_fill"]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A folder with the checkpoint of two processes that were stopped."""
+    folder = tmp_path_factory.mktemp("begun")
+    launch(folder, "begun")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "split"), [(1, False), (1, True), (4, True), (2, False)])
+def test_another_number_of_processes_goes_on(runs, begun, tmp_path, count, split):
+    folder = shutil.copytree(begun, tmp_path / "moved")
+    parts = list(folder.glob("moved.2/*.safetensors"))
+    assert len(parts) == 2 and max(p.stat().st_size for p in parts) < 1.5 * min(
+        p.stat().st_size for p in parts
+    )
+    launch(folder, "ended", count=count, split=split)
+    rows = json.loads((folder / "0.json").read_text())["ended"]["rows"]
+    assert sorted(rows) == ["3", "4"], "resumed"
+    whole = load_file(runs[1] / "one-resumed.safetensors")
+    for rank in range(count):
+        found = load_file(folder / f"{rank}-ended.safetensors")
+        assert max(float((found[key] - whole[key]).abs().max()) for key in whole) < 1e-12
+    assert not list(folder.glob("moved.2")), "the parts of the last checkpoint alone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["flipped", "removed"])
+def test_a_damaged_part_starts_the_training_again(begun, tmp_path, damage):
+    folder = shutil.copytree(begun, tmp_path / "damaged")
+    part = sorted(folder.glob("moved.2/*.safetensors"))[1]
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.unlink()
+    if damage == "flipped":
+        part.write_bytes(content)
+    launch(folder, "ended")
+    rows = json.loads((folder / "0.json").read_text())["ended"]["rows"]
+    assert sorted(rows) == ["1", "2", "3", "4"]
 
 
 @pytest.mark.slow

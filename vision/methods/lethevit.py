@@ -83,8 +83,9 @@ class LetheViT(UnlearningMethod):
             config, steps=None, epochs=config.contrast_epochs, lr=config.contrast_lr
         )
         contrast = MaskedContrast(task, config)
-        task.fit(task.model, contrast, task.loaders(["forget"], first), first)
-        if config.phases == "both":
+        both = config.phases == "both"
+        task.fit(task.model, contrast, task.loaders(["forget"], first), first, more=both)
+        if both:
             second = FitConfig.of(config)
             task.fit(task.model, CrossEntropy("retain"), task.loaders(["retain"], second), second)
         return task.model

@@ -77,7 +77,7 @@ def learn_noise(
             for name, tensor in example.inputs.items()
         }
         noise = _Noise(task.frozen_copy(), start)
-        task.fit(noise, _Repel(noise, label, decay), {}, config)
+        task.fit(noise, _Repel(noise, label, decay), {}, config, more=True)
         for name, tensor in noise.inputs.items():
             inputs[name].append(tensor.detach())
     labels = torch.tensor(classes, device=example.labels.device).repeat_interleave(samples)
