@@ -19,15 +19,14 @@ from stable_forgetting.benchmarks.cli.options import (
     Selection,
     Store,
     console,
-    print_error,
 )
-from stable_forgetting.benchmarks.cli.session import executing, finish, run_with_audits
+from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import ConfigError, Damaged
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
 SECONDS = 0.5
@@ -152,21 +151,9 @@ def execute(
     suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[Leaderboard, dict[str, str]]:
     """Runs a suite and writes its report; returns its board and what failed."""
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-    from stable_forgetting.benchmarks.leaderboard.write import write_report
+    from stable_forgetting.benchmarks.leaderboard import run
 
-    executed, failed = run_with_audits(suite, runtime, pool, executor)
-    try:
-        board = make_leaderboard(suite, StageStore(runtime.store))
-        exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
-        if processes.is_main():
-            write_report(board, runtime.store, events=executed > 0 or not exported)
-    except Damaged as error:
-        if not error.set_aside:
-            raise
-        print_error(str(error))
-        return execute(suite, runtime, pool, executor)
-    return board, failed
+    return run.execute(suite, runtime, executor, lambda: watching(suite.name, runtime, pool))
 
 
 def _print_places(suite: ResolvedSuite, runtime: Runtime) -> None:

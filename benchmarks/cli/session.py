@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +12,8 @@ import typer
 
 from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
-from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, make_executor
-from stable_forgetting.benchmarks.report.files import write_files
+from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.registry import plugin_files
 from stable_forgetting.common.store.stages import StageStore
 
@@ -26,21 +21,10 @@ if TYPE_CHECKING:
     from stable_forgetting.common.protocol.benchmark import Runtime
 
 
-@contextmanager
-def executing(runtime: Runtime, pool: Pool) -> Iterator[Executor]:
+def executing(runtime: Runtime, pool: Pool) -> AbstractContextManager[Executor]:
     """One executor for all that a command runs; an interruption stops its workers."""
-    executor = make_executor(
-        pool.executor, _workers(runtime, pool), runtime.threads, plugin_files()
-    )
-    try:
-        yield executor
-    except BaseException:
-        if isinstance(executor, WorkerPool):
-            executor.abandon()
-        else:
-            executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
+    workers = _workers(runtime, pool)
+    return executors.executing(pool.executor, workers, runtime.threads, plugin_files())
 
 
 def watching(title: str, runtime: Runtime, pool: Pool) -> Display:
@@ -60,41 +44,11 @@ def run_with_audits(
     Returns:
         How many stages were run, and what failed.
     """
-    from stable_forgetting.benchmarks.audits.plan import probe_plan
-    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
-    from stable_forgetting.benchmarks.pipeline.worksite import check_device
-    from stable_forgetting.benchmarks.suite.remembered import suite_files
+    from stable_forgetting.benchmarks.leaderboard import run
 
-    if runtime.device not in ("auto", "cpu"):
-        check_device(runtime.device)
-    folder = runtime.store / "suites" / suite.name
-    first, began = processes.is_main() and not folder.exists(), False
-    try:
-        with watching(suite.name, runtime, pool) as display:
-            if processes.is_main():  # by its name the run can be reported, even if it is cut short
-                write_files(folder, suite_files(suite))
-            try:
-                execution = run_suite(suite, runtime, executor, watcher=display)
-            finally:
-                began = bool(display.done)
-            if not suite.audits:
-                return execution.executed, execution.failed
-            plan = probe_plan(suite, StageStore(runtime.store))
-            audits = run_plan(plan, runtime, executor, watcher=display)
-    except UserError:
-        if first and not began:
-            _remove(folder, runtime.store)
-        raise
-    return execution.executed + audits.executed, execution.failed | audits.failed
-
-
-def _remove(folder: Path, store: Path) -> None:
-    """Removes what a refused run wrote, and the folders that are empty then, the store too."""
-    shutil.rmtree(folder, ignore_errors=True)
-    StageStore(store).sweep()
-    for empty in (store / "leases", *folder.parents[: len(folder.relative_to(store).parts)]):
-        with suppress(OSError):
-            empty.rmdir()
+    return run.run_with_audits(
+        suite, runtime, executor, lambda: watching(suite.name, runtime, pool)
+    )
 
 
 def default_workers(device: str) -> int:
