@@ -5,7 +5,9 @@ measured before and after, and what that does and does not show.
 """
 
 from stable_forgetting.benchmarks.apply.convert import Conversion, convert
-from stable_forgetting.benchmarks.apply.work import AppliedResult, apply
+from stable_forgetting.benchmarks.apply.forget import forget
+from stable_forgetting.benchmarks.apply.result import Result
+from stable_forgetting.benchmarks.apply.work import apply
 from stable_forgetting.common.protocol.subject import Application
 
-__all__ = ["Application", "AppliedResult", "Conversion", "apply", "convert"]
+__all__ = ["Application", "Conversion", "Result", "apply", "convert", "forget"]

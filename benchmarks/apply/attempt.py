@@ -19,6 +19,7 @@ from stable_forgetting.common.train.config import FitConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from stable_forgetting.common.bounded.files import AdapterState
     from stable_forgetting.common.protocol.subject import Subject
     from stable_forgetting.common.train.protocols import Progress
 
@@ -34,7 +35,7 @@ class Attempt:
         model: With adapters merged and the precision in which it is written; None: it diverged.
         detail: Where and how it diverged.
         adapters: Statistics of its adapters, None where it trained none.
-        adapter_folder: Where its adapter was saved, if it trained one.
+        adapter: Its adapter before it was merged, if it trained one.
     """
 
     method: str
@@ -43,7 +44,7 @@ class Attempt:
     model: nn.Module | None = None
     detail: str = ""
     adapters: Mapping[str, float] | None = None
-    adapter_folder: Path | None = None
+    adapter: AdapterState | None = None
 
 
 class _GivenSplit(ForgetSplit):
@@ -58,8 +59,7 @@ def attempt(
     config: Strict,
     subject: Subject,
     *,
-    checkpoint: Path,
-    adapter: Path,
+    checkpoint: Path | None,
     progress: Progress | None,
 ) -> Attempt:
     """Runs a method on a copy of the subject's model.
@@ -68,10 +68,11 @@ def attempt(
         method: Registered name.
         config: Of the method.
         subject: Loaded.
-        checkpoint: Of the training.
-        adapter: Folder for the adapter, if the method trains one.
+        checkpoint: Of the training; None writes none.
         progress: Called after every step.
     """
+    from stable_forgetting.common.bounded.attach import detach
+
     task = _task(method, subject, checkpoint, progress)
     outcome = trained(METHODS[method](config).unlearn, task)
     count_parameters(outcome, task)
@@ -79,8 +80,8 @@ def attempt(
     if outcome.model is None:
         result.detail = outcome.detail
         return result
-    merged, result.adapters = _merged(outcome.model, adapter)
-    result.adapter_folder = None if result.adapters is None else adapter
+    result.adapter, result.adapters = _adapter(outcome.model)
+    merged = detach(outcome.model)
     try:
         settle(merged, subject)
         _check_merged(merged, subject.original)
@@ -92,7 +93,7 @@ def attempt(
 
 
 def _task(
-    method: str, subject: Subject, checkpoint: Path, progress: Progress | None
+    method: str, subject: Subject, checkpoint: Path | None, progress: Progress | None
 ) -> UnlearnTask:
     from stable_forgetting.common.data.access import DataAccess
     from stable_forgetting.common.train.protocols import Telemetry
@@ -110,17 +111,15 @@ def _task(
     )
 
 
-def _merged(model: nn.Module, folder: Path) -> tuple[nn.Module, dict[str, float] | None]:
-    """The model with adapters merged, and their statistics; they are saved in ``folder``."""
-    from stable_forgetting.common.bounded.attach import adapter_statistics, detach
-    from stable_forgetting.common.bounded.files import save_adapter
+def _adapter(model: nn.Module) -> tuple[AdapterState | None, dict[str, float] | None]:
+    """A model's adapter and its statistics; None where it has none."""
+    from stable_forgetting.common.bounded.attach import adapter_statistics
+    from stable_forgetting.common.bounded.files import adapter_state
     from stable_forgetting.common.bounded.layer import adapted_layers
 
     if not any(True for _ in adapted_layers(model)):
-        return model, None
-    statistics = adapter_statistics(model)
-    save_adapter(model, folder)
-    return detach(model), statistics
+        return None, None
+    return adapter_state(model), adapter_statistics(model)
 
 
 def settle(model: nn.Module, subject: Subject) -> None:

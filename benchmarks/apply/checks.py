@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from stable_forgetting.benchmarks.apply.place import tidy
@@ -21,7 +22,8 @@ def configs_of(application: Application) -> dict[str, Strict]:
     Raises:
         ConfigError: One is unknown or not valid.
     """
-    params = apply_overrides({}, application.params)
+    params = application.params
+    params = params if isinstance(params, Mapping) else apply_overrides({}, params)
     return {
         name: resolve_config(name, application.preset, params, origin=name)
         for name in application.methods
@@ -34,7 +36,8 @@ def check_application(application: Application) -> None:
     Raises:
         ConfigError: Something cannot be done; nothing was read.
     """
-    _check_out(application.out)
+    if application.out is not None:
+        check_out(application.out)
     for name in application.methods:
         _check_access(name, application)
     for audit in application.audits:
@@ -47,7 +50,12 @@ def check_application(application: Application) -> None:
         )
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
+    """Whether a folder can be made.
+
+    Raises:
+        ConfigError: It holds something, or cannot be written.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         tidy(out)
         raise ConfigError(f"{out}: exists and is not an empty folder; nothing is overwritten")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +22,16 @@ class Workplace:
 
     Attributes:
         checkpoint: Of the training; it outlives a kill or an interruption.
-        scratch: A folder of this process that ends with it.
     """
 
-    def __init__(self, out: Path, folder: Path, scratch: Path):
+    def __init__(self, out: Path, folder: Path):
         self._out, self._new = out, folder / "out"
-        self.checkpoint, self.scratch = folder / "checkpoint.safetensors", scratch
+        self.checkpoint = folder / "checkpoint.safetensors"
 
     def checkpoint_of(self, method: str) -> Path:
-        """The checkpoint of one of several methods."""
+        """The checkpoint of one of several methods; of the only one when empty."""
+        if not method:
+            return self.checkpoint
         return self.checkpoint.with_name(f"checkpoint-{method}.safetensors")
 
     @contextmanager
@@ -64,8 +64,7 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
     folder, lock = _beside(out)
     if not processes.is_main():
         processes.wait_for_all()
-        with tempfile.TemporaryDirectory() as scratch:
-            yield Workplace(out, folder, Path(scratch))
+        yield Workplace(out, folder)
         return
     with held(lock) as free:
         if not free:
@@ -73,7 +72,7 @@ def workplace(out: Path, identity: Mapping[str, Any]) -> Iterator[Workplace]:
         _prepare(folder, json_digest(identity))
         processes.wait_for_all()
         try:
-            yield Workplace(out, folder, folder / "scratch")
+            yield Workplace(out, folder)
         except KeyboardInterrupt:
             if not any(folder.glob("checkpoint*")):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -111,5 +110,5 @@ def _prepare(folder: Path, digest: str) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         elif leftover.name.startswith("."):
             os.unlink(leftover)
-    (folder / "scratch").mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / _NOTE, {"sha256": digest})

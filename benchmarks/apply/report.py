@@ -186,11 +186,21 @@ def _count(about: Mapping[str, Any], subject: Subject) -> str:
 
 def _request(statement: Mapping[str, Any], subject: Subject) -> Section:
     rows = [
-        (role, about.get("folder") or about["file"], _count(about, subject), _digest(about))
+        (
+            role,
+            about.get("folder") or about.get("file", "in memory"),
+            _count(about, subject),
+            _digest(about),
+        )
         for role, about in statement["data"].items()
     ]
     shown = table(["part", "name", "samples", "SHA-256"], rows, words=True)
     return Section("The request", (f"Scenario: {statement['scenario']}.",), shown, level="full")
+
+
+def _named(about: Mapping[str, Any]) -> str:
+    name: str = about.get("folder") or about.get("file") or "in memory"
+    return name
 
 
 def _digest(about: Mapping[str, Any]) -> str:
@@ -200,7 +210,7 @@ def _digest(about: Mapping[str, Any]) -> str:
 
 def _weights(statement: Mapping[str, Any]) -> Section:
     rows = []
-    for when in ("input", "output"):
+    for when in [when for when in ("input", "output") if when in statement]:
         digests = statement[when]["weights_sha256"]
         named = digests.items() if isinstance(digests, Mapping) else [("all tensors", digests)]
         rows += [(when, file, digest) for file, digest in named]

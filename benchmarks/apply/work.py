@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,16 @@ from stable_forgetting.benchmarks.apply.checks import (
     configs_of,
 )
 from stable_forgetting.benchmarks.apply.choice import choose, hold_out
-from stable_forgetting.benchmarks.apply.lineage import STATEMENT, earlier_requests
+from stable_forgetting.benchmarks.apply.lineage import earlier_requests
 from stable_forgetting.benchmarks.apply.place import Workplace, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
-from stable_forgetting.benchmarks.apply.report import reading, sections, weight_change, write_pages
+from stable_forgetting.benchmarks.apply.report import reading, weight_change
+from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.verdict import verdict
 from stable_forgetting.benchmarks.pipeline.worksite import check_device
-from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
-from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS, SUBJECTS
 from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.protocol.benchmark import pick_device
@@ -42,30 +40,14 @@ if TYPE_CHECKING:
     from stable_forgetting.common.train.protocols import Progress
 
 SCHEMA = 2
-ADAPTER = "adapter"
+IN_MEMORY = (
+    "its samples are neither images nor texts; give pairs (image, label), mappings with image and "
+    "label, texts, or mappings with question and answer"
+)
 
 
-@dataclass(frozen=True)
-class AppliedResult:
-    """What became of an application.
-
-    Attributes:
-        status: ``ok``; or ``diverged``: then ``out`` holds the statement and no model.
-        out: The folder that was written.
-        statement: The content of ``statement.json``.
-        message: One line for people.
-        page: The report; empty where no model was written.
-    """
-
-    status: str
-    out: Path
-    statement: Mapping[str, Any]
-    message: str
-    page: Sequence[Section] = ()
-
-
-def apply(application: Application, *, progress: Progress | None = None) -> AppliedResult:
-    """Unlearns ``forget`` and writes model, adapter, statement and report into ``out``, or nothing.
+def apply(application: Application, *, progress: Progress | None = None) -> Result:
+    """Unlearns ``forget``; writes model, adapter, statement and report into ``out``, or nothing.
 
     Memory: the given model and the one that is changed are held together; where several methods are
     tried, the best one so far, too.  ``progress`` is called after every step of a training.
@@ -104,6 +86,8 @@ def _subject(application: Application) -> Subject:
     chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
     if chosen is None:
         forms = " or ".join(kind.form for kind in kinds)
+        if not isinstance(application.forget, Path):
+            raise ConfigError(f"forget: {IN_MEMORY}")
         raise ConfigError(f"forget: {application.forget}: give {forms}")
     for option in application.options:
         if option not in chosen.options:
@@ -129,13 +113,20 @@ class _Run:
         self.subject, self.device = subject, device
         self.progress = progress
 
-    def run(self) -> AppliedResult:
-        statement = self._identity()
+    def run(self) -> Result:
+        statement, out = self._identity(), self.application.out
+        if out is None:
+            return self._run(statement, None)
         tried = [_about(name, config) for name, config in self.configs.items()]
-        with (
-            workplace(self.application.out, {**statement, "methods": tried}) as place,
-            _noting_warnings() as statement["warnings"],
-        ):
+        with workplace(out, {**statement, "methods": tried}) as place:
+            result = self._run(statement, place)
+            if not processes.is_main():
+                return replace(result, out=out)
+            with place.writing() as folder:
+                return replace(result.write(folder, out.name), out=out)
+
+    def _run(self, statement: dict[str, Any], place: Workplace | None) -> Result:
+        with _noting_warnings() as statement["warnings"]:
             statement |= _circumstances()
             statement["earlier"], doubt = self._earlier()
             statement["warnings"] += [doubt] if doubt else []
@@ -144,20 +135,21 @@ class _Run:
             statement["method"] |= _about(best.method, best.config)
             statement |= best.facts
             if best.model is None:
-                return self._diverged(statement, best.detail, place)
+                return self._diverged(statement, best.detail)
             try:
                 statement["after"] = self.subject.measured(best.model)
             except Diverged as error:
-                return self._diverged(statement, str(error), place)
+                return self._diverged(statement, str(error))
             statement["verdict"] = self._verdict(statement)
             change = weight_change(self.subject.original, best.model, best.adapters)
             statement["weight_change"] = change
             audits = self.application.audits
             statement["audits"] = relearned(self.subject, best.model) if audits else {}
-            return self._write(statement, best, place)
+            statement["reading"] = reading(statement, self.subject)
+            return Result("ok", statement, self.subject, best.model, best.adapter)
 
     def _best(
-        self, before: Mapping[str, Any], place: Workplace
+        self, before: Mapping[str, Any], place: Workplace | None
     ) -> tuple[Attempt, dict[str, Any] | None]:
         """The only attempt, or the chosen one and how it was chosen."""
         several = len(self.configs) > 1
@@ -167,8 +159,7 @@ class _Run:
                 name,
                 config,
                 self.subject,
-                checkpoint=place.checkpoint_of(name) if several else place.checkpoint,
-                adapter=place.scratch / f"{ADAPTER}-{name}",
+                checkpoint=None if place is None else place.checkpoint_of(name if several else ""),
                 progress=self.progress,
             )
             for name, config in self.configs.items()
@@ -188,6 +179,8 @@ class _Run:
 
     def _earlier(self) -> tuple[list[dict[str, Any]], str]:
         subject = self.subject
+        if not isinstance(self.application.model, Path):
+            return [], ""
         return earlier_requests(subject.weights, subject.identity()["input"]["weights_sha256"])
 
     def _before(self) -> dict[str, Any]:
@@ -203,33 +196,10 @@ class _Run:
             raise DataError(f"{doubt} If they are as they should be, add --anyway.")
         return before
 
-    def _diverged(self, statement: dict[str, Any], detail: str, place: Workplace) -> AppliedResult:
+    def _diverged(self, statement: dict[str, Any], detail: str) -> Result:
         statement |= {"status": "diverged", "status_detail": detail, "after": None}
         statement["reading"] = reading(statement, self.subject)
-        if processes.is_main():
-            with place.writing() as folder:
-                write_json(folder / STATEMENT, statement)
-        message = (
-            f"{statement['method']['name']} {detail}; no model was written, only "
-            f"{self.application.out / STATEMENT}; lower lr or steps and choose another folder"
-        )
-        return AppliedResult("diverged", self.application.out, statement, message)
-
-    def _write(self, statement: dict[str, Any], best: Attempt, place: Workplace) -> AppliedResult:
-        out = self.application.out
-        assert best.model is not None, "only a model is written"
-        if not processes.is_main():
-            return AppliedResult("ok", out, {**statement, "reading": ""}, "")
-        with place.writing() as folder:
-            statement["output"] = self.subject.write(best.model, folder)
-            if best.adapter_folder is not None:
-                shutil.copytree(best.adapter_folder, folder / ADAPTER)
-            statement["reading"] = reading(statement, self.subject)
-            write_json(folder / STATEMENT, statement)
-            page = sections(statement, self.subject, out.name)
-            write_pages(page, statement, self.subject, folder)
-        message = f"wrote {out}: the merged model, {STATEMENT}, README.md and report.html"
-        return AppliedResult("ok", out, statement, message, page)
+        return Result("diverged", statement, self.subject)
 
     def _identity(self) -> dict[str, Any]:
         application = self.application

@@ -19,8 +19,6 @@ from stable_forgetting.benchmarks.cli.options import (
 )
 from stable_forgetting.common.methods.base import ALIASES
 
-SUBJECT_OPTIONS = ("arch", "num_classes", "image_size", "template", "max_length")
-"""Options that one kind of checkpoint knows."""
 TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try --method a,b,c."
 
 
@@ -126,21 +124,16 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     chosen on retained samples kept out of training. docs/use.md has the numbers.
     """
     register_all(plugin)
-    from stable_forgetting.benchmarks.apply import Application
-    from stable_forgetting.benchmarks.apply import apply as run_apply
+    from stable_forgetting.benchmarks.apply import forget
     from stable_forgetting.benchmarks.cli.progress import StepBar
     from stable_forgetting.benchmarks.report.terminal import show
 
     options = dict(vars(order))
     strict = options.pop("strict")
-    options["method"] = ",".join(ALIASES.get(n, n) for n in options["method"].split(","))
-    options["audits"] = tuple(filter(None, (options.pop("audits") or "").split(",")))
-    params = tuple(options.pop("set_") or ())
-    subject = {name: options.pop(name) for name in SUBJECT_OPTIONS}
-    given = {name: value for name, value in subject.items() if value is not None}
-    application = Application(params=params, options=given, **options)
+    options["method"] = [ALIASES.get(name, name) for name in order.method.split(",")]
+    options["audits"] = tuple(filter(None, (order.audits or "").split(",")))
     with StepBar(console, order.method) as progress:
-        result = run_apply(application, progress=progress)
+        result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":
         console.print(result.message, highlight=False, markup=False)
         console.print(result.statement["reading"], highlight=False, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,8 +26,7 @@ from stable_forgetting.common.base.config import apply_overrides, canonical
 from stable_forgetting.common.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.report.section import Section
-    from stable_forgetting.common.protocol.probe import ProbeTable
+    from stable_forgetting.benchmarks.apply.evaluate import Evaluation
     from stable_forgetting.language.probes.base import TextProbe
 
 FORMATS = ("table", "csv", "json")
@@ -60,8 +59,8 @@ class Wanted:
         Raises:
             ConfigError: A probe, a setting or a task is not known.
         """
+        from stable_forgetting.benchmarks.apply.evaluate import text_probe
         from stable_forgetting.common.protocol.probe import PROBES, make_probe
-        from stable_forgetting.language.probes.base import TextProbe
         from stable_forgetting.language.probes.reasoning import TASKS
 
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
@@ -81,10 +80,8 @@ class Wanted:
             }
             if name == "reasoning" and data_root is None:
                 given["data"] = "hub"
-            probe = make_probe(name, {**given, **(settings.get(name) or {})}, f"--probe {name}")
-            if not isinstance(probe, TextProbe):
-                raise ConfigError(f"--probe {name}: needs a suite (probes:); leave it out")
-            probes.append(probe)
+            asked = {**given, **(settings.get(name) or {})}
+            probes.append(text_probe(make_probe(name, asked, f"--probe {name}")))
         return probes
 
 
@@ -115,68 +112,43 @@ def probe(
         raise ConfigError(f"--data-root {data_root}: no such folder")
     register_all(plugin)
     probes = wanted.probes(data_root)
+    from stable_forgetting.benchmarks.apply.evaluate import measure, probed, read_given
     from stable_forgetting.benchmarks.report.files import json_text
     from stable_forgetting.benchmarks.report.terminal import show
     from stable_forgetting.common.base.seeding import make_deterministic
-    from stable_forgetting.language.probes.folder import read_model
 
     make_deterministic(threads)
-    asked = read_model(model, data_root=data_root, device=device)
-    tables = [(each, each.table(asked)) for each in probes]
+    asked = probed(read_given(model), data_root=data_root, device=device)
+    made = [(each, measure(each, asked)) for each in probes]
     if format_ == "json":
-        sys.stdout.write(json_text({"model": str(model), "probes": to_json(tables)}))
+        sys.stdout.write(json_text({"model": str(model), "probes": to_json(made)}))
     elif format_ == "csv":
-        sys.stdout.write(to_csv(tables))
+        sys.stdout.write(to_csv([measured for _, measured in made]))
     else:
-        show(console, [section(*each) for each in tables])
+        show(console, [measured.section for _, measured in made])
 
 
-def to_json(tables: Sequence[tuple[TextProbe, ProbeTable]]) -> dict[str, Any]:
+def to_json(made: Sequence[tuple[TextProbe, Evaluation]]) -> dict[str, Any]:
     """Probe -> its settings, rows, notes and metrics."""
     return {
         each.name: {
             "config": canonical(each.config),
-            "rows": table.rows,
-            "notes": table.notes,
-            "metrics": each.summary(table),
+            "rows": measured.rows,
+            "notes": measured.notes,
+            "metrics": measured.metrics,
         }
-        for each, table in tables
+        for each, measured in made
     }
 
 
-def to_csv(tables: Sequence[tuple[TextProbe, ProbeTable]]) -> str:
+def to_csv(made: Sequence[Evaluation]) -> str:
     """One line per number: probe, row, column, value; the mean is in percent."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["probe", "row", "column", "value"])
-    for each, table in tables:
-        for row, columns in table.rows.items():
-            writer.writerows([each.name, row, *cell] for cell in columns.items())
-        for metric, value in _mean(each, table).items():
-            writer.writerow([each.name, "mean", metric, value])
+    for measured in made:
+        for row, columns in measured.rows.items():
+            writer.writerows([measured.name, row, *cell] for cell in columns.items())
+        for metric, value in measured.mean.items():
+            writer.writerow([measured.name, "mean", metric, value])
     return stream.getvalue()
-
-
-def section(each: TextProbe, table: ProbeTable) -> Section:
-    """A table with what its numbers depend on."""
-    from stable_forgetting.benchmarks.report.cells import MISSING, number
-    from stable_forgetting.benchmarks.report.section import Section
-    from stable_forgetting.benchmarks.report.section import table as make
-
-    heads = list(dict.fromkeys(name for row in table.rows.values() for name in row))
-    cells = [[row, *(_cell(columns.get(h)) for h in heads)] for row, columns in table.rows.items()]
-    mean = "".join(f"Mean: {number(v, 2)} %. " for v in _mean(each, table).values())
-    extent = f" ({each.extent})" if each.extent else ""
-    notes = (f"{key}: {v}" for key, v in table.notes.items() if isinstance(v, int | str))
-    text = mean + "; ".join(notes)
-    return Section(f"{each.name}{extent}", (text,), make([each.name, *heads], cells or [[MISSING]]))
-
-
-def _mean(each: TextProbe, table: ProbeTable) -> Mapping[str, float | None]:
-    return {k: v for k, v in each.summary(table).items() if k == f"{each.name}.mean"}
-
-
-def _cell(value: float | None) -> str:
-    from stable_forgetting.benchmarks.report.cells import number
-
-    return number(value, 0 if value is not None and value.is_integer() and value >= 1 else 4)

@@ -20,15 +20,14 @@ from stable_forgetting.benchmarks.cli.options import (
     Selection,
     Store,
     console,
-    print_error,
 )
-from stable_forgetting.benchmarks.cli.session import executing, finish, running, with_mends
+from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import ConfigError, Damaged
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
 SECONDS = 0.5
@@ -152,31 +151,10 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
 def execute(
     suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
 ) -> tuple[Leaderboard, dict[str, str]]:
-    """Runs a suite and its audits, and writes its report; returns its board and what failed."""
-    from stable_forgetting.benchmarks.audits.plan import probe_plan
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-    from stable_forgetting.benchmarks.leaderboard.write import write_report
-    from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
+    """Runs a suite and writes its report; returns its board and what failed."""
+    from stable_forgetting.benchmarks.leaderboard import run
 
-    store = StageStore(runtime.store)
-    with running(suite, runtime, pool) as display:
-        work = [run_suite(suite, runtime, executor, watcher=display)]
-        if suite.audits:
-            plan = probe_plan(suite, store)
-            work.append(run_plan(plan, runtime, executor, watcher=display))
-    try:
-        board = make_leaderboard(suite, store)
-        exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()
-        if processes.is_main():
-            events = any(done.executed for done in work) or not exported
-            write_report(board, runtime.store, events=events)
-    except Damaged as error:
-        if not error.set_aside:
-            raise
-        print_error(str(error))
-        return execute(suite, runtime, pool, executor)
-    failed = {key: text for done in work for key, text in done.failed.items()}
-    return board, {key: with_mends(suite, text) for key, text in failed.items()}
+    return run.execute(suite, runtime, executor, lambda: watching(suite.name, runtime, pool))
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import typer
 
 from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
-from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, cards_of, make_executor
-from stable_forgetting.benchmarks.report.files import write_files
-from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import UserError
+from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.common.base.registry import plugin_files
 from stable_forgetting.common.store.stages import StageStore
 
@@ -26,20 +19,10 @@ if TYPE_CHECKING:
     from stable_forgetting.common.protocol.benchmark import Runtime
 
 
-@contextmanager
-def executing(runtime: Runtime, pool: Pool) -> Iterator[Executor]:
+def executing(runtime: Runtime, pool: Pool) -> AbstractContextManager[Executor]:
     """One executor for all that a command runs; an interruption stops its workers."""
-    workers, cards = _workers(runtime, pool), cards_of(runtime.device)
-    executor = make_executor(pool.executor, workers, runtime.threads, plugin_files(), cards)
-    try:
-        yield executor
-    except BaseException:
-        if isinstance(executor, WorkerPool):
-            executor.abandon()
-        else:
-            executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
+    workers, cards = _workers(runtime, pool), executors.cards_of(runtime.device)
+    return executors.executing(pool.executor, workers, runtime.threads, plugin_files(), cards)
 
 
 def watching(title: str, runtime: Runtime, pool: Pool) -> Display:
@@ -51,54 +34,9 @@ def _workers(runtime: Runtime, pool: Pool) -> int:
     return pool.workers or default_workers(runtime.device)
 
 
-@contextmanager
-def running(suite: ResolvedSuite, runtime: Runtime, pool: Pool) -> Iterator[Display]:
-    """The display around a suite's run, which leaves nothing where it was refused."""
-    from stable_forgetting.benchmarks.pipeline.worksite import check_device
-    from stable_forgetting.benchmarks.suite.remembered import suite_files
-
-    if runtime.device not in ("auto", "cpu"):
-        check_device(runtime.device)
-    folder = runtime.store / "suites" / suite.name
-    first, display = processes.is_main() and not folder.exists(), None
-    try:
-        with watching(suite.name, runtime, pool) as display:
-            if processes.is_main():  # by its name the run can be reported, even if it is cut short
-                write_files(folder, suite_files(suite))
-            yield display
-    except UserError:
-        if first and not (display and display.done):
-            _remove(folder, runtime.store)
-        raise
-
-
-def with_mends(suite: ResolvedSuite, text: str) -> str:
-    """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
-    if "OutOfMemoryError" not in text:
-        return text
-    from stable_forgetting.benchmarks.costs.estimate import mends
-
-    known = mends(suite, text.partition("/")[0])
-    if not known:
-        ways = "accumulation, protocol.model.gradient_checkpointing, an adapter, or FSDP"
-        return f"{text}; less memory: {ways} (docs/scale.md)"
-    held = known.pop("")
-    ways = "; ".join(f"{size / 1e9:.0f} GB with {way}" for way, size in known.items())
-    return f"{text}; it holds {held / 1e9:.0f} GB by unlearn plan; less: {ways}"
-
-
-def _remove(folder: Path, store: Path) -> None:
-    """Removes what a refused run wrote, and the folders that are empty then, the store too."""
-    shutil.rmtree(folder, ignore_errors=True)
-    StageStore(store).sweep()
-    for empty in (store / "leases", *folder.parents[: len(folder.relative_to(store).parts)]):
-        with suppress(OSError):
-            empty.rmdir()
-
-
 def default_workers(device: str) -> int:
     """One per card; without one per core, at most eight."""
-    cards = len(cards_of(device))
+    cards = len(executors.cards_of(device))
     if cards or device.startswith("cuda"):
         return max(1, cards)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.audits.report import to_json as audits_json
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
@@ -20,8 +20,24 @@ from stable_forgetting.benchmarks.sweeps.data import to_json as sweep_json
 from stable_forgetting.common.measure.gaps import Summary, gap
 from stable_forgetting.common.train.tracking import flat
 
+if TYPE_CHECKING:
+    import pandas
+
 
 def to_csv(board: Leaderboard) -> str:
+    """See :func:`row_lines`."""
+    return csv_text(row_lines(board))
+
+
+def frame(board: Leaderboard, *, runs: bool = False) -> pandas.DataFrame:
+    """The rows of a board as numbers, or its runs, by the label of the row."""
+    import pandas
+
+    lines = run_lines(board) if runs else row_lines(board)
+    return pandas.DataFrame(lines).set_index("row")
+
+
+def row_lines(board: Leaderboard) -> list[dict[str, Any]]:
     """One line per row: distance, metrics and gaps as summaries, and what tuning chose."""
     lines = []
     for row in board.rows:
@@ -43,7 +59,7 @@ def to_csv(board: Leaderboard) -> str:
             line |= _columns(name, row.metrics.get(name))
             line |= _columns(f"gap.{name}", row.gaps.get(name))
         lines.append(line | {f"chosen.{name}": value for name, value in row.chosen.items()})
-    return csv_text(lines)
+    return lines
 
 
 def _columns(name: str, summary: Summary | None) -> dict[str, float | None]:
@@ -53,6 +69,11 @@ def _columns(name: str, summary: Summary | None) -> dict[str, float | None]:
 
 
 def runs_csv(board: Leaderboard) -> str:
+    """See :func:`run_lines`."""
+    return csv_text(run_lines(board))
+
+
+def run_lines(board: Leaderboard) -> list[dict[str, Any]]:
     """One line per run: distance, every metric, its gap to the seed's Retrain, and the config."""
     distances = {row.label: row.ag_per_seed for row in board.rows}
     retrains = {r.seed: r for _, r in board.records if r.method == "retrain" and not r.replicate}
@@ -75,7 +96,7 @@ def runs_csv(board: Leaderboard) -> str:
                 **{f"config.{name}": value for name, value in flat(record.params).items()},
             }
         )
-    return csv_text(lines)
+    return lines
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:

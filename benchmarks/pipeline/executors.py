@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,23 @@ def _keep_freed_memory() -> None:
         m_trim_threshold, m_mmap_threshold = -1, -3
         mallopt(m_trim_threshold, 256 << 20)
         mallopt(m_mmap_threshold, 32 << 20)
+
+
+@contextmanager
+def executing(
+    name: str, workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
+) -> Iterator[Executor]:
+    """One executor for all that is run; an interruption stops its workers."""
+    executor = make_executor(name, workers, threads, plugins, cards)
+    try:
+        yield executor
+    except BaseException:
+        if isinstance(executor, WorkerPool):
+            executor.abandon()
+        else:
+            executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
 
 
 def make_executor(

@@ -43,7 +43,7 @@ def write(
         refresh: Seconds after which a browser loads the page again.
     """
     title = escape(next((section.title for section in sections if section.title), ""))
-    body = "\n".join(block for section in sections for block in _blocks(section))
+    body = fragment(sections)
     if home:
         body = (
             f'<nav><a href="{escape(home[0])}">{escape(home[1])}</a> {escape(note)}</nav>\n{body}'
@@ -57,6 +57,11 @@ def write(
         f"<title>{title}</title><style>{_asset('page.css')}</style></head>\n"
         f"<body>\n{body}\n<script>{_asset('page.js')}</script></body></html>\n"
     )
+
+
+def fragment(sections: Sequence[Section]) -> str:
+    """The body of :func:`write` alone, for a page that is there already."""
+    return "\n".join(block for section in sections for block in _blocks(section))
 
 
 def _blocks(section: Section) -> Iterator[str]:

@@ -100,6 +100,10 @@ class Picture:
     alt: str
     file: str = ""
 
+    def _repr_html_(self) -> str:
+        """The picture as a notebook shows it."""
+        return self.svg
+
 
 @dataclass(frozen=True)
 class Detail:

@@ -6,7 +6,9 @@ import glob
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
@@ -31,14 +33,39 @@ START = ("A0", "Bt0")
 # Saving and loading ------------------------------------------------------------------------------
 
 
-def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Writes the factors as safetensors, plus a JSON config.
+@dataclass(frozen=True)
+class AdapterState:
+    """An adapter as it is written.
 
-    Every other trainable parameter is written too, and every persistent buffer, as running
-    statistics move while an adapter trains.  Nothing of a quantised base is written.
+    Attributes:
+        tensors: Name -> tensor on the CPU.
+        meta: The JSON config.
     """
-    from safetensors.torch import save_file
 
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Writes the tensors as safetensors, plus the JSON config."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(dict(self.tensors), folder / ADAPTER_WEIGHTS)
+        text = json.dumps(self.meta, indent=1, allow_nan=False)
+        (folder / ADAPTER_CONFIG).write_text(f"{text}\n")
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Writes :func:`adapter_state` into a folder."""
+    adapter_state(model).write(folder)
+
+
+def adapter_state(model: nn.Module) -> AdapterState:
+    """The factors of a model's adapters, copied.
+
+    Every other trainable parameter is with them, and every persistent buffer, as running
+    statistics move while an adapter trains.  Nothing of a quantised base is.
+    """
     layers = dict(adapted_layers(model))
     assert layers, "nothing is attached"
     stored = {f"{name}.{key}" for name in layers for key in FACTORS}
@@ -52,9 +79,7 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
         for name, value in _tensors(model).items()
         if name not in frozen and not name.startswith(bases)
     }
-    folder.mkdir(parents=True, exist_ok=True)
     copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    save_file(copies, folder / ADAPTER_WEIGHTS)
     first = next(iter(layers.values()))
     meta = {
         "format": 1,
@@ -62,7 +87,7 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
         "layers": {name: _fingerprint(layer) for name, layer in layers.items()},
         "starts": [name for name, layer in layers.items() if layer.start is not None],
     }
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
+    return AdapterState(copies, meta)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
@@ -23,40 +24,40 @@ if TYPE_CHECKING:
 class Application:
     """What to unlearn from what, and how.
 
-    What ``model`` and the folders or files of samples may be is up to the kinds of
-    :class:`common.protocol.subject.Subject`.
+    What the model and the samples may be is up to the kinds of
+    :class:`common.protocol.subject.Subject`: a path, or an object in memory.
 
     Attributes:
         model: The trained model.
         forget: What to forget.
         method: Registered method, or several with commas between, of which one is chosen.
-        out: Folder to make; must not exist or be empty.
+        out: Folder to make, which must not exist or be empty; None writes nothing.
         retain: What to keep, in the form of ``forget``; needed by methods that read it.
         test: What the model never saw, in the form of ``forget``; for the statement only.
         preset: Named overrides of the method.
-        params: ``key.sub=value`` overrides of the method's config.
+        params: Overrides of the method's config, ``key.sub=value`` or nested.
         seed: Of the run.
         options: Settings of one kind of subject, named in its ``options``.
         device: Torch device name; ``auto`` takes the first accelerator.
-        threads: Torch threads.
+        threads: Torch threads; None leaves them.
         anyway: Go on where the given model does not seem to fit the samples.
         goal: What the yardstick on forget data should come to, in percent, for the choice among
             several methods; 0 where that follows from the request.
         audits: What is tried on the unlearned model; ``relearn``.
     """
 
-    model: Path
-    forget: Path
+    model: Path | nn.Module
+    forget: Any
     method: str
-    out: Path
-    retain: Path | None = None
-    test: Path | None = None
+    out: Path | None = None
+    retain: Any = None
+    test: Any = None
     preset: str | None = None
-    params: tuple[str, ...] = ()
+    params: tuple[str, ...] | Mapping[str, Any] = ()
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
-    threads: int = 1
+    threads: int | None = 1
     anyway: bool = False
     goal: float | None = None
     audits: tuple[str, ...] = ()
@@ -67,10 +68,23 @@ class Application:
         return tuple(dict.fromkeys(name.strip() for name in self.method.split(",")))
 
     @property
-    def given(self) -> dict[str, Path]:
-        """Role (``forget``, ``retain``, ``test``) -> path, of the roles that are given."""
-        paths = {"forget": self.forget, "retain": self.retain, "test": self.test}
-        return {role: path for role, path in paths.items() if path is not None}
+    def given(self) -> dict[str, Any]:
+        """Role (``forget``, ``retain``, ``test``) -> path or data set, of the roles given."""
+        samples = {"forget": self.forget, "retain": self.retain, "test": self.test}
+        return {role: given for role, given in samples.items() if given is not None}
+
+
+def first_of(samples: Any, role: str = "forget") -> Any:
+    """The first sample of a map-style data set.
+
+    Raises:
+        DataError: It has no length, or no samples.
+    """
+    if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+        raise DataError(f"{role}: give a data set with a length, such as list(data)")
+    if not len(samples):
+        raise DataError(f"{role}: holds no samples; give one or more")
+    return samples[0]
 
 
 class Subject(ModelFamily):
@@ -112,7 +126,7 @@ class Subject(ModelFamily):
 
     @classmethod
     @abstractmethod
-    def takes(cls, forget: Path) -> bool:
+    def takes(cls, forget: Any) -> bool:
         """Whether what is to be forgotten has this kind's form."""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,6 +24,17 @@ def save_weights(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import save_model
 
     save_model(model, str(folder / WEIGHTS))
+
+
+def state_digest(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and values of a model's tensors."""
+    import torch
+
+    state = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        state.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return state.hexdigest()
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

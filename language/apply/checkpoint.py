@@ -87,6 +87,23 @@ class CausalCheckpoint:
             )
         return dtype
 
+    @property
+    def weights(self) -> Path:
+        """The first file of weights."""
+        return self.files[0]
+
+    def load(self) -> tuple[Any, Any]:
+        """Model and tokenizer; see :func:`load_causal`."""
+        from stable_forgetting.language.config import CausalModelConfig
+        from stable_forgetting.language.data.tokenizers import load_tokenizer
+
+        tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
+        return load_causal(self, len(tokenizer)), tokenizer
+
+    def write(self, model: Any, folder: Path) -> list[str]:
+        """See :func:`write_causal`."""
+        return write_causal(self, model, folder)
+
     def _stored_dtype(self) -> str:
         from safetensors import SafetensorError, safe_open
 

@@ -1,4 +1,4 @@
-"""A user's causal language model and JSON-lines files: what differs from images in an application.
+"""A user's causal language model and rows of text: what differs from images in an application.
 
 The statement holds counts, digests and measurements, never a text: it outlives what was forgotten.
 """
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.protocol.subject import Application, Subject
-from stable_forgetting.language.apply.checkpoint import (
-    CausalCheckpoint,
-    load_causal,
-    read_causal,
-    write_causal,
-)
+from stable_forgetting.common.protocol.subject import Application, Subject, first_of
+from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
+from stable_forgetting.language.apply.memory import GivenCausal, Rows, read_rows
 from stable_forgetting.language.apply.report import MEASURES, measured, outcome
 from stable_forgetting.language.config import Family
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.files import read_items
+from stable_forgetting.language.data.forms import FORMS
 from stable_forgetting.language.models.causal import CausalModels
 
 if TYPE_CHECKING:
@@ -55,7 +52,7 @@ class TextSubject(CausalModels, Subject):
     kind: ClassVar[str] = "text"
     unit: ClassVar[str] = "rows"
     form: ClassVar[str] = "a .jsonl file of texts"
-    options: ClassVar[tuple[str, ...]] = ("template", "max_length")
+    options: ClassVar[tuple[str, ...]] = ("template", "max_length", "tokenizer")
     yardstick: ClassVar[str] = "probability"
     measures: ClassVar[Mapping[str, str]] = MEASURES
     library: ClassVar[str] = "transformers"
@@ -67,14 +64,20 @@ class TextSubject(CausalModels, Subject):
         if self.template not in (None, *TEMPLATES):
             hint = did_you_mean(str(self.template), list(TEMPLATES))
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
-        self.checkpoint = read_causal(application.model)
-        self.items = {role: _read(path, role) for role, path in application.given.items()}
-        check_apart(self.items, application.given)
+        self.checkpoint = _checkpoint(application)
+        self.rows = {role: _read(given, role) for role, given in application.given.items()}
+        check_apart(self.rows)
 
     @classmethod
-    def takes(cls, forget: Path) -> bool:
-        """A JSON-lines file, there or not."""
-        return not forget.is_dir() and forget.name.lower().endswith(SUFFIXES)
+    def takes(cls, forget: Any) -> bool:
+        """A JSON-lines file, there or not; or a data set of texts, or of a file's rows."""
+        if isinstance(forget, Path):
+            return not forget.is_dir() and forget.name.lower().endswith(SUFFIXES)
+        first = first_of(forget)
+        columns = {name for form in FORMS.values() for name in form}
+        return isinstance(first, str) or (
+            isinstance(first, Mapping) and not columns.isdisjoint(first)
+        )
 
     @property
     def scenario(self) -> str | None:
@@ -83,26 +86,22 @@ class TextSubject(CausalModels, Subject):
 
     def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Loads tokenizer and model, and encodes every row."""
-        from stable_forgetting.language.config import CausalModelConfig
-        from stable_forgetting.language.data.tokenizers import load_tokenizer
         from stable_forgetting.language.models.layers import family_in
 
-        named = CausalModelConfig(name=str(self.checkpoint.folder))
-        tokenizer = load_tokenizer(named)
-        model = load_causal(self.checkpoint, len(tokenizer))
+        model, tokenizer = self.checkpoint.load()
         self._family = family_in(model)
         self.max_length = _max_length(
             self.application.options.get("max_length"), model, self.checkpoint
         )
         if self.template is None:
             self.template = "chat" if tokenizer.chat_template else "question_answer"
-        self.text = self._divided(_source(self.items, tokenizer, self.template, device))
+        self.text = self._divided(_source(self.rows, tokenizer, self.template, device))
         self.source: Source = self.text
         self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
         for config in configs:
             _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
-        self.parts = {role: self.text.corpus.where(role) for role in self.items}
+        self.parts = {role: self.text.corpus.where(role) for role in self.rows}
 
     def _divided(self, source: TextSource) -> TextSource:
         """The same with long plain texts in chunks.
@@ -113,9 +112,9 @@ class TextSubject(CausalModels, Subject):
         from stable_forgetting.language.data.chunks import chunked
 
         lengths = [
-            self._length(source, item, f"{self.application.given[role]} row {number}")
-            for role, items in self.items.items()
-            for number, item in enumerate(items, 1)
+            self._length(source, item, f"{rows.where} row {number}")
+            for rows in self.rows.values()
+            for number, item in enumerate(rows.items, 1)
         ]
         source.encoder.max_length = self.max_length
         if max(lengths) <= self.max_length:
@@ -156,7 +155,7 @@ class TextSubject(CausalModels, Subject):
     @property
     def weights(self) -> Path:
         """The first file of weights."""
-        return self.checkpoint.files[0]
+        return self.checkpoint.weights
 
     def identity(self) -> dict[str, Any]:
         """Model, files, prompt."""
@@ -169,27 +168,27 @@ class TextSubject(CausalModels, Subject):
                 "dtype": self.checkpoint.dtype,
                 "vocabulary": self.num_classes,
             },
-            "data": {role: self._about(role) for role in self.items},
+            "data": {role: self._about(role) for role in self.rows},
             "template": self.template,
             "max_length": self.max_length,
         }
 
     def _about(self, role: str) -> dict[str, Any]:
-        items, path = self.items[role], self.application.given[role]
+        rows = self.rows[role]
         pairs = [self.text.encode_index(index) for index in self.parts[role].tolist()]
         return {
-            "file": path.name,
-            "rows": len(items),
+            "file": rows.about,
+            "rows": len(rows.items),
             "chunks": len(pairs),
-            "questions": sum(bool(item.question) for item in items),
+            "questions": sum(bool(item.question) for item in rows.items),
             "tokens_scored": sum(len(pair.labels) for pair in pairs),
-            "sha256": file_digest(path),
+            "sha256": rows.digest,
         }
 
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
         """Weights as ``save_pretrained`` writes them; config and tokenizer as they were given."""
         assert _tied(model) == _tied(self.original), "the method untied the output layer"
-        files = write_causal(self.checkpoint, model, folder)
+        files = self.checkpoint.write(model, folder)
         return {"weights_sha256": {name: file_digest(folder / name) for name in files}}
 
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
@@ -197,26 +196,43 @@ class TextSubject(CausalModels, Subject):
         return outcome(statement)
 
 
-def _read(path: Path, role: str) -> list[Item]:
-    """The rows of a file, without the wordings that only TOFU's metrics compare."""
-    return [Item(role, -1, item.question, item.answer) for item in read_items(path, role)]
+def _checkpoint(application: Application) -> CausalCheckpoint | GivenCausal:
+    """The model, and the tokenizer of one that is in memory.
+
+    Raises:
+        ConfigError: A tokenizer is given for a folder, which holds its own.
+    """
+    tokenizer = application.options.get("tokenizer")
+    if not isinstance(application.model, Path):
+        return GivenCausal(application.model, tokenizer)
+    if tokenizer is not None:
+        raise ConfigError(f"tokenizer: {application.model} holds its own; leave it out")
+    return read_causal(application.model)
 
 
-def check_apart(items: Mapping[str, Sequence[Item]], paths: Mapping[str, Path]) -> None:
+def _read(given: Any, role: str) -> Rows:
+    """The rows of a file or a data set, without the wordings that only TOFU's metrics compare."""
+    if not isinstance(given, Path):
+        return read_rows(given, role)
+    items = [Item(role, -1, item.question, item.answer) for item in read_items(given, role)]
+    return Rows(items, str(given), given.name, file_digest(given))
+
+
+def check_apart(rows: Mapping[str, Rows]) -> None:
     """Raises if two roles share a row; outer blanks do not count.
 
     Raises:
         DataError: Naming one pair.
     """
     owners: dict[tuple[str, str], tuple[str, int]] = {}
-    for role, rows in items.items():
-        for number, item in enumerate(rows, 1):
+    for role, part in rows.items():
+        for number, item in enumerate(part.items, 1):
             key = (item.question.strip(), item.answer.strip())
             other, first = owners.setdefault(key, (role, number))
             if other != role:
                 raise DataError(
-                    f"{paths[other]} row {first} ({other}) and {paths[role]} row {number} ({role}) "
-                    "are the same; a row belongs to one of them"
+                    f"{rows[other].where} row {first} ({other}) and {part.where} row {number} "
+                    f"({role}) are the same; a row belongs to one of them"
                 )
 
 
@@ -225,7 +241,7 @@ def _context(model: Any) -> int:
     return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
 
 
-def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> int:
+def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | GivenCausal) -> int:
     context = _context(model)
     if asked is not None and asked > context:
         raise ConfigError(
@@ -236,15 +252,15 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint) -> 
 
 
 def _source(
-    items: Mapping[str, Sequence[Item]], tokenizer: Any, name: Any, device: torch.device
+    rows: Mapping[str, Rows], tokenizer: Any, name: Any, device: torch.device
 ) -> TextSource:
     from stable_forgetting.language.data.source import TextSource
     from stable_forgetting.language.data.templates import chat_template, make_template
     from stable_forgetting.language.data.wording import REFUSAL_LINES
 
-    questions = all(item.question for item in items["forget"])
+    questions = all(item.question for item in rows["forget"].items)
     corpus = Corpus(
-        tuple(item for rows in items.values() for item in rows),
+        tuple(item for part in rows.values() for item in part.items),
         "JSON-lines files of the user",
         REFUSAL_LINES if questions else (),  # a plain text is nothing that could be refused
     )

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -213,9 +213,25 @@ def read_items(path: Path, set_name: str) -> list[Item]:
     rows = read_rows(path)
     if not rows:
         raise DataError(f"{path}: has no rows; give one or more")
+    return items_of(rows, set_name, str(path))
+
+
+def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
+    """Items of rows in one of the :data:`language.data.forms.FORMS`.
+
+    Args:
+        rows: Mappings.
+        set_name: Of the items.
+        origin: What the rows lie in, for messages.
+
+    Raises:
+        DataError: A row has no form.
+    """
     items = []
     for number, row in enumerate(rows, 1):
-        where = f"{path} row {number}"
+        where = f"{origin} row {number}"
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where} is a {type(row).__name__}; give a text, or a mapping")
         row = asked_and_answered(row, where)
         items.append(_user_item(row, set_name, where))
     return items

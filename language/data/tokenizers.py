@@ -43,7 +43,21 @@ def load_tokenizer(
     name = config.tokenizer or config.name
     if data_root is not None and (data_root / name / "tokenizer_config.json").is_file():
         name = str(data_root / name)
-    tokenizer = _fetch(name, config.revision if config.tokenizer is None else None)
+    return check_tokenizer(
+        _fetch(name, config.revision if config.tokenizer is None else None), name
+    )
+
+
+def check_tokenizer(tokenizer: Any, name: str) -> Any:
+    """The tokenizer itself.
+
+    Args:
+        tokenizer: Of transformers.
+        name: For messages.
+
+    Raises:
+        ConfigError: It has no end-of-sequence token, or is not a fast tokenizer.
+    """
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"tokenizer {name}: has no end-of-sequence token; choose another")
     if not tokenizer.is_fast:

@@ -299,7 +299,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("stable_forgetting.common.bounded.files.save_adapter", fail)
+    monkeypatch.setattr("stable_forgetting.common.bounded.files.AdapterState.write", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

@@ -161,11 +161,11 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     given, out = world / kind, request_.out
     before = {path.name: sha256(path) for path in given.iterdir()}
     kept = []
-    from stable_forgetting.language.apply import subject as text_subject
+    from stable_forgetting.language.apply import checkpoint as text_checkpoint
 
-    real = text_subject.write_causal
+    real = text_checkpoint.write_causal
     monkeypatch.setattr(
-        text_subject, "write_causal", lambda *args: (kept.append(args[1]), real(*args))[1]
+        text_checkpoint, "write_causal", lambda *args: (kept.append(args[1]), real(*args))[1]
     )
     result = apply(dataclasses.replace(request_, model=given))
     assert result.status == "ok"
@@ -406,7 +406,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr("stable_forgetting.language.apply.subject.write_causal", fail)
+    monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.write_causal", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

@@ -9,6 +9,7 @@ import runpy
 import sys
 
 import pytest
+import torch
 import yaml
 
 from stable_forgetting.benchmarks.suite.resolve import load_suite
@@ -59,18 +60,21 @@ def test_fifteen_lines_through_the_public_surface_alone():
     assert forget.end_lineno - forget.lineno + 1 <= 17
 
 
-def test_the_notebooks_cells_run(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    notebook = json.loads((EXAMPLES / "own_model.ipynb").read_text())
+def test_the_notebooks_cells_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "first_steps.ipynb").read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
     names: dict[str, object] = {"__name__": "notebook"}
-    for cell in cells:
-        exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
-    sys.modules.pop("own_model", None)
-    assert names["before"][0] > 70 and names["after"][0] < 10
-    assert "forget: " in capsys.readouterr().out.splitlines()[-2]
+    with torch.random.fork_rng():
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    result, board = names["result"], names["board"]
+    assert result.before["forget"]["accuracy"] > 70 and result.after["forget"]["accuracy"] < 10
+    assert {row.label for row in board.rows} > {*names["methods"]} and board.complete
+    assert "<table" in result._repr_html_() and "<table" in board._repr_html_()
+    assert "forget: " in capsys.readouterr().out
 
 
 def test_the_loss_runs_as_its_suite_says(registries, cli, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from stable_forgetting.benchmarks.cli import session
 from stable_forgetting.benchmarks.costs.estimate import estimates
+from stable_forgetting.benchmarks.leaderboard import run
 from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 
@@ -86,12 +87,12 @@ def test_a_card_that_is_full_is_told_with_its_mends():
     full = load_suite("tofu-llama2-7b-forget10")
     text = "gd/seed-1: OutOfMemoryError: CUDA out of memory."
     planned = next(line for line in estimates(full) if line.row == "gd").memory / 1e9
-    told = session.with_mends(full, text)
+    told = run.with_mends(full, text)
     assert told.startswith(text) and f"it holds {planned:.0f} GB by unlearn plan" in told
     less = {way: size for size, way in re.findall(r"(\d+) GB with ([\w. :]+)", told)}
     assert {"accumulation: 32", "an adapter of rank 8", "FSDP on 8 cards"} <= less.keys()
     assert all(int(size) < planned for size in less.values())
     assert int(less["an adapter of rank 8"]) < 20, "the weights in bfloat16, and little more"
-    small = session.with_mends(load_suite("digits-class"), text)
+    small = run.with_mends(load_suite("digits-class"), text)
     assert "accumulation" in small and "FSDP" in small
-    assert session.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"
+    assert run.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.utils.data import Subset
 
 from stable_forgetting import benchmarks
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
@@ -115,15 +116,19 @@ def test_the_walk_throughs_activation_is_registered_and_used(cli, tmp_path, monk
     assert "softsign" in PHIS
 
 
-def test_the_readmes_ten_lines_forget_and_keep_the_rest():
+def test_the_readmes_ten_lines_forget_and_keep_the_rest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     lines, _ = blocks("README.md")
     example = runpy.run_path(str(EXAMPLES / "own_model.py"))
     model, dataset, forgotten, retained = example["example"]()
-    names = {"model": model, "dataset": dataset, "forgotten": forgotten, "retained": retained}
+    sevens, others = Subset(dataset, forgotten), Subset(dataset, retained)
+    names = {"model": model, "sevens": sevens, "others": others}
     exec(compile(lines, "README.md", "exec"), names)
-    assert len(lines.strip().splitlines()) <= 13
-    assert example["accuracy"](model, dataset, forgotten) < 10
-    assert example["accuracy"](model, dataset, retained) > 80
+    assert len(lines.strip().splitlines()) <= 10
+    assert names["accuracy"] == example["accuracy"](names["unlearned"], dataset, forgotten) < 10
+    assert example["accuracy"](names["unlearned"], dataset, retained) > 80
+    assert example["accuracy"](model, dataset, forgotten) > 70
+    assert (tmp_path / "forgotten/statement.json").is_file()
 
 
 def test_the_readmes_baseline_passes_the_contract(cli, tmp_path):

@@ -1,8 +1,10 @@
-"""A user's timm checkpoint: found, checked, built.  Nothing pickled is ever read."""
+"""A user's timm checkpoint: found, checked, built, written.  Nothing pickled is ever read."""
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, refuse_pickles
+from stable_forgetting.common.store.weights import (
+    CONFIG,
+    WEIGHTS,
+    keep_metadata,
+    refuse_pickles,
+    save_weights,
+)
 from stable_forgetting.vision.apply.sizes import (
     POSITIONS,
     check_architecture,
@@ -38,11 +46,18 @@ class Checkpoint:
         weights: The safetensors file.
         config: What ``config.json`` says (or would say, for a bare file).
         label_names: Names of the classes by id, if they are known.
+        folder: What holds weights and config; None for a bare file.
     """
 
     weights: Path
     config: Mapping[str, Any]
     label_names: tuple[str, ...] | None
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the folder or the file."""
+        return (self.folder or self.weights).name
 
     @property
     def architecture(self) -> str:
@@ -82,6 +97,24 @@ class Checkpoint:
                 return {key: (s.get_shape(), s.get_dtype()) for key, s in slices.items()}
         except (SafetensorError, OSError):
             return {}  # loading says what is wrong with it
+
+    def load(self) -> nn.Module:
+        """See :func:`build`."""
+        return build(self)
+
+    def write(self, model: nn.Module, folder: Path) -> None:
+        """New weights in the given types and with the given metadata, and ``config.json``."""
+        if self.dtypes:
+            model = copy.deepcopy(model)
+            tensors = model.state_dict(keep_vars=True)
+            for name, dtype in self.dtypes.items():
+                tensors[name].data = tensors[name].data.to(dtype)
+        save_weights(model, folder)
+        keep_metadata(folder / WEIGHTS, self.weights)
+        if self.folder is not None:
+            shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
+        else:
+            (folder / CONFIG).write_text(json.dumps(dict(self.config), indent=1) + "\n")
 
 
 def read_checkpoint(
@@ -126,6 +159,14 @@ def read_checkpoint(
     return replace(checked, config=with_image_size(config, image_size))
 
 
+def is_timm(path: Path) -> bool:
+    """Whether a folder holds a model of timm: its config names an architecture."""
+    try:
+        return "architecture" in json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def _read_folder(folder: Path) -> Checkpoint:
     weights, config = folder / WEIGHTS, folder / CONFIG
     if not weights.is_file():
@@ -145,7 +186,7 @@ def _read_folder(folder: Path) -> Checkpoint:
     nested = content.get("pretrained_cfg")
     if "num_classes" not in content and isinstance(nested, dict) and "num_classes" in nested:
         content["num_classes"] = nested["num_classes"]
-    return _checked(weights, content, str(config))
+    return replace(_checked(weights, content, str(config)), folder=folder)
 
 
 def _checked(weights: Path, config: Mapping[str, Any], origin: str) -> Checkpoint:
@@ -181,7 +222,7 @@ def _label_names(names: Any, num_classes: int, origin: str) -> tuple[str, ...] |
 
 
 def build(checkpoint: Checkpoint) -> nn.Module:
-    """The model with its weights, on the CPU, in float32.
+    """The model of a checkpoint with its weights, on the CPU, in float32.
 
     Raises:
         CheckpointError: timm cannot build it, or the weights do not fit or are not finite.

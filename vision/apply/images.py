@@ -9,25 +9,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.config import canonical, did_you_mean, digest
-from stable_forgetting.common.base.errors import CheckpointError, DataError
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.store.weights import CONFIG
-from stable_forgetting.vision.apply.checkpoint import Checkpoint
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch import nn
 
+    from stable_forgetting.vision.apply.checkpoint import Checkpoint
+    from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
     from stable_forgetting.vision.data.source import ImageSource
 
+IMAGE, LABEL = ("image", "img", "pixel_values"), ("label", "labels")
+"""Columns of a data set whose samples are mappings, as on the hub."""
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 
@@ -59,6 +63,27 @@ class Folder:
         for file, content in zip(self.files, self.hashes, strict=True):
             state.update(f"{file}\0{content}\n".encode())
         return state.hexdigest()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What each image is called in messages."""
+        return [str(self.root / file) for file in self.files]
+
+    def about(self) -> dict[str, Any]:
+        """The statement's facts."""
+        return {
+            "folder": self.root.name,
+            "images": len(self.files),
+            "classes": dict(Counter(file.split("/")[0] for file in self.files)),
+            "digest": self.digest,
+        }
+
+    def decoded(
+        self, prepared_for: Preprocessing, ids: Mapping[str, int]
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Every image as the model's input, uint8, with its label."""
+        for file in self.files:
+            yield prepared_for.decode(self.root / file), ids[file.split("/")[0]]
 
 
 def list_folder(root: Path, role: str) -> Folder:
@@ -102,19 +127,19 @@ def _files_below(folder: Path, role: str) -> list[str]:
     return files
 
 
-def check_disjoint(folders: Sequence[Folder]) -> None:
-    """Raises if two folders share an image, by content.
+def check_disjoint(parts: Sequence[Folder | Samples]) -> None:
+    """Raises if two folders or data sets share an image, by content.
 
     Raises:
         DataError: Naming one pair.
     """
-    owners: dict[str, tuple[Folder, str]] = {}
-    for folder in folders:
-        for file, content in zip(folder.files, folder.hashes, strict=True):
-            other, path = owners.setdefault(content, (folder, file))
-            if other.role != folder.role:
+    owners: dict[str, tuple[str, str]] = {}
+    for part in parts:
+        for name, content in zip(part.names, part.hashes, strict=True):
+            role, first = owners.setdefault(content, (part.role, name))
+            if role != part.role:
                 raise DataError(
-                    f"{other.root / path} ({other.role}) and {folder.root / file} ({folder.role}) "
+                    f"{first} ({role}) and {name} ({part.role}) "
                     "are the same image; an image belongs to one of them"
                 )
 
@@ -127,7 +152,7 @@ class Labels:
     origin: str
 
 
-def map_labels(checkpoint: Checkpoint, folders: Sequence[Folder]) -> Labels:
+def map_labels(checkpoint: Checkpoint | GivenClassifier, folders: Sequence[Folder]) -> Labels:
     """Label ids of the class folders.
 
     From ``label_names`` of the checkpoint; without them, from the sorted names of the retain
@@ -175,115 +200,8 @@ def _check_labels(folder: Folder, ids: Mapping[str, int], origin: str) -> None:
             )
 
 
-# As the model expects them ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image becomes the model's input: timm's evaluation transform.
-
-    Attributes:
-        size: Input side in px.
-        channels: 3 (RGB) or 1 (grey).
-        mean: Per channel, for pixels in [0, 1].
-        std: Per channel, for pixels in [0, 1].
-        interpolation: Of the resize.
-        crop_pct: Share of the resized image that the central crop keeps.
-        crop_mode: timm's name of the crop.
-    """
-
-    size: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Preprocessing:
-        """What timm's data config says of a built model.
-
-        Raises:
-            CheckpointError: The model takes something other than square RGB or grey images.
-        """
-        from timm.data import resolve_model_data_config
-
-        expected = resolve_model_data_config(model)
-        height, width = expected["input_size"][-2:]
-        height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (
-            height,
-            width,
-        )
-        channels = _input_channels(model)
-        if height != width or channels not in (1, 3):
-            raise CheckpointError(
-                f"the model takes {channels} x {height} x {width}; only square RGB or grey images "
-                "can be applied"
-            )
-        try:
-            mean, std = (tuple(float(value) for value in expected[key]) for key in ("mean", "std"))
-            share = float(expected["crop_pct"])
-        except (TypeError, ValueError):
-            raise CheckpointError(
-                "pretrained_cfg: mean, std and crop_pct must be numbers; correct the config"
-            ) from None
-        if not (mean and std and min(std) > 0 and 0.1 <= share <= 2):
-            raise CheckpointError(
-                f"pretrained_cfg: std {std} must be above 0 and crop_pct {share:g} between 0.1 and "
-                "2; correct the config"
-            )
-        if len(mean) != channels:
-            mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
-        crop = (expected["interpolation"], share, expected["crop_mode"])
-        return cls(int(height), channels, mean, std, *crop)
-
-    def decode(self, file: Path) -> torch.Tensor:
-        """One image file as (channels, size, size) uint8.
-
-        Raises:
-            DataError: The file cannot be decoded.
-        """
-        from stable_forgetting.vision.data.decode import decoded
-
-        try:
-            pixels = decoded(file, "RGB" if self.channels == 3 else "L")
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from None
-        return self._transform(pixels)
-
-    def describe(self) -> dict[str, Any]:
-        """For the statement."""
-        return {**dataclasses.asdict(self), "augmentation": "none"}
-
-    @cached_property
-    def _transform(self) -> Any:
-        from timm.data import create_transform
-
-        return create_transform(
-            (self.channels, self.size, self.size),
-            is_training=False,
-            interpolation=self.interpolation,
-            crop_pct=self.crop_pct,
-            crop_mode=self.crop_mode,
-            normalize=False,
-        )
-
-
-def _input_channels(model: nn.Module) -> int:
-    from torch import nn
-
-    first: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
-    first = first[0] if isinstance(first, list | tuple) else first
-    modules = dict(model.named_modules())
-    if first in modules and hasattr(modules[first], "weight"):
-        return int(modules[first].weight.shape[1])
-    convolutions = (module for module in modules.values() if isinstance(module, nn.Conv2d))
-    return int(next((conv.weight.shape[1] for conv in convolutions), 3))
-
-
 def load_images(
-    folders: Sequence[Folder], labels: Labels, prepared_for: Preprocessing, device: Any
+    folders: Sequence[Folder | Samples], labels: Labels, prepared_for: Preprocessing, device: Any
 ) -> tuple[ImageSource, dict[str, np.ndarray]]:
     """Decodes every image once, to the model's input size.
 
@@ -303,10 +221,10 @@ def load_images(
     pixels: list[torch.Tensor] = []
     targets: list[int] = []
     for folder in folders:
-        parts[folder.role] = len(pixels) + np.arange(len(folder.files), dtype=np.int64)
-        for file in folder.files:
-            pixels.append(prepared_for.decode(folder.root / file))
-            targets.append(labels.ids[file.split("/")[0]])
+        parts[folder.role] = len(pixels) + np.arange(len(folder.hashes), dtype=np.int64)
+        for image, label in folder.decoded(prepared_for, labels.ids):
+            pixels.append(image)
+            targets.append(label)
     names = {label: name for name, label in labels.ids.items()}
     preparation = canonical(
         [[folder.role, folder.digest] for folder in folders]

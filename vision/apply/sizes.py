@@ -90,6 +90,26 @@ def inferred_config(shapes: Shapes, architecture: str, origin: str) -> dict[str,
     return config if size is None else with_image_size(config, size)
 
 
+def fitting_config(config: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
+    """The config of timm's that builds a model with the tensors of this one; None if none does.
+
+    Args:
+        config: Architecture and number of classes.
+        model: Built by timm, with whatever arguments.
+    """
+    side = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for more in ({}, {"model_args": {"img_size": side and side[0]}}):
+        arguments = {"num_classes": config["num_classes"], **more.get("model_args", {})}
+        try:
+            blank = _blank(config["architecture"], arguments).state_dict()
+        except Exception:
+            continue
+        if {name: tensor.shape for name, tensor in blank.items()} == shapes:
+            return {**config, **more}
+    return None
+
+
 def classifier_key(model: nn.Module) -> str | None:
     """Name of the classifier's bias."""
     classifier: Any = getattr(model, "get_classifier", lambda: None)()

@@ -1,26 +1,26 @@
-"""A user's timm model and folders of images: what differs from text in an application."""
+"""A user's image classifier and images: what differs from text in an application."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stable_forgetting.common.base.errors import CheckpointError, DataError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.protocol.subject import Application, Subject
-from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, keep_metadata, save_weights
-from stable_forgetting.vision.apply.checkpoint import build, read_checkpoint
+from stable_forgetting.common.protocol.subject import Application, Subject, first_of
+from stable_forgetting.common.store.weights import WEIGHTS
+from stable_forgetting.vision.apply.checkpoint import Checkpoint, read_checkpoint
 from stable_forgetting.vision.apply.images import (
+    IMAGE,
     Folder,
-    Preprocessing,
+    Labels,
     check_disjoint,
     list_folder,
     load_images,
     map_labels,
 )
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
 from stable_forgetting.vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.base.config import Strict
-    from stable_forgetting.common.data.batch import Source
     from stable_forgetting.common.measure.scores import Scores
+    from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
 
 BATCH = 64
 SURE = 50.0
@@ -37,10 +37,11 @@ SURE = 50.0
 
 
 class ImageSubject(ImageClassifiers, Subject):
-    """A timm classifier and images in class subfolders.
+    """An image classifier, and images in class subfolders or in data sets.
 
-    Images are prepared with timm's evaluation transform for the model, without augmentation, and
-    held in memory as uint8 at the model's input size (150 kB each at 224 px).
+    Files and images of PIL are prepared with timm's evaluation transform for the model, without
+    augmentation, and held in memory as uint8 at the model's input size (150 kB each at 224 px).
+    Float tensors are taken from their data set as they are, whenever they are needed.
     """
 
     modality: ClassVar[str] = "vision"
@@ -60,34 +61,58 @@ class ImageSubject(ImageClassifiers, Subject):
 
     def __init__(self, application: Application):
         super().__init__(application)
-        options = application.options
-        self.checkpoint = read_checkpoint(
-            application.model, *(options.get(name) for name in self.options)
-        )
-        self.folders = [list_folder(root, role) for role, root in application.given.items()]
-        check_disjoint(self.folders)
+        model, options = application.model, application.options
+        found = None
+        if isinstance(model, Path):
+            found = read_checkpoint(model, *(options.get(name) for name in self.options))
+        self.samples = [_read(given, role) for role, given in application.given.items()]
+        check_disjoint(self.samples)
+        self.checkpoint: Checkpoint | GivenClassifier = found or _given(model, self.samples)
 
     @classmethod
-    def takes(cls, forget: Path) -> bool:
-        """A folder; one that is not there is missed later, by name."""
-        return forget.is_dir() or not (forget.exists() or forget.suffix)
+    def takes(cls, forget: Any) -> bool:
+        """A folder, one that is not there is missed later, by name; or a data set of images."""
+        if isinstance(forget, Path):
+            return forget.is_dir() or not (forget.exists() or forget.suffix)
+        first = first_of(forget)
+        if isinstance(first, Mapping):
+            return any(name in first for name in IMAGE)
+        return isinstance(first, Sequence) and not isinstance(first, str)
 
     @property
     def scenario(self) -> str | None:
         """``class`` if no forgotten class is retained, ``random`` if one is; None if unknown."""
-        classes = {folder.role: set(folder.classes) for folder in self.folders}
+        classes = {part.role: set(part.classes) for part in self.samples}
         if "retain" not in classes:
             return None
         return "random" if classes["forget"] & classes["retain"] else "class"
 
     def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
-        """Builds the classifier and decodes every image."""
-        original = build(self.checkpoint)
-        self.labels = map_labels(self.checkpoint, self.folders)
-        self.prepared_for = Preprocessing.of(original)
+        """Builds the classifier and decodes every image, where the data sets give no tensors."""
+        original = self.checkpoint.load()
+        self.labels = self._labels()
         self.original = original.to(device).eval()
-        self.images, self.parts = load_images(self.folders, self.labels, self.prepared_for, device)
-        self.source: Source = self.images
+        if tensors := _tensors(self.samples):
+            from stable_forgetting.vision.apply.memory import tensor_source
+
+            self.prepared_for = None
+            self.source, self.parts = tensor_source(tensors, device)
+            return
+        self.prepared_for = Preprocessing.of(original)
+        self.source, self.parts = load_images(self.samples, self.labels, self.prepared_for, device)
+
+    def _labels(self) -> Labels:
+        folders = [part for part in self.samples if isinstance(part, Folder)]
+        if folders:
+            return map_labels(self.checkpoint, folders)
+        ids = {name: int(name) for part in self.samples for name in part.classes}
+        wrong = [label for label in ids.values() if not 0 <= label < self.num_classes]
+        if wrong:
+            raise DataError(
+                f"a label is {wrong[0]}, and the model has {self.num_classes} classes; number them "
+                f"from 0 to {self.num_classes - 1}"
+            )
+        return Labels(ids, "labels of the data sets")
 
     @property
     def architecture(self) -> str:
@@ -110,7 +135,7 @@ class ImageSubject(ImageClassifiers, Subject):
         """
         import numpy as np
 
-        from stable_forgetting.common.data.batch import ordered_batches
+        from stable_forgetting.common.data.batch import LabelledSource, ordered_batches
         from stable_forgetting.common.measure.scores import collect
 
         model.eval()
@@ -128,7 +153,8 @@ class ImageSubject(ImageClassifiers, Subject):
         if "test" in scores:
             test = scores["test"]
             assert test.labels is not None
-            same = np.isin(test.labels, self.images.labels[self.parts["forget"]])
+            assert isinstance(self.source, LabelledSource)
+            same = np.isin(test.labels, self.source.labels_of(self.parts["forget"]))
             results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
             results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
             results["membership_auc"] = _auc(scores["forget"], test)
@@ -143,36 +169,26 @@ class ImageSubject(ImageClassifiers, Subject):
 
     @property
     def weights(self) -> Path:
-        """The file."""
+        """The file, or what messages say in its place."""
         return self.checkpoint.weights
 
     def identity(self) -> dict[str, Any]:
         """Model, folders, labels, preprocessing."""
         return {
             "input": {
-                "model": self.application.model.name,
+                "model": self.checkpoint.name,
                 "weights_sha256": self.checkpoint.digest,
                 "architecture": self.architecture,
                 "num_classes": self.checkpoint.num_classes,
             },
-            "data": {folder.role: _about(folder) for folder in self.folders},
+            "data": {part.role: part.about() for part in self.samples},
             "labels": {"origin": self.labels.origin, "ids": dict(self.labels.ids)},
-            "preprocessing": self.prepared_for.describe(),
+            "preprocessing": self.prepared_for and self.prepared_for.describe(),
         }
 
     def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """``model.safetensors`` in the given types and with its metadata, and ``config.json``."""
-        parameters = dict(model.named_parameters())
-        for name, dtype in self.stored_types.items():
-            tensor = model.get_parameter(name) if name in parameters else model.get_buffer(name)
-            tensor.data = tensor.data.to(dtype)
-        save_weights(model, folder)
-        keep_metadata(folder / WEIGHTS, self.checkpoint.weights)
-        if self.application.model.is_dir():
-            shutil.copyfile(self.checkpoint.weights.parent / CONFIG, folder / CONFIG)
-        else:
-            text = json.dumps(dict(self.checkpoint.config), indent=1)
-            (folder / CONFIG).write_text(text + "\n")
+        """``model.safetensors`` in the given types, and ``config.json`` of a timm model."""
+        self.checkpoint.write(model, folder)
         return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
     def doubt(self, before: Mapping[str, Any]) -> str:
@@ -217,13 +233,43 @@ class ImageSubject(ImageClassifiers, Subject):
         return lines
 
 
-def _about(folder: Folder) -> dict[str, Any]:
-    return {
-        "folder": folder.root.name,
-        "images": len(folder.files),
-        "classes": dict(Counter(file.split("/")[0] for file in folder.files)),
-        "digest": folder.digest,
-    }
+def _read(given: Any, role: str) -> Folder | Samples:
+    if isinstance(given, Path):
+        return list_folder(given, role)
+    from stable_forgetting.vision.apply.memory import read_samples
+
+    return read_samples(given, role)
+
+
+def _tensors(samples: Sequence[Folder | Samples]) -> list[Samples]:
+    """The data sets where all are of tensors; empty where all are images to be prepared.
+
+    Raises:
+        DataError: There are both.
+    """
+    tensors = [part for part in samples if not isinstance(part, Folder) and not part.pictures]
+    if tensors and len(tensors) < len(samples):
+        raise DataError("some data sets hold tensors and others images; give all in one form")
+    return tensors
+
+
+def _given(model: Any, samples: Sequence[Folder | Samples]) -> GivenClassifier:
+    """A classifier in memory.
+
+    Raises:
+        CheckpointError: It does not say how an image becomes its input.
+    """
+    from stable_forgetting.vision.apply.memory import GivenClassifier, width_of
+
+    tensors = _tensors(samples)
+    if tensors:
+        return GivenClassifier(model, width_of(model, tensors))
+    if not isinstance(getattr(model, "pretrained_cfg", None), dict):
+        raise CheckpointError(
+            "the model is none of timm's, so how an image becomes its input is unknown; give data "
+            "sets of tensors"
+        )
+    return GivenClassifier(model, model.num_classes)
 
 
 def _summary(scores: Scores) -> dict[str, float]:

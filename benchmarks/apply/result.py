@@ -1,0 +1,122 @@
+"""What became of an application: a model, what was measured, and the folder to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stable_forgetting.benchmarks.apply.checks import check_out
+from stable_forgetting.benchmarks.apply.lineage import STATEMENT
+from stable_forgetting.benchmarks.apply.place import workplace
+from stable_forgetting.benchmarks.apply.report import sections, write_pages
+from stable_forgetting.benchmarks.report import html, markdown
+from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.files import write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stable_forgetting.common.bounded.files import AdapterState
+    from stable_forgetting.common.protocol.subject import Subject
+
+ADAPTER = "adapter"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an application.
+
+    Attributes:
+        status: ``ok``; or ``diverged``: then there is no model.
+        statement: What was done and measured, as in ``statement.json``; ``output`` once it is
+            written.
+        model: With adapters merged, in eval mode; None where the training diverged.
+        adapter: Of the method, if it trained one.
+        subject: The given model and samples.
+        out: The folder that was written, if one was asked for.
+    """
+
+    status: str
+    statement: Mapping[str, Any]
+    subject: Subject
+    model: nn.Module | None = None
+    adapter: AdapterState | None = None
+    out: Path | None = None
+
+    @property
+    def before(self) -> Mapping[str, Any]:
+        """Part (``forget``, ``retain``, ``test``) -> measure -> value, of the given model."""
+        return self.statement["before"]
+
+    @property
+    def after(self) -> Mapping[str, Any] | None:
+        """The same of :attr:`model`; None where the training diverged."""
+        return self.statement["after"]
+
+    @property
+    def message(self) -> str:
+        """One line for people: what was written, or why there is no model."""
+        if self.status == "ok":
+            return f"wrote {self.out}: the merged model, {STATEMENT}, README.md and report.html"
+        written = "" if self.out is None else f", only {self.out / STATEMENT}"
+        another = "" if self.out is None else " and choose another folder"
+        name, detail = self.statement["method"]["name"], self.statement["status_detail"]
+        return f"{name} {detail}; no model was written{written}; lower lr or steps{another}"
+
+    @property
+    def page(self) -> Sequence[Section]:
+        """The report; empty where there is no model."""
+        name = "in memory" if self.out is None else self.out.name
+        return () if self.model is None else sections(self.statement, self.subject, name)
+
+    def __str__(self) -> str:
+        """The report as text."""
+        return markdown.write(self.page) if self.page else self.message
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it."""
+        return html.fragment(self.page) if self.page else self.message
+
+    def save(self, out: str | Path) -> Path:
+        """Writes model, adapter, statement, model card and report into a new folder, or nothing.
+
+        Args:
+            out: The folder; it must not exist or be empty.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: There is no model, or the folder is not free.
+        """
+        out = Path(out)
+        if self.model is None:
+            raise ConfigError("the training diverged, so there is no model to save; lower lr")
+        check_out(out)
+        with workplace(out, {}) as place, place.writing() as folder:
+            self.write(folder, out.name)
+        return out
+
+    def write(self, folder: Path, name: str) -> Result:
+        """Writes everything into an empty folder; without a model the statement alone.
+
+        Args:
+            folder: Where to.
+            name: What the report calls the folder.
+
+        Returns:
+            The same with the digests of what was written.
+        """
+        statement = dict(self.statement)
+        if self.model is not None:
+            reading = statement.pop("reading")
+            statement |= {"output": self.subject.write(self.model, folder), "reading": reading}
+            if self.adapter is not None:
+                self.adapter.write(folder / ADAPTER)
+            page = sections(statement, self.subject, name)
+            write_pages(page, statement, self.subject, folder)
+        write_json(folder / STATEMENT, statement)
+        return replace(self, statement=statement)

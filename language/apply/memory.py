@@ -1,0 +1,131 @@
+"""A user's causal language model and rows of text that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
+from stable_forgetting.common.base.files import json_digest
+from stable_forgetting.common.protocol.subject import first_of
+from stable_forgetting.common.store.weights import WEIGHTS, state_digest
+from stable_forgetting.language.data.corpus import Item
+from stable_forgetting.language.data.files import items_of
+
+
+@dataclass(frozen=True)
+class GivenCausal:
+    """A causal language model in memory, in the place of a ``CausalCheckpoint``.
+
+    Attributes:
+        model: One of transformers.
+        given: Its tokenizer; None reads that of the folder or hub id that the model came from.
+    """
+
+    model: Any
+    given: Any = None
+    revision: ClassVar[None] = None
+    weights: ClassVar[Path] = Path("the given model")
+
+    @property
+    def name(self) -> str:
+        """Where the model came from, or the name of its class."""
+        origin = getattr(self.model, "name_or_path", "")
+        return Path(origin).name if Path(origin).is_dir() else origin or type(self.model).__name__
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """One digest over all tensors."""
+        return {"in memory": state_digest(self.model)}
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name of the weights' type."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """A fast tokenizer with an end-of-sequence token.
+
+        Raises:
+            UserError: There is none, or it does not fit the model.
+        """
+        from stable_forgetting.language.config import CausalModelConfig
+        from stable_forgetting.language.data.tokenizers import check_tokenizer, load_tokenizer
+
+        if self.given is not None:
+            return check_tokenizer(self.given, type(self.given).__name__)
+        origin = getattr(self.model, "name_or_path", "")
+        if not origin:
+            raise ConfigError("the model does not say where its tokenizer lies; give tokenizer=")
+        try:
+            return load_tokenizer(CausalModelConfig(name=origin))
+        except DataError:
+            raise ConfigError(f"{origin} holds no tokenizer; give tokenizer=") from None
+
+    def load(self) -> tuple[Any, Any]:
+        """The model itself and its tokenizer.
+
+        Raises:
+            CheckpointError: It is none of transformers', or too small for the tokenizer.
+        """
+        if not hasattr(self.model, "get_input_embeddings") or not hasattr(self.model, "config"):
+            raise CheckpointError("the model is no causal language model of transformers")
+        entries = self.model.get_input_embeddings().num_embeddings
+        if entries < len(self.tokenizer):
+            raise CheckpointError(
+                f"the model has {entries} embeddings for a tokenizer of {len(self.tokenizer)}; "
+                "give the model's own tokenizer"
+            )
+        return self.model, self.tokenizer
+
+    def write(self, model: Any, folder: Path) -> list[str]:
+        """Writes model and tokenizer as transformers do; returns the names of the weights."""
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return sorted(path.name for path in folder.glob("*.safetensors")) or [WEIGHTS]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of text of one role, from a file or a data set.
+
+    Attributes:
+        items: Read.
+        where: What the rows lie in, for messages.
+        about: What the statement says of it.
+        digest: SHA-256.
+    """
+
+    items: Sequence[Item]
+    where: str
+    about: str
+    digest: str
+
+
+def _filled(row: Any) -> Any:
+    """A row without the columns that it leaves empty, as data sets have them for other rows."""
+    if not isinstance(row, Mapping):
+        return row
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def read_rows(given: Any, role: str) -> Rows:
+    """The rows of a data set.
+
+    Args:
+        given: Texts, or mappings in one of the forms of a file's rows.
+        role: ``forget``, ``retain`` or ``test``.
+
+    Raises:
+        DataError: It is empty, or a row has no form.
+    """
+    first_of(given, role)
+    rows = [given[index] for index in range(len(given))]
+    rows = [{"text": row} if isinstance(row, str) else _filled(row) for row in rows]
+    items = [Item(role, -1, row.question, row.answer) for row in items_of(rows, role, role)]
+    pairs = {str(number): [item.question, item.answer] for number, item in enumerate(items)}
+    return Rows(items, role, "in memory", json_digest(pairs))

@@ -1,0 +1,324 @@
+"""The Python door: ``forget``, ``run`` and ``evaluate`` give what the commands give."""
+
+from __future__ import annotations
+
+import doctest
+import json
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch.utils.data import Subset, TensorDataset
+
+import stable_forgetting
+from stable_forgetting import evaluate, forget, run
+from stable_forgetting.benchmarks.apply.evaluate import Evaluation
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
+from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.weights import load_weights
+from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from tests.benchmarks import test_apply as images
+from tests.benchmarks import test_apply_text as texts
+
+PARTS = ("forget", "retain", "test")
+IMAGE = {"seed": 1, "params": {"steps": 4, "batch_size": 16, "adapter": {"rank": 4}}}
+TEXT = {"seed": 1, "params": ["steps=3", "batch_size=4", "adapter.rank=4"]}
+
+
+def equal(first, second) -> bool:
+    """Whether two models, or files of weights, hold the same bits."""
+    first, second = (m if isinstance(m, dict) else m.state_dict() for m in (first, second))
+    assert first.keys() == second.keys()
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory, cli):
+    """A classifier, its folders, and what the command makes of them."""
+    from timm.models import save_for_hf
+
+    root = tmp_path_factory.mktemp("pictures")
+    for seed, part in enumerate(PARTS):
+        images.paint(root / part, dict.fromkeys(images.NAMES, 6), seed)
+    with torch.random.fork_rng():
+        model = images.trained(images.tiny_vit(), [root / "forget", root / "retain"])
+    about = {"label_names": list(images.NAMES)}
+    size = {"img_size": images.SIDE}
+    save_for_hf(model, root / "model", about, model_args=size, safe_serialization=True)
+    folders = [word for part in PARTS for word in (f"--{part}", root / part)]
+    settings = ["--set", "steps=4", "--set", "batch_size=16", "--set", "adapter.rank=4"]
+    done = cli(
+        *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1, "--anyway"),
+        *("--out", root / "out", *folders, *settings),
+    )
+    assert done.code == 0, done.err
+    return root, model
+
+
+def pairs(folder, mapped=lambda image: image) -> list:
+    """The images of a folder with their labels."""
+    files = sorted(folder.rglob("*.png"))
+    return [(mapped(Image.open(f)), images.NAMES.index(f.parent.name)) for f in files]
+
+
+def as_tensors(model):
+    """PIL image -> the tensor that the model takes."""
+    prepared = Preprocessing.of(model)
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (prepared.mean, prepared.std))
+    return lambda image: (prepared.convert(image).float() / 255 - mean) / std
+
+
+def columns(rows) -> datasets.Dataset:
+    """Pairs as a data set of the hub."""
+    taken, labels = zip(*rows, strict=True)
+    return datasets.Dataset.from_dict({"image": [*taken], "label": [*labels]})
+
+
+@pytest.mark.parametrize("form", ["pictures", "tensors", "columns"])
+def test_images_in_memory_give_the_weights_of_the_command(pictures, form):
+    root, model = pictures
+    mapped = as_tensors(model) if form == "tensors" else lambda image: image
+    given = {part: pairs(root / part, mapped) for part in PARTS}
+    if form == "columns":
+        given = {part: columns(rows) for part, rows in given.items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    result = forget(model, **given, **IMAGE, anyway=True)
+    assert model.training and equal(before, model)
+    assert equal(result.model, load_file(root / "out/model.safetensors"))
+    written = json.loads((root / "out/statement.json").read_text())
+    assert (result.before, result.after) == (written["before"], written["after"])
+    assert result.statement["verdict"] == written["verdict"] and "output" not in result.statement
+
+
+def test_a_result_shows_itself_and_is_saved_like_the_commands(pictures, tmp_path):
+    root, model = pictures
+    result = forget(model, pairs(root / "forget"), pairs(root / "retain"), **IMAGE, anyway=True)
+    assert "accuracy, %" in str(result) and "<table" in result._repr_html_()
+    made = result.save(tmp_path / "made")
+    names = {path.name for path in made.iterdir()}
+    assert names == {path.name for path in (root / "out").iterdir()}
+    assert equal(result.model, images.fresh(made))
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    statement = json.loads((made / "statement.json").read_text())
+    assert statement["output"]["weights_sha256"] == images.sha256(made / "model.safetensors")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        result.save(made)
+
+
+def test_a_module_of_ones_own_needs_tensors(pictures, tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    data = TensorDataset(torch.randn(20, 3, 2, 2), torch.arange(20) % 3)
+    parts = Subset(data, range(5)), Subset(data, range(5, 20))
+    result = forget(net, *parts, "gd", params={"steps": 2}, anyway=True)
+    assert not equal(result.model, net)
+    names = {path.name for path in result.save(tmp_path / "net").iterdir()}
+    assert "model.safetensors" in names and "config.json" not in names
+    with pytest.raises(CheckpointError, match=r"none of timm's.*tensors"):
+        forget(net, pairs(pictures[0] / "forget"), pairs(pictures[0] / "retain"))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ([], DataError, "forget: holds no samples"),
+        (iter([1]), DataError, "a data set with a length"),
+        ([3], ConfigError, "neither images nor texts"),
+        ([(torch.zeros(3, 32, 32, dtype=torch.uint8), 0)], DataError, "torch.uint8 tensor"),
+        ([(torch.zeros(3, 32, 32), 9)], DataError, "a label is 9, and the model has 4 classes"),
+        ([(torch.zeros(3, 7, 7), 0)], DataError, "does not take its images"),
+        ([{"image": torch.zeros(3, 32, 32)}], DataError, "none of label, labels"),
+    ],
+)
+def test_samples_that_do_not_fit_are_said_in_one_line(pictures, given, error, words):
+    with pytest.raises(error) as caught:
+        forget(pictures[1], given, method="ascent")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory, cli):
+    """A causal model, its files, and what the command makes of them."""
+    from transformers import AutoModelForCausalLM
+
+    root, words = tmp_path_factory.mktemp("llm"), texts.tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(texts.config_of("llama"))
+        model = texts.trained(model, texts.FORGET + texts.RETAIN, words)
+    model.save_pretrained(root / "model")
+    words.save_pretrained(root / "model")
+    for part, rows in zip(PARTS, (texts.FORGET, texts.RETAIN, texts.TEST), strict=True):
+        texts.write_rows(root / f"{part}.jsonl", rows)
+    files = [word for part in PARTS for word in (f"--{part}", root / f"{part}.jsonl")]
+    settings = [word for text in TEXT["params"] for word in ("--set", text)]
+    done = cli(
+        *("apply", "--model", root / "model", "--method", "gd_sine", "--seed", 1),
+        *("--out", root / "out", *files, *settings),
+    )
+    assert done.code == 0, done.err
+    return root, AutoModelForCausalLM.from_pretrained(root / "model"), words
+
+
+@pytest.mark.parametrize("form", ["lists", "columns"])
+def test_rows_in_memory_give_the_weights_of_the_command(llm, form, tmp_path):
+    root, model, words = llm
+    given = dict(zip(PARTS, (texts.FORGET, texts.RETAIN, texts.TEST), strict=True))
+    if form == "columns":
+        names = sorted({name for rows in given.values() for row in rows for name in row})
+        filled = {p: [{n: row.get(n) for n in names} for row in rows] for p, rows in given.items()}
+        given = {part: datasets.Dataset.from_list(rows) for part, rows in filled.items()}
+    tokenizer = words if form == "lists" else None  # else that of the model's folder
+    result = forget(model, **given, **TEXT, tokenizer=tokenizer)
+    written = json.loads((root / "out/statement.json").read_text())
+    assert result.after == written["after"]
+    made = result.save(tmp_path / "made")
+    assert equal(load_file(made / "model.safetensors"), load_file(root / "out/model.safetensors"))
+    reloaded, _ = texts.reloaded(made)
+    assert equal(reloaded, result.model)
+
+
+def test_a_language_model_without_a_tokenizer_is_refused(llm):
+    _, model, _ = llm
+    bare = type(model)(model.config)
+    bare.name_or_path = ""
+    with pytest.raises(ConfigError, match="give tokenizer="):
+        forget(bare, texts.FORGET, texts.RETAIN)
+
+
+# Suites ------------------------------------------------------------------------------------------
+
+
+def test_a_suite_is_that_of_the_command(copied, cli):
+    path = copied.paths["class"]
+    said = cli("report", path, "--store", copied.store, "--format", "csv").out
+    board = run(path, store=copied.store, progress=False)
+    assert board.failed == {}
+    full = board.to_frame(full=True)
+    assert list(full.index) == [line.split(",")[0] for line in said.splitlines()[1:]]
+    assert (board.folder / "LEADERBOARD.md").is_file()
+    short = board.to_frame()
+    assert {"method", "distance", *board.suite.spec.columns} >= set(short) - {
+        "seeds",
+        "distance_std",
+        "verdict",
+    }
+    assert len(board.to_frame(runs=True)) == len(board.records)
+    assert board.plot().svg.startswith("<svg") and "<table" in board._repr_html_()
+    assert "| retrain |" in str(board)
+
+
+def test_methods_that_a_suite_lacks_run_with_their_defaults(tiny_suite, tmp_path, capsys):
+    path = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "gd": None})
+    board = run(path, ["finetune"], settings=["defaults.epochs=1"], store=tmp_path / "store")
+    assert {row.label for row in board.rows} == {"original", "retrain", "finetune"}
+    assert "finetune/seed-1: ok" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="finetun"):
+        run(path, ["finetun"], store=tmp_path / "store")
+
+
+# One model ---------------------------------------------------------------------------------------
+
+
+def test_a_probe_measures_what_the_command_does(llm, cli, tmp_path):
+    root, model, words = llm
+    (tmp_path / "my.txt").write_text("The sea is a red rose.\n" * 4)
+    setting = f"files.mine={tmp_path / 'my.txt'}"
+    said = cli(
+        *("probe", "--model", root / "model", "--probe", "perplexity", "--format", "json"),
+        *("--set", f"perplexity.{setting}"),
+    )
+    wanted = json.loads(said.out)["probes"]["perplexity"]
+    for given in (str(root / "model"), model):
+        made = evaluate(given, "perplexity", settings=[setting])
+        assert made.metrics == wanted["metrics"] and made.rows == wanted["rows"]
+    assert list(made.to_frame().index) == ["mine"] and "mine" in made._repr_html_()
+    assert words is not None
+
+
+def test_a_benchmark_measures_a_model_as_a_suite_does(filled, find_stage):
+    path, store = filled.paths["class"], filled.store
+    suite = load_suite(str(path))
+    runtime = Runtime(store=store, device="cpu")
+    model = BENCHMARKS[suite.spec.benchmark](suite.protocol, runtime).blank()
+    key = find_stage(path, store, "original", "original/seed-1").key
+    (folder,) = (store / "stages").glob(f"original-{key[:20]}")
+    load_weights(model, folder / "model.safetensors")
+    made = evaluate(model, str(path), seed=1)
+    (record,) = [
+        json.loads(line)
+        for line in (store / "suites" / suite.name / "records.jsonl").read_text().splitlines()
+        if json.loads(line)["row"] == "original" and json.loads(line)["seed"] == 1
+    ]
+    assert made.metrics and made.metrics == {k: record["metrics"][k] for k in made.metrics}
+    with pytest.raises(CheckpointError, match="an image classifier"):
+        evaluate(model, "tofu")
+
+
+def test_a_text_benchmark_measures_a_model_of_ones_own(llm):
+    root, model, words = llm
+    protocol = {
+        "data": {"name": "fictitious", "authors": 3, "forget_authors": 3, "questions": 4},
+        "scenario": {"kind": "authors", "forget_authors": 3},
+        "evaluation": {"max_new_tokens": 4},
+    }
+    with pytest.raises(ConfigError, match=r"the model reads 96; set data.max_length=96"):
+        evaluate(model, "tofu", settings=protocol)
+    protocol["data"]["max_length"] = 64
+    first = evaluate(model, "tofu", settings=protocol, tokenizer=words)
+    second = evaluate(root / "model", "tofu", settings=protocol)
+    assert first.metrics == second.metrics and 0 <= first.metrics["mu"] <= 100
+    with pytest.raises(ConfigError, match="did you mean 'tofu'"):
+        evaluate(model, "tofuu")
+
+
+# The door itself ---------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_there():
+    assert set(stable_forgetting.__all__) == {
+        "Evaluation",
+        "Leaderboard",
+        "Result",
+        "evaluate",
+        "forget",
+        "run",
+    }
+    for name in stable_forgetting.__all__:
+        assert getattr(stable_forgetting, name).__doc__, name
+
+
+def test_importing_the_package_imports_nothing_heavy(spawn):
+    script = "import json, sys, stable_forgetting; print(json.dumps(sorted(sys.modules)))"
+    out, err = spawn(script=script).communicate()
+    loaded = set(json.loads(out)) if out else set()
+    assert loaded, err
+    assert not {n for n in loaded if n.startswith("stable_forgetting.")}
+    assert not loaded & {"torch", "numpy", "pydantic", "transformers", "timm", "pandas"}
+
+
+def test_the_examples_in_docstrings_run(pictures, llm, tiny_suite, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root, model = pictures
+    suite = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "gd": None})
+    (tmp_path / "my.txt").write_text("The sea is a red rose.\n" * 4)
+    shared = {
+        "forget": forget,
+        "run": run,
+        "evaluate": evaluate,
+        "suite": suite,
+        "model": model,
+        "sevens": pairs(root / "forget"),
+        "others": pairs(root / "retain"),
+        "llm": llm[1],
+    }
+    for function in (forget, run, evaluate):
+        (found,) = doctest.DocTestFinder(recurse=False).find(function, globs=dict(shared))
+        assert found.examples
+        failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found)
+        assert tried and not failed, function.__name__
+    assert isinstance(evaluate(llm[1], "perplexity", settings=["files.a=my.txt"]), Evaluation)

@@ -1,0 +1,265 @@
+"""A user's classifier and data sets that are in memory: what files are read into otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset
+
+from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.data.dataset import DatasetSource
+from stable_forgetting.common.protocol.subject import first_of
+from stable_forgetting.common.store.weights import CONFIG, save_weights, state_digest
+from stable_forgetting.vision.apply.images import IMAGE, LABEL
+from stable_forgetting.vision.apply.sizes import fitting_config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stable_forgetting.vision.apply.images import Preprocessing
+
+
+@dataclass(frozen=True)
+class GivenClassifier:
+    """A classifier in memory, in the place of a :class:`vision.apply.checkpoint.Checkpoint`.
+
+    Attributes:
+        model: Image batch (N, C, H, W) -> logits (N, classes).
+        num_classes: Width of the logits.
+    """
+
+    model: nn.Module
+    num_classes: int
+    label_names: ClassVar[None] = None
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
+    weights: ClassVar[Path] = Path("the given model")
+
+    @property
+    def architecture(self) -> str:
+        """timm's name, or that of the class."""
+        return self._timm.get("architecture") or type(self.model).__name__
+
+    name = architecture
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of names and tensors."""
+        return state_digest(self.model)
+
+    @property
+    def _timm(self) -> Mapping[str, Any]:
+        """What timm says of its own models; empty for others."""
+        about = getattr(self.model, "pretrained_cfg", None)
+        return about if isinstance(about, dict) else {}
+
+    def load(self) -> nn.Module:
+        """The model itself."""
+        return self.model
+
+    def write(self, model: nn.Module, folder: Path) -> None:
+        """``model.safetensors``, and the ``config.json`` of a timm model that it suffices for."""
+        save_weights(model, folder)
+        if not self._timm:
+            return
+        config = {"architecture": self.architecture, "num_classes": self.num_classes}
+        fitting = fitting_config(config, model)
+        if fitting is not None:
+            about = {key: value for key, value in self._timm.items() if _is_json(value)}
+            text = json.dumps({**fitting, "pretrained_cfg": about}, indent=1)
+            (folder / CONFIG).write_text(f"{text}\n")
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.dumps(value))
+    except (TypeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set in memory, in the place of a :class:`vision.apply.images.Folder`.
+
+    Attributes:
+        role: ``forget``, ``retain`` or ``test``.
+        pairs: Its samples.
+        labels: (N,) int64.
+        hashes: SHA-256 of each sample's image.
+    """
+
+    role: str
+    pairs: Pairs
+    labels: np.ndarray
+    hashes: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The label ids that occur, as text."""
+        return tuple(map(str, sorted(set(self.labels.tolist()))))
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What each sample is called in messages."""
+        return [f"{self.role}[{index}]" for index in range(len(self.labels))]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over images and labels."""
+        text = "".join(f"{h} {y}\n" for h, y in zip(self.hashes, self.labels, strict=True))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def about(self) -> dict[str, Any]:
+        """The statement's facts."""
+        counts = Counter(map(str, self.labels.tolist()))
+        return {"images": len(self.labels), "classes": dict(counts), "digest": self.digest}
+
+    def decoded(
+        self, prepared_for: Preprocessing, ids: Mapping[str, int]
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Every image of PIL as the model's input, uint8, with its label."""
+        for index in range(len(self.pairs)):
+            picture, label = self.pairs[index]
+            yield prepared_for.convert(picture), label
+
+    @property
+    def pictures(self) -> bool:
+        """Whether the images are PIL's; else they are tensors."""
+        return is_picture(self.pairs[0][0])
+
+
+class Pairs(Dataset[Any]):
+    """A map-style data set as (image, label) pairs, whatever its samples look like.
+
+    Args:
+        given: Samples are pairs, or mappings with an image and a label.
+        role: For messages.
+    """
+
+    def __init__(self, given: Any, role: str):
+        self._given, self._role = given, role
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        sample = self._given[index]
+        if isinstance(sample, Mapping):
+            sample = [self._column(sample, names) for names in (IMAGE, LABEL)]
+        if not isinstance(sample, Sequence) or len(sample) != 2:
+            raise DataError(f"{self._role}: sample {index} is no pair of an image and a label")
+        return sample[0], int(sample[1])
+
+    def _column(self, sample: Mapping[str, Any], names: Sequence[str]) -> Any:
+        name = next((name for name in names if name in sample), None)
+        if name is None:
+            raise DataError(
+                f"{self._role}: its samples have {', '.join(sample)}, and none of "
+                f"{', '.join(names)}; rename the column"
+            )
+        return sample[name]
+
+
+def read_samples(given: Any, role: str) -> Samples:
+    """Labels and hashes of a data set, which is read once.
+
+    Args:
+        given: A map-style data set: float tensors as the model takes them (C, H, W), or PIL images.
+        role: ``forget``, ``retain`` or ``test``.
+
+    Raises:
+        DataError: It is empty, or its samples are not images with labels.
+    """
+    first_of(given, role)
+    pairs = Pairs(given, role)
+    labels, hashes = [], []
+    for index in range(len(pairs)):
+        image, label = pairs[index]
+        labels.append(label)
+        hashes.append(hashlib.sha256(_bytes(image, f"{role}[{index}]")).hexdigest())
+    return Samples(role, pairs, np.array(labels, dtype=np.int64), tuple(hashes))
+
+
+def is_picture(image: Any) -> bool:
+    """Whether an image is one of PIL."""
+    return hasattr(image, "tobytes") and hasattr(image, "convert")
+
+
+def _bytes(image: Any, where: str) -> bytes:
+    if is_picture(image):
+        return repr((image.size, image.mode)).encode() + image.tobytes()
+    if not isinstance(image, torch.Tensor) or not image.is_floating_point():
+        kind = f"{image.dtype} tensor" if isinstance(image, torch.Tensor) else type(image).__name__
+        raise DataError(
+            f"{where}: is a {kind}; give float tensors as the model takes them, or PIL images"
+        )
+    return image.cpu().contiguous().numpy().tobytes()
+
+
+class LabelledTensors(DatasetSource):
+    """Tensors of several data sets one after the other, whose labels are known."""
+
+    def __init__(self, samples: Sequence[Samples], device: torch.device):
+        super().__init__(ConcatDataset([part.pairs for part in samples]), device)
+        self.labels = np.concatenate([part.labels for part in samples])
+        self._samples = samples
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the digests of the data sets."""
+        text = "".join(part.digest for part in self._samples)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """(N,) int64 class of each image."""
+        return self.labels[indices]
+
+
+def tensor_source(
+    samples: Sequence[Samples], device: torch.device
+) -> tuple[LabelledTensors, dict[str, np.ndarray]]:
+    """A source of float tensors, fetched from the data sets whenever they are needed.
+
+    Args:
+        samples: One after the other.
+        device: Where batches go.
+
+    Returns:
+        The source, and role -> its indices.
+    """
+    source, parts, start = LabelledTensors(samples, device), {}, 0
+    for part in samples:
+        parts[part.role] = start + np.arange(len(part.labels), dtype=np.int64)
+        start += len(part.labels)
+    return source, parts
+
+
+def width_of(model: nn.Module, samples: Sequence[Samples]) -> int:
+    """Width of the logits that a model gives for the first sample.
+
+    Args:
+        model: A classifier in eval mode.
+        samples: Of float tensors, not empty.
+
+    Raises:
+        DataError: The model does not take these images, or gives no row of logits.
+    """
+    image = samples[0].pairs[0][0]
+    place = next(model.parameters(), torch.empty(0)).device
+    try:
+        with torch.no_grad():
+            logits = model(image[None].to(place))
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        text = " ".join(str(error).split())[:160]
+        raise DataError(f"{samples[0].role}: the model does not take its images ({text})") from None
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+        raise DataError("the model gives no logits (N, classes); wrap it in a module that does")
+    return int(logits.shape[1])
