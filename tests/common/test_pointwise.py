@@ -130,5 +130,5 @@ def test_round_trip(tmp_path):
     ],
 )
 def test_other_convolutions_are_refused(layer):
-    with pytest.raises(ConfigError, match="not an nn[.]Linear or a 1x1 convolution"):
+    with pytest.raises(ConfigError, match=r"not an nn\.Linear or a 1x1 convolution"):
         attach(nn.Sequential(layer), ("0",), CONFIGS["sine"], stream())
