@@ -54,6 +54,7 @@ def test_everything_but_the_head_is_the_packages(invented):
     assert all(torch.equal(first[key], kept[key]) for key in body)
     assert first["classifier.weight"].shape == (5, 1280)
     assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+    assert first["classifier.weight"].abs().max() <= 1280**-0.5
 
 
 def test_another_file_is_refused(invented):

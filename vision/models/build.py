@@ -101,8 +101,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator_seed)
         model = construct(config, num_classes, in_chans, image_size or config.image_size)
-    if config.checkpoint is not None:
-        _load(model, config, config.checkpoint)
+        if config.checkpoint is not None:
+            _load(model, config, config.checkpoint)
     if config.frozen_statistics:
         freeze_statistics(model)
     if family_of(config.name).channels_last:
@@ -118,6 +118,8 @@ def _load(model: nn.Module, config: ModelConfig, checkpoint: str) -> None:
     if not checkpoint.startswith(PREFIX):
         load_checkpoint(model, Path(checkpoint), new_head=head)
         return
+    fresh: Any = model
+    fresh.reset_classifier(fresh.num_classes)  # timm's first draw gives logits of some tens
     state = package_state(checkpoint, config.name, model)
     load_tensors(model, state, checkpoint, new_head=head, keep_head=False)
 
