@@ -24,6 +24,18 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
 
 
+class Worst(NamedTuple):
+    """The column in which a row is furthest from Retrain.
+
+    Attributes:
+        ratio: Its distance there over the second Retrain's, means over seeds.
+        metric: The column.
+    """
+
+    ratio: float
+    metric: str
+
+
 class Rank(NamedTuple):
     """A rank from 1, ties sharing the best, and where it lies in 95 % of draws of the seeds."""
 
@@ -47,6 +59,7 @@ class BoardRow:
         criteria: Rule set -> seed -> criterion -> whether it holds.
         verdict: Whether the row differs from a retrained model; None if unknown.
         rank: By mean distance; None where the row lacks a seed.
+        worst: See :mod:`benchmarks.leaderboard.worst`; None without a second Retrain.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         chosen: Parameters that tuning chose.
@@ -67,6 +80,7 @@ class BoardRow:
     criteria: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
     verdict: Verdict | None = None
     rank: Rank | None = None
+    worst: Worst | None = None
     dynamics: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0

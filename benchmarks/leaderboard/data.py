@@ -33,6 +33,8 @@ def to_csv(board: Leaderboard) -> str:
             "diverged": len(row.diverged),
             "verdict": row.verdict and row.verdict.word,
             "rank": row.rank and row.rank.rank,
+            "worst": row.worst and row.worst.ratio,
+            "worst_column": row.worst and row.worst.metric,
             "trials": row.trials or None,
             **_columns("distance", row.derived.get("ag")),
         }
@@ -117,6 +119,7 @@ def _row(row: BoardRow) -> dict[str, Any]:
         "inapplicable": row.inapplicable or None,
         "verdict": row.verdict and {"word": row.verdict.word, **asdict(row.verdict)},
         "rank": row.rank and row.rank._asdict(),
+        "worst": row.worst and row.worst._asdict(),
         "metrics": _summaries(row.metrics),
         "gaps": _summaries(row.gaps),
         "derived": _summaries(row.derived),

@@ -22,6 +22,7 @@ from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
 from stable_forgetting.benchmarks.leaderboard.sweep import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
+from stable_forgetting.benchmarks.leaderboard.worst import add_worst
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
@@ -181,7 +182,9 @@ def derive(
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, BENCHMARKS[suite.spec.benchmark].answer_metrics)
+    answers = BENCHMARKS[suite.spec.benchmark].answer_metrics
+    add_verdicts(rows, suite, rule, finals, answers)
+    add_worst(rows, suite, rule, finals, answers)
     if not rule.goals:
         add_ranks(rows)
     return Leaderboard(

@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     main_table,
 )
 from stable_forgetting.benchmarks.leaderboard.verdict_section import verdict_sections
+from stable_forgetting.benchmarks.leaderboard.worst import disagreement_line
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from stable_forgetting.benchmarks.report.cells import spread
@@ -44,7 +45,14 @@ def sections(board: Leaderboard) -> list[Section]:
         Section(text=(missing,), tone="warning"),
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
-        Section(text=(floor_line(board), *calibration_lines(board), *measure_lines(board))),
+        Section(
+            text=(
+                floor_line(board),
+                *calibration_lines(board),
+                *measure_lines(board),
+                disagreement_line(board),
+            )
+        ),
         *fold_sections(board),
         _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
         _list("Diverged:", divergence_lines(board)),
