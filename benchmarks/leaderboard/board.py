@@ -106,11 +106,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired difference of AG between two rows (negative: the first is closer to Retrain)."""
+    """Paired difference of AG between two rows (negative: the first is closer to Retrain).
+
+    Attributes:
+        q: The difference's p, corrected for the pairs of the table (Holm); None for one seed.
+    """
 
     first: str
     second: str
     difference: PairedDifference
+    q: float | None
 
 
 @dataclass
