@@ -135,7 +135,8 @@ class ModelConfig(Strict):
     Attributes:
         name: ``scratch``, or any timm name such as ``vit_small_patch16_224.augreg_in21k``.
         pretrained: Load timm's weights for that name (with a new head).
-        checkpoint: A local safetensors file to load instead.
+        checkpoint: A local safetensors file to load instead; or ``package:NAME``, weights that an
+            installed package brings (:mod:`vision.models.packages`; with a new head).
         image_size: Input side in px; scratch: 16, timm: its own when absent.
         patch_size: Side of a patch in px (scratch only, as all fields below).
         dim: Width of the transformer.
@@ -147,6 +148,8 @@ class ModelConfig(Strict):
         pool: Classify from the class ``token`` or from the ``avg`` of the patch tokens.
         shrunk: Build timm's architecture narrow and with few blocks: it stands in for the whole
             one in rehearsals.
+        frozen_statistics: Batch normalisation keeps the running statistics that were loaded, in
+            every training (with ``pretrained`` or ``checkpoint``).
     """
 
     name: str = "scratch"
@@ -161,11 +164,13 @@ class ModelConfig(Strict):
     stem: Literal["patch", "conv"] | None = None
     pool: Literal["token", "avg"] | None = None
     shrunk: bool = False
+    frozen_statistics: bool = False
 
     @model_serializer(mode="wrap")
-    def _only_if_shrunk(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
-        return {key: value for key, value in fields.items() if key != "shrunk" or value}
+        later = ("shrunk", "frozen_statistics")  # so that keys of earlier stages stay
+        return {key: value for key, value in fields.items() if value or key not in later}
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,18 @@ FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
 
 
+class Worst(NamedTuple):
+    """The column in which a row is furthest from Retrain.
+
+    Attributes:
+        ratio: Its distance there over the second Retrain's, means over seeds.
+        metric: The column.
+    """
+
+    ratio: float
+    metric: str
+
+
 class Rank(NamedTuple):
     """A rank from 1, ties sharing the best, and where it lies in 95 % of draws of the seeds."""
 
@@ -48,6 +60,7 @@ class BoardRow:
         criteria: Rule set -> seed -> criterion -> whether it holds.
         verdict: Whether the row differs from a retrained model; None if unknown.
         rank: By mean distance; None where the row lacks a seed.
+        worst: See :mod:`benchmarks.leaderboard.worst`; None without a second Retrain.
         dynamics: Logged quantities -> mean over seeds of the last value.
         cost: Cost entries -> mean over seeds.
         chosen: Parameters that tuning chose.
@@ -68,6 +81,7 @@ class BoardRow:
     criteria: dict[str, dict[int, Mapping[str, bool | None]]] = field(default_factory=dict)
     verdict: Verdict | None = None
     rank: Rank | None = None
+    worst: Worst | None = None
     dynamics: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     trials: int = 0
@@ -93,11 +107,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired difference of AG between two rows (negative: the first is closer to Retrain)."""
+    """Paired difference of AG between two rows (negative: the first is closer to Retrain).
+
+    Attributes:
+        q: The difference's p, corrected for the pairs of the table (Holm); None for one seed.
+    """
 
     first: str
     second: str
     difference: PairedDifference
+    q: float | None
 
 
 @dataclass

@@ -50,6 +50,8 @@ def row_lines(board: Leaderboard) -> list[dict[str, Any]]:
             "diverged": len(row.diverged),
             "verdict": row.verdict and row.verdict.word,
             "rank": row.rank and row.rank.rank,
+            "worst": row.worst and row.worst.ratio,
+            "worst_column": row.worst and row.worst.metric,
             "trials": row.trials or None,
             **_columns("distance", row.derived.get("ag")),
         }
@@ -140,6 +142,7 @@ def _row(row: BoardRow) -> dict[str, Any]:
         "inapplicable": row.inapplicable or None,
         "verdict": row.verdict and {"word": row.verdict.word, **asdict(row.verdict)},
         "rank": row.rank and row.rank._asdict(),
+        "worst": row.worst and row.worst._asdict(),
         "metrics": _summaries(row.metrics),
         "gaps": _summaries(row.gaps),
         "derived": _summaries(row.derived),

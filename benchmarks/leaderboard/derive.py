@@ -22,6 +22,7 @@ from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
+from stable_forgetting.benchmarks.leaderboard.worst import add_worst
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
@@ -34,6 +35,7 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
     Floor,
+    PairedDifference,
     Summary,
     derived,
     gap,
@@ -44,6 +46,7 @@ from stable_forgetting.common.measure.gaps import (
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.rules import RowFacts, Rule
+from stable_forgetting.common.measure.verdict import holm_by_key
 from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
@@ -185,7 +188,9 @@ def derive(
             rows.append(BoardRow(row.label, row.method, inapplicable=why))
     if floor_row is not None:
         rows.append(floor_row)
-    add_verdicts(rows, suite, rule, finals, BENCHMARKS[suite.spec.benchmark].answer_metrics)
+    answers = BENCHMARKS[suite.spec.benchmark].answer_metrics
+    add_verdicts(rows, suite, rule, finals, answers)
+    add_worst(rows, suite, rule, finals, answers)
     if not rule.goals:
         add_ranks(rows)
     return Leaderboard(
@@ -341,13 +346,13 @@ def _ranked(rows: list[BoardRow], rule: Rule) -> list[BoardRow]:
 
 def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]:
     by_label = {row.label: row for row in rows}
-    result = []
+    found: dict[tuple[str, str], PairedDifference] = {}
     for first, second in suite.spec.compare:
         if first not in by_label or second not in by_label:
             continue
         a, b = by_label[first].ag_per_seed, by_label[second].ag_per_seed
         seeds = sorted(set(a) & set(b))
         if seeds:
-            difference = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
-            result.append(Comparison(first, second, difference))
-    return result
+            found[first, second] = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
+    q = holm_by_key({pair: difference.p_value for pair, difference in found.items()})
+    return [Comparison(*pair, difference, q.get(pair)) for pair, difference in found.items()]

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
 )
 from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdict_section import verdict_sections
+from stable_forgetting.benchmarks.leaderboard.worst import disagreement_line
 from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED
 from stable_forgetting.benchmarks.report.cells import spread
@@ -29,6 +30,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
+from stable_forgetting.common.measure.verdict import LEVEL
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.sweeps.board import Sweep
@@ -63,9 +65,19 @@ def _of_rows(board: Leaderboard) -> list[Section]:
     return [
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
-        Section(text=(floor_line(board), *calibration_lines(board), *measure_lines(board))),
+        Section(
+            text=(
+                floor_line(board),
+                *calibration_lines(board),
+                *measure_lines(board),
+                disagreement_line(board),
+            )
+        ),
         *fold_sections(board),
-        _list("Paired comparisons:", [comparison_line(board, c) for c in board.comparisons]),
+        _list(
+            "Paired comparisons (p corrected for them, Holm):",
+            [comparison_line(board, c) for c in board.comparisons],
+        ),
         _list("Diverged:", divergence_lines(board)),
         Section(
             lines=(*inapplicable_lines(board), *composite_lines(board), *budget_lines(board.suite))
@@ -251,21 +263,20 @@ def budget_lines(suite: ResolvedSuite) -> list[str]:
 
 
 def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
-    """A paired difference in words."""
-    summary, p = comparison.difference.summary, comparison.difference.p_value
+    """A paired difference in words; p decides once it is corrected for the pairs of the table."""
+    summary, q = comparison.difference.summary, comparison.q
     interval, reading = "", "no difference shown"
     target = "its goals" if board.rule.goals else "Retrain"
     if summary.low is not None and summary.high is not None:
         interval = f", 95 % CI [{summary.low:+.2f}, {summary.high:+.2f}]"
-        if summary.high < 0:
-            reading = f"{comparison.first} is closer to {target}"
-        elif summary.low > 0:
-            reading = f"{comparison.second} is closer to {target}"
+    if q is not None and q <= LEVEL:
+        closer = comparison.first if summary.mean < 0 else comparison.second
+        reading = f"{closer} is closer to {target}"
     if abs(summary.mean) < NEGLIGIBLE:
         reading = "the same to two decimals"
     return (
         f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"
-        f"{interval}{'' if p is None else f', p {p:.2g}'}, n {summary.n}: {reading}."
+        f"{interval}{'' if q is None else f', p {q:.2g}'}, n {summary.n}: {reading}."
     )
 
 

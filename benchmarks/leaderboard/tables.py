@@ -15,6 +15,7 @@ from stable_forgetting.benchmarks.report.cells import (
     number,
     percent,
     settings,
+    significant,
     spread,
 )
 from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
@@ -48,6 +49,8 @@ def main_table(board: Leaderboard) -> Table:
     heads += [Column(f"{rule.title} ↓", doc=DISTANCE), Column("", "mark")]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
+    worst = any(row.worst for row in board.rows)
+    heads += ["worst"] if worst else []
     heads += ["reached", "steps"] if rule.goals else []
     heads += [Column(name, doc=CRITERIA) for name in board.suite.spec.rules]
     heads += [Column(column.title, doc=column.doc) for column in rule.also]
@@ -58,6 +61,7 @@ def main_table(board: Leaderboard) -> Table:
         cells += [spread(row.derived.get(axis.name)) for axis in rule.axes]
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
+        cells += [_worst_cell(board, row)] if worst else []
         cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
         cells += [_criteria_cell(row, name) for name in board.suite.spec.rules]
         cells += [_mean(row, column.name, column.digits) for column in rule.also]
@@ -95,6 +99,13 @@ def _rank_cell(row: BoardRow) -> str:
         return MISSING
     ends = f" [{row.rank.low}, {row.rank.high}]" if len(row.ag_per_seed) > 1 else ""
     return f"{row.rank.rank}{ends}"
+
+
+def _worst_cell(board: Leaderboard, row: BoardRow) -> str:
+    """``12.3 MIA``: how many times as far as the second Retrain, and in which column."""
+    if row.worst is None:
+        return MISSING
+    return f"{significant(row.worst.ratio)} {board.specs[row.worst.metric].title}"
 
 
 def _steps_cell(row: BoardRow) -> str:

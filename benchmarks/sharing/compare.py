@@ -12,6 +12,7 @@ from stable_forgetting.benchmarks.report.section import Column, Section, table
 from stable_forgetting.benchmarks.sharing.results import Results, Run
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
+from stable_forgetting.common.measure.verdict import holm_by_key
 
 DIFFERENCE = "is the mean paired difference, with its 95 % CI (t)"
 MOST = 8
@@ -125,8 +126,14 @@ def sections(comparison: Comparison) -> list[Section]:
         heads: list[str | Column] = ["method", Column("pairs", doc="counts the seeds of both")]
         heads += [Column(titles.get(n, (n, 2))[0], doc=DIFFERENCE) for n in names]
         of = titles.get(_tested(names), (_tested(names), 2))[0]
-        heads.append(Column("p", doc=f"is of a paired t-test of {of}, for this row alone"))
-        return heads, [_cells(comparison, row, names, titles) for row in comparison.differences]
+        heads.append(
+            Column("p", doc=f"is of a paired t-test of {of}, corrected for the rows (Holm)")
+        )
+        q = corrected(comparison, _tested(names))
+        return heads, [
+            [*_cells(comparison, row, names, titles), significant(q.get(row))]
+            for row in comparison.differences
+        ]
 
     text = f"{first.name} − {second.name}: below 0 the first has the lower value."
     content = table(*shown(names))
@@ -154,12 +161,18 @@ def _cells(
         interval(own[n].summary, f"+.{titles.get(n, (n, 2))[1]}f") if n in own else MISSING
         for n in names
     ]
-    p = own[_tested(names)].p_value if _tested(names) in own else None
-    return [_name(*row), count, *cells, significant(p)]
+    return [_name(*row), count, *cells]
+
+
+def corrected(comparison: Comparison, metric: str) -> dict[tuple[str, int], float]:
+    """P-values of one metric, corrected for the rows of the table (Holm)."""
+    of_rows = comparison.differences.items()
+    return holm_by_key({row: own[metric].p_value for row, own in of_rows if metric in own})
 
 
 def to_csv(comparison: Comparison) -> str:
-    """One line per row and metric: the difference, its interval, p, and the seeds."""
+    """One line per row and metric: the difference, its interval, p as it is and corrected."""
+    q = {metric: corrected(comparison, metric) for metric in comparison.metrics}
     return csv_text(
         [
             {
@@ -167,6 +180,7 @@ def to_csv(comparison: Comparison) -> str:
                 "metric": name,
                 **{key: getattr(difference.summary, key) for key in ("mean", "low", "high", "n")},
                 "p": difference.p_value,
+                "q": q[name].get(row),
             }
             for row, own in comparison.differences.items()
             for name in comparison.metrics

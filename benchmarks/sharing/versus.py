@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
-from stable_forgetting.common.measure.verdict import LEVEL, benjamini_hochberg
+from stable_forgetting.common.measure.verdict import LEVEL, holm_by_key
 
 BOARD = "leaderboard.json"
 CLAIMS = (
@@ -195,9 +195,7 @@ def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:
 
 def _corrected(met: Sequence[Encounter]) -> list[Encounter]:
     """Every comparison with its q, where it has a p."""
-    p = {n: own.difference.p_value for n, own in enumerate(met) if own.difference}
-    tested = {n: value for n, value in p.items() if value is not None}
-    q = dict(zip(tested, benjamini_hochberg([*tested.values()]).tolist(), strict=True))
+    q = holm_by_key({n: own.difference.p_value for n, own in enumerate(met) if own.difference})
     return [replace(own, q=q.get(n)) for n, own in enumerate(met)]
 
 
@@ -219,8 +217,8 @@ GAIN = (
 )
 SHARE = "is the same over the sum of both distances: at -100 the first would be at the goal"
 CORRECTED = (
-    f"is the paired t-test's p, corrected for the tables of the pair (Benjamini and Hochberg); "
-    f"{LEVEL:g} or less is a difference"
+    f"is the paired t-test's p, corrected for the tables of the pair (Holm); {LEVEL:g} or less is "
+    "a difference"
 )
 SECOND = "is the distance of a second Retrain"
 

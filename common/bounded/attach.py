@@ -1,9 +1,10 @@
 """Bounded adapters: attach, measure, constrain, merge, save, load.
 
-``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen ``nn.Linear`` layers of a frozen model
-(the paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  A layer keeps its
-``weight`` and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T), and
-``A0`` and ``Bt0`` where it has a start, whose dW is subtracted.  A quantised layer lies whole under
+``h = W0 x + (alpha/r) phi(omega A B^T) x + b`` on chosen linear layers of a frozen model (the
+paper's eq. "bounded low rank approach"); phi = identity is plain LoRA.  Linear layers are
+``nn.Linear`` and 1x1 convolutions (:mod:`common.bounded.pointwise`).  A layer keeps its ``weight``
+and ``bias`` under their old state-dict keys and gains ``A`` and ``Bt`` (= B^T), and ``A0`` and
+``Bt0`` where it has a start, whose dW is subtracted.  A quantised layer lies whole under
 ``base`` instead (:mod:`common.bounded.quantised`).
 """
 
@@ -19,6 +20,7 @@ from torch import nn
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.pointwise import BoundedPointwise, is_pointwise
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
 from stable_forgetting.common.bounded.quantised import (
     QuantisedBoundedLinear,
@@ -102,19 +104,22 @@ def chosen_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
         kind = type(modules[name]).__name__
         if not _adaptable(modules[name]) or not name:
             raise ConfigError(
-                f"adapter target '{name or '(the whole model)'}' is a {kind}, not an "
-                "nn.Linear inside the model; choose patterns that match linear layers only"
+                f"adapter target '{name or '(the whole model)'}' is a {kind}, not an nn.Linear "
+                "or a 1x1 convolution inside the model; choose patterns that match such layers only"
             )
     return [name for name in modules if name in chosen]
 
 
 def _adaptable(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or is_quantised(module)
+    return type(module) is nn.Linear or is_pointwise(module) or is_quantised(module)
 
 
 def _adapted(module: nn.Module, config: AdapterConfig, generator: torch.Generator) -> BoundedLinear:
     if is_quantised(module):
         return QuantisedBoundedLinear(module, config, generator)
+    if is_pointwise(module):
+        assert isinstance(module, nn.Conv2d), "it is a 1x1 convolution"
+        return BoundedPointwise(module, config, generator)
     assert isinstance(module, nn.Linear), "only linear layers are adapted"
     return BoundedLinear(module, config, generator)
 

@@ -157,7 +157,7 @@ class BoundedLinear(nn.Module):
             "fitted": fitted,
         }
 
-    def merged(self) -> nn.Linear:
+    def merged(self) -> nn.Module:
         """A plain layer with W0 + dW; added in float32 or wider, cast to the weight's dtype.
 
         Warns where that dtype loses the update; see :func:`common.bounded.attach.detach`.
@@ -167,7 +167,7 @@ class BoundedLinear(nn.Module):
         return layer
 
     @torch.no_grad()
-    def merge(self) -> tuple[nn.Linear, Tensor]:
+    def merge(self) -> tuple[nn.Module, Tensor]:
         """The merged layer, and the squared norms of W0, dW and of what rounding took of dW."""
         k, d = self.weight.shape
         layer = nn.Linear(d, k, bias=self.bias is not None, device="meta")

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear
+from stable_forgetting.common.bounded.pointwise import is_pointwise
 from stable_forgetting.common.bounded.product import bounded_linear
 
 
@@ -112,7 +113,10 @@ def is_quantised(module: nn.Module) -> bool:
 
 
 def layer_shape(module: nn.Module) -> tuple[int, int]:
-    """(k, d) of a linear layer, whatever its weight is stored as."""
+    """(k, d) of a linear layer, whatever its weight is stored as, or of a 1x1 convolution."""
+    if is_pointwise(module):
+        k, d, *_ = module.get_parameter("weight").shape
+        return k, d
     k, d = module.out_features, module.in_features
     assert isinstance(k, int) and isinstance(d, int), "a linear layer has sizes"
     return k, d
@@ -134,6 +138,8 @@ def dense_weight(module: nn.Module) -> Tensor | None:
     Asked for, in this order: a floating ``weight``, its ``dequantize()``, the module's own
     ``dequantize()``; ``weight`` may be a method, as torch's quantised modules have it.
     """
+    if is_pointwise(module):
+        return module.get_parameter("weight").detach().flatten(1)
     if type(module) is nn.Linear and not is_quantised(module):
         return module.weight.detach()
     weight = _stored(module)

@@ -24,13 +24,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 LEVEL = 0.05
 MARGIN = math.log(2.0)
 LEAST_SEEDS = 5
+Key = TypeVar("Key")
 Word = Literal["different", "indistinguishable", "undecided", "untested"]
 _ENUMERATED = 2**20
 _SAMPLED = 2**16
@@ -211,6 +212,15 @@ def holm(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
+def holm_by_key(p: Mapping[Key, float | None]) -> dict[Key, float]:
+    """P-values of tests that are read together, by their keys, corrected by :func:`holm`.
+
+    Those that are None were not tested, and are neither counted nor in the result.
+    """
+    tested = {key: value for key, value in p.items() if value is not None}
+    return dict(zip(tested, holm([*tested.values()]).tolist(), strict=True))
+
+
 def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, Verdict]:
     """The verdicts of a table's rows, corrected for how many they are.
 
@@ -230,7 +240,7 @@ def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, 
         label: max(sign_test(scores[label][:, 0], margin), sign_test(ratios, margin))
         for label, ratios in answers.items()
     }
-    corrected = dict(zip(equivalent, holm([*equivalent.values()]).tolist(), strict=True))
+    p_equivalent = holm_by_key(equivalent)
     verdicts = {}
     for label, row in rows.items():
         verdict = Verdict(
@@ -240,7 +250,7 @@ def judge(rows: Mapping[str, Evidence], *, margin: float = MARGIN) -> dict[str, 
             p=p[label],
             q=q[label],
             answers=median(answers[label].tolist()) if label in answers else None,
-            p_equivalent=corrected.get(label),
+            p_equivalent=p_equivalent.get(label),
             detectable=None,
         )
         if verdict.word == "undecided":

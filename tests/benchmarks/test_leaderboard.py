@@ -10,6 +10,7 @@ from stable_forgetting.benchmarks.leaderboard.data import to_csv, to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import floor_line, inapplicable_lines, sections
 from stable_forgetting.benchmarks.leaderboard.tables import main_table
+from stable_forgetting.benchmarks.leaderboard.worst import disagreement_line
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.cells import spread
@@ -137,6 +138,26 @@ def test_ranks_share_ties_and_leave_references_out(board_of):
     assert row(board, "gd_sine").rank == (1, 1, 1)
     assert row(board, "gd").rank == row(board, "gd_ball").rank == (2, 2, 2)
     assert row(board, "original").rank is None and row(board, "retrain").rank is None
+
+
+def test_the_worst_column_is_in_units_of_the_floor(board_of):
+    board = board_of(TABLE)
+    # MIA: 3 and 4 from Retrain, the second Retrain 1 and 0; the smallest step there is 0.4
+    assert row(board, "gd").worst == (pytest.approx((3.5 + 0.4) / (0.5 + 0.4)), "mia")
+    assert row(board, "gd_sine").worst.ratio == pytest.approx(2 / 3)
+    assert "every row has a place that AG4 and its seeds allow" in disagreement_line(board)
+    assert row(board, "retrain").worst is row(board, FLOOR).worst is None
+    assert to_json(board)["rows"][2]["worst"]["ratio"] == pytest.approx(2 / 3)
+    assert "| 4.33 MIA |" in markdown.write(sections(board))
+
+
+def test_rows_that_the_two_orders_place_differently_are_named(board_of):
+    table = five(TABLE) | {"gd": {}, "gd_ball": {}}
+    for seed, (fa, ra, ta, mia) in table["retrain"].items():
+        table["gd"][seed] = (fa, ra - 3.4, ta, mia + 3.6)  # AG 1.75, at most 5.0 floors
+        table["gd_ball"][seed] = (fa + 6.4, ra, ta, mia)  # AG 1.60, at most 5.3 floors
+    line = disagreement_line(board_of(table))
+    assert "gd_ball (2 by AG4, 3 by the worst column), gd (3 by AG4, 2 by" in line
 
 
 def test_verdicts_are_in_every_format(board_of):

@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.sharing.versus import CLAIMS, encounters, sect
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import paired_difference
-from stable_forgetting.common.measure.verdict import benjamini_hochberg
+from stable_forgetting.common.measure.verdict import holm
 
 PAIR = ("ours", "theirs")
 
@@ -81,7 +81,7 @@ def test_the_correction_counts_the_tables(put):
         put(f"b-{number}", {"ours": values, "theirs": [values[1], values[0], values[2] + 0.5]})
     met, _ = encounters([PAIR], [store])
     p = [paired_difference(*_distances(store, own.suite)).p_value for own in met]
-    assert [own.q for own in met] == pytest.approx(list(benjamini_hochberg(p)))
+    assert [own.q for own in met] == pytest.approx(list(holm(p)))
     assert met[0].suite == "a-clear" and met[0].reading == "not apart"
 
 

@@ -355,7 +355,7 @@ def conv1d():
         (conv1d, "Conv1D"),
         (lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential"),
         (lambda: _Own(2, 2), "_Own"),
-        (lambda: nn.Conv2d(1, 1, 1), "Conv2d"),
+        (lambda: nn.Conv2d(1, 1, 3), "Conv2d"),
     ],
 )
 def test_only_linear_layers_are_adapted(layer, kind):

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.vision.config import ModelConfig
-from stable_forgetting.vision.models.checkpoint import load_checkpoint
+from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
 from stable_forgetting.vision.models.family import family_of
+from stable_forgetting.vision.models.packages import PREFIX, package_state
+from stable_forgetting.vision.models.statistics import freeze_statistics
 
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
 _GREY = ((0.3,), (0.35,))
@@ -93,19 +95,33 @@ def build_model(
 
     Raises:
         ConfigError: timm does not know the name or cannot build it at this size.
-        DataError: Pretrained weights cannot be fetched.
+        DataError: Pretrained weights cannot be fetched, or their package is not installed.
         CheckpointError: The checkpoint is missing, damaged or of another model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator_seed)
         model = construct(config, num_classes, in_chans, image_size or config.image_size)
-    if config.checkpoint is not None:
-        head = () if config.name == "scratch" else family_of(config.name).head
-        load_checkpoint(model, Path(config.checkpoint), new_head=head)
+        if config.checkpoint is not None:
+            _load(model, config, config.checkpoint)
+    if config.frozen_statistics:
+        freeze_statistics(model)
+    if family_of(config.name).channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = input_spec(config, in_chans=in_chans, image_size=image_size).size
-    width = _logits_width(model, (1, in_chans, size, size))
+    width = _logits_width(model, (2, in_chans, size, size))  # one would not do for a batch norm
     assert width == num_classes, f"{config.name}: {width} logits for {num_classes} classes"
     return model
+
+
+def _load(model: nn.Module, config: ModelConfig, checkpoint: str) -> None:
+    head = () if config.name == "scratch" else family_of(config.name).head
+    if not checkpoint.startswith(PREFIX):
+        load_checkpoint(model, Path(checkpoint), new_head=head)
+        return
+    fresh: Any = model
+    fresh.reset_classifier(fresh.num_classes)  # timm's first draw gives logits of some tens
+    state = package_state(checkpoint, config.name, model)
+    load_tensors(model, state, checkpoint, new_head=head, keep_head=False)
 
 
 def construct(

@@ -36,13 +36,25 @@ def load_checkpoint(
     """
     state = _read_safetensors(path)
     refuse_wrapped(path, state)
+    load_tensors(model, state, str(path), new_head=new_head, keep_head=keep_head)
+
+
+def load_tensors(
+    model: nn.Module,
+    state: dict[str, Tensor],
+    source: str,
+    *,
+    new_head: Sequence[str] = (),
+    keep_head: bool = True,
+) -> None:
+    """:func:`load_checkpoint` from tensors that are read; ``source`` is named in errors."""
     wanted = model.state_dict()
     if new_head:
         state = _adapted(state, wanted, model, new_head, keep_head)
     for key in [*wanted, *state]:
         problem = _problem(key, state, wanted)
         if problem:
-            raise CheckpointError(f"{path}: {problem}; it belongs to another model")
+            raise CheckpointError(f"{source}: {problem}; it belongs to another model")
     model.load_state_dict(state)
 
 

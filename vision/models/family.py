@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.batch import Batch
     from stable_forgetting.common.measure.ceiling import LastLayers
 
-_PARTS = {"mlp": "mlp", "attn": "attention"}
+_PARTS = {"mlp": "mlp", "conv_pw": "mlp", "conv_pwl": "mlp", "attn": "attention"}
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,14 @@ class Family:
 
     Attributes:
         architectures: Patterns of timm's names.
-        mlp: Patterns of the names of the MLPs' linear layers; empty where there are none.
+        mlp: Patterns of the names of the MLPs' linear layers; empty where there are none.  Of
+            inverted bottlenecks: the 1x1 convolutions that expand and project.
         attention: Patterns of the names of the attention's linear layers; likewise.
         heads: Modules of the classifier.
         takes_size: Whether timm builds it for a given image size; else it takes any.
         shrunk: Arguments of timm that make a small one.
+        channels_last: Whether tensors keep the channels of a position together: on a CPU,
+            depthwise and 1x1 convolutions are then about twice as fast.
     """
 
     architectures: tuple[str, ...]
@@ -38,6 +41,7 @@ class Family:
     heads: tuple[str, ...]
     takes_size: bool = True
     shrunk: Mapping[str, int] = field(default_factory=dict)
+    channels_last: bool = False
 
     @property
     def targets(self) -> Mapping[str, tuple[str, ...]]:
@@ -81,6 +85,14 @@ FAMILIES = (
         ("swin_*",), _blocks("layers.*.", *_MLP), _blocks("layers.*.", *_ATTENTION), heads=("head",)
     ),
     Family(("resnet*", "wide_resnet*", "resnext*"), (), (), heads=("fc",), takes_size=False),
+    Family(
+        ("*efficientnet*", "mobilenetv2*"),
+        _blocks("", "conv_pw", "conv_pwl"),
+        (),
+        heads=("classifier",),
+        takes_size=False,
+        channels_last=True,
+    ),
 )
 OTHER = Family(("*",), VIT.mlp, VIT.attention, heads=("head", "head_dist", "fc", "classifier"))
 """Any other model of timm: many are built like a ViT."""

@@ -99,15 +99,17 @@ def _built(config: ModelConfig, num_classes: int, in_chans: int, image_size: int
     import torch
     from torch import nn
 
+    from stable_forgetting.common.bounded.pointwise import is_pointwise
+    from stable_forgetting.common.bounded.quantised import layer_shape
     from stable_forgetting.vision.models.build import construct
 
     bare = config.model_copy(update={"pretrained": False, "checkpoint": None})
     with torch.device("meta"):
         model = construct(bare, num_classes, in_chans, image_size or config.image_size)
     linear = {
-        name: (layer.out_features, layer.in_features)
+        name: layer_shape(layer)
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear) or is_pointwise(layer)
     }
     return Sizes(sum(p.numel() for p in model.parameters()), linear, 0, 0, num_classes)
 
