@@ -117,9 +117,9 @@ def layer_shape(module: nn.Module) -> tuple[int, int]:
     if is_pointwise(module):
         k, d, *_ = module.get_parameter("weight").shape
         return k, d
-    k, d = module.out_features, module.in_features
-    assert isinstance(k, int) and isinstance(d, int), "a linear layer has sizes"
-    return k, d
+    outputs, inputs = module.out_features, module.in_features
+    assert isinstance(outputs, int) and isinstance(inputs, int), "a linear layer has sizes"
+    return outputs, inputs
 
 
 def weight_count(module: nn.Module) -> int:
