@@ -2,77 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.leaderboard.board import info_of
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
-from stable_forgetting.benchmarks.leaderboard.tables import MARKS, NOTES
 from stable_forgetting.benchmarks.report import html
-from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import (
-    Column,
     Detail,
     Details,
     Picture,
     Section,
     Table,
-    table,
 )
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
-from stable_forgetting.benchmarks.sharing import heat, versus
+from stable_forgetting.benchmarks.sharing import versus
+from stable_forgetting.benchmarks.sharing.front import INDEX, ORIGINS, Page, lists
 from stable_forgetting.benchmarks.sharing.verify import sections as verified_sections
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
-from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
-
-INDEX, ROWS = "index.html", "rows.html"
-HEAT = (
-    "1.0 is as near to a retrained model as a second retrained model is. Rows that stand in three "
-    "tables or more, the nearest first. Tables without a retrained model are left out."
-)
-INTRODUCTION = (
-    "Every number was measured; none is copied from a paper. Rows are ordered by their distance to "
-    "a model retrained without the forget set, and a second such model gives the noise floor: "
-    "smaller differences mean nothing. Click a head to sort, a name to read on."
-)
-ORIGINS = {
-    "shipped": "came with the project",
-    "withdrawn": "came with the project; its suite has changed since, so it compares no methods "
-    "until it is run again",
-    "own": "from the store that was named",
-    "verified": "submitted; the table was made again from the submitted scores, and agrees",
-    "differs": "submitted; the table made again from the submitted scores is another one",
-}
-"""Where a page's numbers come from -> in words."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """One report.
-
-    Attributes:
-        file: Its name in the site.
-        origin: A key of :data:`ORIGINS`.
-        data: As ``leaderboard.json`` has it; empty for a sweep.
-    """
-
-    file: str
-    title: str
-    origin: str
-    sections: Sequence[Section]
-    data: Mapping[str, Any]
 
 
 def write_site(out: Path, submissions: Path | None, store: Path | None = None) -> list[str]:
@@ -95,7 +53,7 @@ def write_site(out: Path, submissions: Path | None, store: Path | None = None) -
         page.file: html.write(page.sections, home=(INDEX, "All results"), note=ORIGINS[page.origin])
         for page in pages
     }
-    files |= _lists(pages)
+    files |= lists(pages)
     write_files(out, files)
     return [*files]
 
@@ -200,193 +158,3 @@ def _submitted(folder: Path) -> Iterator[Page]:
         name = re.sub(r"[^\w.+=-]+", "-", path.stem)
         pieces = [*said, *sections(board)]
         yield Page(f"submitted-{name}.html", board.suite.spec.title, origin, pieces, to_json(board))
-
-
-# The pages that list them -------------------------------------------------------------------------
-
-
-def _lists(pages: Sequence[Page]) -> dict[str, str]:
-    """The front page, the page of every row, and a page per method."""
-    boards = [page for page in pages if page.data]
-    methods = _of_methods(boards)
-    home = (INDEX, "All results")
-    files = {INDEX: html.write(_index(pages, methods))}
-    every = [Section("Every row", content=_every(boards), depth=1)]
-    files[ROWS] = html.write(every, home=home)
-    for method, lines in methods.items():
-        files[_method_file(method)] = html.write(_method_page(method, lines), home=home)
-    return files
-
-
-def _index(pages: Sequence[Page], methods: Mapping[str, Any]) -> list[Section]:
-    boards = [page for page in pages if page.data]
-    others = [page for page in pages if not page.data]
-    words = "; ".join(f"{name}: {text}" for name, text in ORIGINS.items())
-    return [
-        Section("Machine unlearning, measured", (INTRODUCTION,), depth=1),
-        Section("Start here", content=_doors(boards)),
-        Section("All methods, all tables", (HEAT,), content=_heat(boards, methods)),
-        Section("Suites", content=_suites(boards)),
-        Section(text=(f"{words[0].upper()}{words[1:]}.",), tone="muted"),
-        *([Section("Comparisons and sweeps", content=_others(others))] if others else []),
-    ]
-
-
-def _doors(boards: Sequence[Page]) -> Table:
-    """Three questions and where the answer is."""
-    met, _ = versus.encounters(versus.CLAIMS[:1], [RESULTS])
-    bound = f"The paper's sine against its unbounded control, {versus.tally(met)}"
-    first = next((page for page in boards if page.file == "digits-class.html"), boards[0])
-    rows = [
-        ["Does a bound help?", bound],
-        ["Which method should I use?", "A row per method and a column per table: see below."],
-        ["What does one table say?", first.title],
-        ["Which numbers are behind it?", "Every row of every table, to sort and filter."],
-    ]
-    places = ("versus.html", "#all-methods", first.file, ROWS)
-    links = {row[0]: place for row, place in zip(rows, places, strict=True)}
-    return replace(table(["question", "answer"], rows, words=True), links=links)
-
-
-def _heat(boards: Sequence[Page], methods: Mapping[str, Any]) -> Picture:
-    cells: dict[str, dict[str, heat.Cell]] = {}
-    measured = [page for page in boards if _floor(page)]
-    for page in measured:
-        for row in _methods(page):
-            ratio = row["derived"]["ag"]["mean"] / (_floor(page) or math.nan)
-            mark = MARKS[row["verdict"]["word"]] if row["verdict"] else ""
-            place = f"{page.file}#{place_of(row['row'])}"
-            cells.setdefault(row["row"], {})[_name(page)] = heat.Cell(ratio, mark, place)
-    links = {_name(page): page.file for page in boards}
-    links |= {row: _method_file(row) for row in cells if row in methods}
-    titles = {_name(page): page.title for page in boards}
-    return heat.picture(cells, [_name(page) for page in measured], links, titles)
-
-
-def _others(pages: Sequence[Page]) -> Table:
-    content = table(["page"], [[page.title] for page in pages])
-    return replace(content, links={page.title: page.file for page in pages})
-
-
-def _name(page: Page) -> str:
-    return page.file.removesuffix(".html")
-
-
-def _method_file(row: str) -> str:
-    return f"method-{re.sub(r'[^A-Za-z0-9_.]+', '-', row)}.html"
-
-
-def _of_methods(boards: Sequence[Page]) -> dict[str, list[tuple[Page, Mapping[str, Any]]]]:
-    """Row that is named as its method is -> the tables that have it, where they are enough."""
-    found: dict[str, list[tuple[Page, Mapping[str, Any]]]] = {}
-    for page in boards:
-        for row in _methods(page):
-            if row["row"] == row["method"]:
-                found.setdefault(row["row"], []).append((page, row))
-    measured = {name: [page for page, _ in lines if _floor(page)] for name, lines in found.items()}
-    return {name: found[name] for name in found if len(measured[name]) >= heat.LEAST_SUITES}
-
-
-def _floor(page: Page) -> float | None:
-    """Mean distance of a second Retrain; None where the table has none."""
-    floor = page.data["floor"]
-    return (floor["mean"] or None) if floor else None
-
-
-def _method_page(method: str, lines: Sequence[tuple[Page, Mapping[str, Any]]]) -> list[Section]:
-    rows, links = [], {}
-    for page, row in lines:
-        distance = row["derived"]["ag"]
-        links[_name(page)] = f"{page.file}#{place_of(method)}"
-        rows.append(
-            [
-                _name(page),
-                page.title,
-                str(len(row["seeds"])),
-                number(distance["mean"], 2),
-                MARKS[row["verdict"]["word"]] if row["verdict"] else "",
-                number(_floor(page), 2),
-                str(row["rank"]["rank"]) if row["rank"] else MISSING,
-                str(len(_methods(page))),
-            ]
-        )
-    heads: list[str | Column] = [
-        "suite",
-        Column("what", "words"),
-        Column("n", doc="counts the seeds"),
-        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
-        Column("", "mark"),
-        Column("floor", doc="is the distance of a second Retrain"),
-        Column("rank", doc="is the place in the table"),
-        Column("of", doc="counts the table's methods"),
-    ]
-    info = info_of(method)
-    text = (f"Source: {info.paper}.",) if info and info.paper else ()
-    content = replace(table(heads, rows), links=links, notes=NOTES)
-    return [Section(method, text, content, depth=1)]
-
-
-def _suites(pages: Sequence[Page]) -> Table:
-    rows = []
-    for page in pages:
-        floor, methods = page.data["floor"], _methods(page)
-        best = min(methods, key=lambda row: row["derived"]["ag"]["mean"], default=None)
-        near = sum((row["verdict"] or {}).get("word") == "indistinguishable" for row in methods)
-        rows.append(
-            [
-                _name(page),
-                page.title,
-                page.origin,
-                str(len(methods)),
-                number(floor["mean"] if floor else None, 2),
-                best["row"] if best else MISSING,
-                number(best["derived"]["ag"]["mean"] if best else None, 2),
-                str(near),
-            ]
-        )
-    heads: list[str | Column] = [
-        "suite",
-        Column("what", "words"),
-        Column("origin", "label"),
-        Column("methods", doc="counts the rows beside the references"),
-        Column("floor", doc="is the distance of a second Retrain, mean over seeds"),
-        Column("nearest", "label", "is the row of the smallest distance"),
-        Column("distance", doc="is that row's, mean over seeds"),
-        Column("indistinguishable", doc="counts the rows that are, from a retrained model"),
-    ]
-    return replace(table(heads, rows), links={row[0]: f"{row[0]}.html" for row in rows})
-
-
-def _methods(page: Page) -> list[Mapping[str, Any]]:
-    rows = page.data["rows"]
-    return [r for r in rows if r["method"] not in REFERENCES and "ag" in r["derived"]]
-
-
-def _rows(page: Page) -> Iterator[list[str]]:
-    for row in _methods(page):
-        distance, verdict = row["derived"]["ag"], row["verdict"]
-        ends = [number(distance[end], 2) for end in ("low", "high")]
-        yield [
-            _name(page),
-            row["row"],
-            str(len(row["seeds"])),
-            number(distance["mean"], 2),
-            MARKS[verdict["word"]] if verdict else "",
-            MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
-            str(row["rank"]["rank"]) if row["rank"] else MISSING,
-        ]
-
-
-def _every(pages: Sequence[Page]) -> Table:
-    rows = [line for page in pages for line in _rows(page)]
-    heads: list[str | Column] = [
-        "suite",
-        Column("row", "label"),
-        Column("n", doc="counts the seeds"),
-        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
-        Column("", "mark"),
-        Column("95 % CI", doc="is of that mean, by Student's t"),
-        Column("rank", doc="is the place in its suite"),
-    ]
-    links = {_name(page): page.file for page in pages}
-    return replace(table(heads, rows), links=links, notes=NOTES)
