@@ -185,11 +185,12 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
               f"{distance('lethevit-cifar10-small', 'gd_ul'):.1f}")),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
-    (README, "In {} tables from about ten settings, sine and its unbounded control are equal to two "
-             "decimals in {} and different in {}.",
+    (README, "In {} tables from about ten settings, sine and its unbounded control are equal to "
+             "two decimals in {} and different in {}.",
      lambda: (len(readings(SINE)), readings(SINE).count("same"),
               "none" if not {"nearer", "farther"} & set(readings(SINE)) else "some")),
-    (README, "a loss that saturates, the worst setting keeps {} % of retain accuracy, without the bound {} %",
+    (README, "a loss that saturates, the worst setting keeps {} % of retain accuracy, without the "
+             "bound {} %",
      lambda: (cell(CLASSES, "", "ul_tanh_c1", "worst RA"),
               cell(CLASSES, "", "gd_ul_omega", "worst RA"))),
     (README, "the nearest one relearns the digit in {} steps (Retrain: {})",
