@@ -22,7 +22,7 @@ from stable_forgetting.common.bounded.product import bounded_delta
 from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
 from stable_forgetting.vision.models.last import last_layers
 from tools.theory import __main__ as cli
-from tools.theory import ascent, report, vit
+from tools.theory import ascent, report, vit, width
 from tools.theory.ascent import Setting, Variant
 
 LORA, SINE = Variant("LoRA", "identity"), Variant("sine-w100", "sine", 100.0)
@@ -308,3 +308,22 @@ def test_the_bound_of_the_derivation_is_that_of_its_points():
     assert bool((z - z[:, y : y + 1] <= most + 1e-4).all())
     others = [j for j in range(10) if j != y]
     torch.testing.assert_close((z[:10] - z[:10, y : y + 1])[others, others], most[others])
+
+
+def test_the_arguments_of_two_widths_are_measured_once_and_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(width, "FIT_STEPS", 2)
+    asked = ["--out", str(tmp_path), "--optimizers", "adamw", "--steps", "6"]
+    monkeypatch.setattr(width, "BATCH", 2)
+    few = [*asked, "--widths", "8,16", "--adapters", "sine"]
+    width.main([*few, "--families", "gpt_neo"])
+    width.main([*few, "--families", "vit"])
+    lines = [json.loads(line) for line in (tmp_path / "width.jsonl").read_text().splitlines()]
+    assert [(line["family"], line["width"]) for line in lines] == [
+        ("gpt_neo", 8), ("gpt_neo", 16), ("vit", 8), ("vit", 16)]  # fmt: skip
+    assert all(0 < max(line["largest"]) < 0.1 and len(line["logged"]) == 6 for line in lines)
+    table = (tmp_path / "width.md").read_text()
+    assert table.count("| vit |") == 2 and table.count("| gpt_neo |") == 2
+    assert (tmp_path / "width.svg").read_text().count("width 16") >= 1
+    capsys.readouterr()
+    width.main([*few, "--families", "vit"])
+    assert capsys.readouterr().out == "", "nothing is measured twice"

@@ -16,7 +16,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stable_forgetting.benchmarks.report import curves, markdown
+from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.common import AdapterConfig, attach
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
@@ -187,8 +189,65 @@ def part_losses(model: nn.Module, parts: dict[str, tuple[Tensor, Tensor]]) -> di
     }
 
 
+def write_report(lines: Sequence[dict[str, Any]], out: Path) -> None:
+    """``width.md`` and ``width.svg`` of all measured cells: a line per cell, a panel per family."""
+    heads = ["model", "width", "depth", "optimizer", "adapter", "trained for", "seed"]
+    heads += ["largest", "past 0.5", "past pi/2", "forget loss", "retain loss"]
+    ordered = sorted(lines, key=lambda line: [str(line[n]).zfill(5) for n in FIELDS])
+    rows = [_row(line) for line in ordered]
+    text = (
+        "Gradient difference at the paper's rates on the MLPs of a ViT (digits) and of a GPT-Neo "
+        "(random sequences): the largest |omega A B^T| over all logged steps, the largest share of "
+        "entries past 0.5 and past pi/2, and the losses in nats before and after. One run each."
+    )
+    parts = [Section("Does the bound act at real size?", (text,), table(heads, rows), depth=1)]
+    drawn = _picture(ordered)
+    if drawn is not None:
+        (out / "width.svg").write_text(drawn, encoding="utf-8")
+        parts.append(Section(content=Picture(drawn, "Largest argument by step", "width.svg")))
+    (out / "width.md").write_text(markdown.write(parts), encoding="utf-8")
+
+
+FIELDS = ("family", "depth", "steps", "optimizer", "adapter", "width", "seed")
+
+
+def _row(line: dict[str, Any]) -> list[str]:
+    losses = [
+        f"{line[f'{part}_loss']:.3g} -> {line[f'{part}_loss_after']:.3g}"
+        for part in ("forget", "retain")
+    ]
+    return [
+        line["family"],
+        *(str(line[name]) for name in ("width", "depth", "optimizer", "adapter", "steps", "seed")),
+        f"{max(line['largest']):.3f}",
+        *(f"{100 * max(line[name]):.2f} %" for name in ("past_half", "past_peak")),
+        *losses,
+    ]
+
+
+def _picture(lines: Sequence[dict[str, Any]]) -> str | None:
+    """The largest argument by step of sine under Adam: a panel per family and depth."""
+    panels, names = [], sorted({line["width"] for line in lines})
+    steps = min(line["steps"] for line in lines)
+    for family, depth in sorted({(line["family"], line["depth"]) for line in lines}):
+        drawn = {
+            f"width {line['width']}": dict(zip(line["logged"], line["largest"], strict=True))
+            for line in lines
+            if (line["family"], line["depth"], line["steps"]) == (family, depth, steps)
+            and (line["optimizer"], line["adapter"], line["seed"]) == ("adamw", "sine", 1)
+        }
+        if drawn:
+            panels.append(
+                curves.Panel(f"{family}, depth {depth}", drawn, (0, steps), f"step {steps}")
+            )
+    if not panels:
+        return None
+    title = "Largest |omega A B^T| by step: sine, Adam, the paper's rate"
+    return curves.draw(panels, [f"width {width}" for width in names], title)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the asked cells that the folder lacks; one JSON line each in ``width.jsonl``."""
+    """Runs the asked cells that the folder lacks; ``width.jsonl`` has a line each."""
     parser = argparse.ArgumentParser(prog="python -m tools.theory.width", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--families", default="vit,gpt_neo")
@@ -216,8 +275,10 @@ def main(arguments: list[str] | None = None) -> None:
         measured = trace(cell)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(measured) + "\n")
+        lines.append(measured)
         largest, active = max(measured["largest"]), max(measured["past_half"])
         print(f"{cell}: largest {largest:.3g}, past 0.5: {100 * active:.2f} %", flush=True)  # noqa: T201
+    write_report(lines, asked.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""Numbers in the prose: each is computed again from the committed reports.
+
+A claim is a sentence with holes, and what belongs into them.  The sentence as filled must stand in
+the document, so that neither can change without the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from scipy.stats import spearmanr
+
+from stable_forgetting.benchmarks.report.section import Table
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, read_report
+from stable_forgetting.benchmarks.sharing import versus
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.common.measure.gaps import paired_difference
+
+ROOT = Path(__file__).resolve().parents[1]
+README, FINDINGS = "README.md", "docs/findings.md"
+SINE, LORA, TIGHT, SATURATING = versus.CLAIMS
+
+
+@cache
+def prose(document: str) -> str:
+    """A document on one line, without marks of emphasis and the targets of links."""
+    text = (ROOT / document).read_text(encoding="utf-8").replace("*", "")
+    return re.sub(r"\s+", " ", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+
+
+@cache
+def board(suite: str) -> dict[str, dict]:
+    """Row -> what the committed table says of it."""
+    return {row["row"]: row for row in read_board(RESULTS / suite)["rows"]}
+
+
+@cache
+def tables(path: str) -> list[tuple[str, Table]]:
+    """(title of the section, table) of a committed report."""
+    found, title = [], ""
+    for section in read_report((RESULTS / path).read_text(encoding="utf-8")):
+        title = section.title or title
+        if isinstance(section.content, Table):
+            found.append((title, section.content))
+    return found
+
+
+def cell(path: str, title: str, row: str, head: str) -> float:
+    """The number of one cell, without its spread."""
+    for found, table in tables(path):
+        if title in found and head in table.heads:
+            for cells in table.rows:
+                if cells[0] == row:
+                    return float(re.match(r"[<≥ ]*(-?[\d.]+)", cells[table.heads.index(head)])[1])
+    raise LookupError(f"{path}: no {row} x {head} below {title}")
+
+
+def distance(suite: str, row: str) -> float:
+    return board(suite)[row]["derived"]["ag"]["mean"]
+
+
+def methods(suite: str) -> list[dict]:
+    """Rows of a table but for the references."""
+    return [
+        row for row in board(suite).values() if row["method"] not in REFERENCES and row["seeds"]
+    ]
+
+
+def words(suite: str) -> list[str]:
+    return [row["verdict"]["word"] for row in methods(suite)]
+
+
+@cache
+def readings(pair: tuple[str, str]) -> list[str]:
+    return [met.reading for met in versus.encounters([pair], [RESULTS])[0]]
+
+
+def rank(suite: str, row: str) -> int:
+    """Place by distance among the methods."""
+    ordered = sorted(methods(suite), key=lambda each: each["derived"]["ag"]["mean"])
+    return [each["row"] for each in ordered].index(row) + 1
+
+
+def by_seed(suite: str, first: str, second: str) -> list[float]:
+    """Differences of two rows by seed."""
+    one, other = (board(suite)[row]["ag_per_seed"] for row in (first, second))
+    return [one[seed] - other[seed] for seed in sorted(one, key=int)]
+
+
+def interval(suite: str, first: str, second: str) -> str:
+    """Mean difference of two rows and its 95 % CI, as the prose has it."""
+    one, other = (board(suite)[row]["ag_per_seed"] for row in (first, second))
+    seeds = sorted(one)
+    own = paired_difference([one[s] for s in seeds], [other[s] for s in seeds]).summary
+    return f"{own.mean:.1f} [{own.low:.1f}, {own.high:.1f}]"
+
+
+BOUND = "maps/digits-class-bound/MAP.md"
+CLASSES = "maps/cifar100-class10-bound/MAP.md"
+ALL = "digits-all-class/LEADERBOARD.md"
+TDEC, PILE = "tdec-small/LEADERBOARD.md", "pile PPL (first 20 rows) ↓"
+TRANSFER = "cifar10-transfer/LEADERBOARD.md"
+
+
+def accepted(row: str) -> str:
+    return f"{cell(BOUND, '', row, 'accepted %'):.0f}"
+
+
+def js(path: str, row: str) -> str:
+    return f"{cell(path, 'js:', row, 'forget'):.3f}".lstrip("0")
+
+
+def changed(path: str, row: str) -> str:
+    return f"{cell(path, 'disagreement', row, 'forget'):.0f}"
+
+
+CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
+    (FINDINGS, "In {} of {} tables the two are equal to two decimals.",
+     lambda: (readings(SINE).count("same"), len(readings(SINE)))),
+    (FINDINGS, "In the other {} no difference is shown",
+     lambda: (readings(SINE).count("not apart"),)),
+    (FINDINGS, "Sine is nearer to Retrain than LoRA in {} of the {} tables. LoRA is nearer in {}",
+     lambda: (("none" if not readings(LORA).count("nearer") else "some"), len(readings(LORA)),
+              readings(LORA).count("farther"))),
+    (FINDINGS, "its AG4 less its control's is {}, {}, {}, {} and {} by seed",
+     lambda: tuple(f"{d:.1f}" for d in
+                   by_seed("digits-class", "gd_lora_literal", "gd_lora_omega_literal"))),
+    (FINDINGS, "accepts {} % of the settings, its control {} %",
+     lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
+    (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
+     lambda: ({11: "eleven"}[readings(TIGHT).count("not apart")],)),
+    (FINDINGS, "With the saturating loss it is nearer in {} of {} and farther in {}.",
+     lambda: ({1: "one"}[readings(SATURATING).count("nearer")],
+              {12: "twelve"}[len(readings(SATURATING))],
+              {1: "one"}[readings(SATURATING).count("farther")])),
+    (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
+     lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
+              f"{distance('cifar10-transfer', 'gd_ul'):.1f}",
+              interval("cifar10-transfer", "gd_ul_tanh_tight", "gd_ul"))),
+    (FINDINGS, "its mean JS divergence is {}, Original's {}, a second Retrain's {}.",
+     lambda: tuple(js(TRANSFER, row)
+                   for row in ("gd_ul_tanh_tight", "original", "retrain (second)"))),
+    (FINDINGS, "It answers {} % of the forgotten images otherwise (Original {} %, "
+               "a second Retrain {} %)",
+     lambda: tuple(changed(TRANSFER, row)
+                   for row in ("gd_ul_tanh_tight", "original", "retrain (second)"))),
+    (FINDINGS, "(AG4 {} and {}; Original {})",
+     lambda: (f"{distance('digits-random', 'gd_ul'):.0f}",
+              f"{distance('digits-random', 'gd_ball'):.0f}",
+              f"{distance('digits-random', 'original'):.1f}")),
+    (FINDINGS, "only rows with the saturating loss come near (AG4 {} and {}, a second Retrain {})",
+     lambda: tuple(f"{distance('lethevit-cifar10-small', row):.1f}"
+                   for row in ("gd_ul", "gd_ul_tanh_tight", "retrain (second)"))),
+    (FINDINGS, "Every row differs from Retrain after a pretraining ({} rows, n = 5), "
+               "on TOFU ({} rows",
+     lambda: (words("cifar10-transfer").count("different"),
+              words("tofu-small").count("different"))),
+    (FINDINGS, "and on MUSE ({} rows)", lambda: (words("muse-news-small").count("different"),)),
+    (FINDINGS, "it is third in one table (AG4 {}, undecided, n = 5) and {}th of {}",
+     lambda: (f"{distance('cifar100-class10-small', 'finetune'):.2f}",
+              rank("cifar100-class10-small-all", "finetune"),
+              len(methods("cifar100-class10-small-all")))),
+    (FINDINGS, "The saturating loss is at {}, a second Retrain at {}.",
+     lambda: (f"{distance('tofu-small-seq-3', 'gd_ul'):.2f}",
+              f"{distance('tofu-small-seq-3', 'retrain (second)'):.2f}")),
+    (FINDINGS, "meets both thresholds and keeps {} % of the retained training texts",
+     lambda: (cell(TDEC, "tdec-small", "ihl_lora", "retain acc ↑"),)),
+    (FINDINGS, "Pile rises from {} to {} with it",
+     lambda: (f"{cell(TDEC, 'tdec-small', 'original', PILE):,.0f}",
+              f"{cell(TDEC, 'tdec-small', 'ihl_lora', PILE) // 1000 * 1000:,.0f}")),
+    (FINDINGS, "{} of {} rows are not shown to differ from Retrain by AG4",
+     lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
+    (FINDINGS, "answers otherwise than Retrain on {} % of the forgotten images, "
+               "a second Retrain on {} %",
+     lambda: (changed(ALL, "gd_lora"), changed(ALL, "retrain (second)"))),
+    (FINDINGS, "The best (Fast-NTK, {}) relearns the digit in {} steps, Retrain in {}.",
+     lambda: (f"{distance('digits-all-class', 'fast_ntk'):.2f}",
+              cell(ALL, "relearn", "fast_ntk", "steps"), cell(ALL, "relearn", "retrain", "steps"))),
+    (FINDINGS, "the same loss is at {} with another draw, against {}.",
+     lambda: (f"{distance('cifar10-small-all', 'gd_ul'):.1f}",
+              f"{distance('lethevit-cifar10-small', 'gd_ul'):.1f}")),
+    (README, "On one digit {} of {} methods are not shown to differ",
+     lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
+    (README, "In {} tables from about ten settings, sine and its unbounded control are equal to "
+             "two decimals in {} and different in {}.",
+     lambda: (len(readings(SINE)), readings(SINE).count("same"),
+              "none" if not {"nearer", "farther"} & set(readings(SINE)) else "some")),
+    (README, "a loss that saturates, the worst setting keeps {} % of retain accuracy, without the "
+             "bound {} %",
+     lambda: (cell(CLASSES, "", "ul_tanh_c1", "worst RA"),
+              cell(CLASSES, "", "gd_ul_omega", "worst RA"))),
+    (README, "the nearest one relearns the digit in {} steps (Retrain: {})",
+     lambda: (cell(ALL, "relearn", "fast_ntk", "steps"), cell(ALL, "relearn", "retrain", "steps"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence", "values"), CLAIMS, ids=[claim[1][:60] for claim in CLAIMS]
+)
+def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values):
+    filled = sentence.format(*values())
+    assert filled in prose(document), f"{document} should say: {filled}"
+
+
+def test_the_rank_correlation_of_ag4_and_js_is_as_said():
+    for suite, path, said in (
+        ("digits-all-class", ALL, "-.11"),
+        ("cifar10-transfer", TRANSFER, ".51"),
+    ):
+        rows = [row["row"] for row in methods(suite)]
+        mean = [float(js(path, row)) for row in rows]
+        found = spearmanr([distance(suite, row) for row in rows], mean).statistic
+        assert f"{found:.2f}".replace("0.", ".") == said and said in prose(FINDINGS)
