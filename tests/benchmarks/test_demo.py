@@ -67,7 +67,8 @@ def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, caps
     path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
     runtime = Runtime(store=tmp_path / "store", device="cpu")
     with executing(runtime, Pool(1)) as executor:
-        failed = demo._one(load_suite(str(path)), runtime, Pool(1), executor, ("gd", "gd_sine"))
+        board, failed = demo.execute(load_suite(str(path)), runtime, Pool(1), executor)
+    demo._show_brief(board, runtime, ("gd", "gd_sine"), whole=True)
     assert failed == {}
     shown = capsys.readouterr().out
     assert "Samples" in shown and shown.count("  true ") == demo.TEXTS
