@@ -61,6 +61,7 @@ def resolved_table(suite: ResolvedSuite) -> list[dict[str, str]]:
         config: Any = getattr(suite.protocol, "train", None) if reference else row.config
         line = {"row": row.label, **described(config, weights)}
         line["length"] += " (own budget)" if row.budget == "own" else ""
+        line["rate"] += f" (first of {len(row.grid.lrs)})" if row.grid else ""
         lines.append(line)
     return lines
 
