@@ -7,7 +7,8 @@ calls that CUDA refuses, refused on a machine without CUDA, with the Python stac
 
 Allowed is what CUDA allows: copies; a CPU tensor without dimensions that an elementwise operator
 only reads; indices on the CPU into a tensor of the device.  Refused are also a generator of the
-CPU that draws on the device, and ``numpy()``.
+CPU that draws on the device, ``numpy()``, and the operators that have no deterministic kernel on
+CUDA: under :func:`common.base.seeding.make_deterministic` torch raises there.
 
 What it cannot see: branches that ask for CUDA by name (``is_cuda``, random states in checkpoints,
 peak memory), the Triton kernels and ``torch.compile`` for a GPU; streams, asynchronous copies and
@@ -42,6 +43,22 @@ FIRST_HERE = (
     *("arange", "arange.start", "arange.start_step", "linspace", "eye", "eye.m", "randperm"),
 )
 """Operators that torch's C++ calls behind a subclass's back, or makes of others that resize."""
+NOT_DETERMINISTIC = {
+    f"aten::{name}"
+    for name in (
+        *("kthvalue", "median", "nanmedian", "mode", "histc", "put", "put_", "_ctc_loss"),
+        *("nll_loss2d_forward", "_embedding_bag", "scatter_reduce", "scatter_reduce_"),
+        *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
+        *("adaptive_max_pool2d_backward", "max_pool3d_with_indices_backward"),
+        *("avg_pool3d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+        *("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"),
+        *("replication_pad1d_backward", "replication_pad2d_backward"),
+        *("upsample_linear1d_backward", "upsample_bilinear2d_backward"),
+        *("_upsample_bilinear2d_aa_backward", "upsample_bicubic2d_backward"),
+        *("_upsample_bicubic2d_aa_backward", "upsample_trilinear3d_backward"),
+    )
+}
+"""Operators that ``torch.use_deterministic_algorithms`` says to raise on CUDA."""
 MEETINGS: list[str] = []
 """What was refused since the last test: operator, shapes, where in the code."""
 
@@ -126,6 +143,8 @@ def _computed(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         _check_tensors(operator, name, args, kwargs)
     if device.type == NAME:
         _check_generators(name, args, kwargs)
+        if name in NOT_DETERMINISTIC:
+            raise _refused(f"{name}, which is not deterministic,", [])
     inner_args, inner_kwargs = tree_map_only(PretendTensor, lambda t: t.inner, (args, kwargs))
     if asked is not None:
         inner_kwargs["device"] = CPU

@@ -99,10 +99,10 @@ class Retrain(StageKind[ModelSpec]):
 
 
 def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
-    """Trains a fresh model on these parts of a split."""
+    """Trains the fresh model that a task holds on these parts of a split."""
     from stable_forgetting.common.methods.base import train_reference
 
-    return lambda task: train_reference(task, parts)
+    return lambda task: train_reference(task, parts, task.model)
 
 
 def _check_pretraining(site: Worksite, split: ForgetSplit) -> None:

@@ -45,14 +45,19 @@ def hash_order(indices: Iterable[int], seed: int, *names: str | int) -> np.ndarr
 
 
 def make_deterministic(threads: int | None = None) -> None:
-    """Asks torch for deterministic kernels, and for ``threads`` intra-op threads if given.
+    """Lets torch take deterministic kernels alone, with ``threads`` intra-op threads if given.
 
+    Strictly: if torch only warned, the backward pass of attention would add in any order on CUDA.
     cuBLAS repeats its bits only with a workspace of fixed size, which it reads when it starts.
+    Empty buffers stay empty: torch would fill each with NaN, as long as writing it takes.
     """
     import torch
+    from torch.utils import deterministic
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports the compiler
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.enable_cudnn_sdp(False)  # not deterministic on every card
     torch.backends.cudnn.benchmark = False
     if threads:
         torch.set_num_threads(threads)

@@ -37,7 +37,7 @@ def _fused(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
     :func:`common.base.seeding.make_deterministic` has told torch alone.
     """
     if torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
     return torch.compile(body, dynamic=True)
 
 

@@ -153,5 +153,6 @@ def with_labels_of(whole: Batch, batch: Batch) -> Batch:
     if batch.labels.ndim == 1:
         return whole
     places = batch.inputs["positions"]
-    labels = torch.full_like(whole.labels, IGNORE).scatter_reduce(1, places, batch.labels, "amax")
+    # places that are padded repeat, with nothing to add
+    labels = torch.full_like(whole.labels, IGNORE).scatter_add(1, places, batch.labels - IGNORE)
     return whole.with_labels(labels)

@@ -55,7 +55,16 @@ class Loader:
         """From now on only every ``world``-th sample of each batch, starting at ``rank``.
 
         The batches of all ranks together are those of one process; augmentation differs by rank.
+
+        Raises:
+            ConfigError: The ranks do not divide a batch, so some would do the work of others.
         """
+        samples, batch = self.real
+        if batch % world and samples >= world:
+            raise ConfigError(
+                f"{world} processes cannot share batches of {batch} samples (batch_size /"
+                f" accumulation): give a multiple of {world}, or launch as many as divide {batch}"
+            )
         self.shard = (rank, world)
         if self.augmenter is not None:
             self.augmenter = _child(self.generator, rank)

@@ -138,12 +138,17 @@ class UnlearningMethod(ABC):
         """
 
 
-def train_reference(task: UnlearnTask, parts: Sequence[str]) -> nn.Module:
-    """Trains a fresh model on the union of parts with the task's recipe (Original, Retrain)."""
+def train_reference(
+    task: UnlearnTask, parts: Sequence[str], model: nn.Module | None = None
+) -> nn.Module:
+    """Trains a model on the union of parts with the task's recipe (Original, Retrain).
+
+    It is a fresh one unless the caller gives its own.
+    """
     from stable_forgetting.common.data.loader import Loader
     from stable_forgetting.common.objectives.objectives import CrossEntropy
 
-    model = task.fresh_model()
+    model = task.fresh_model() if model is None else model
     indices = task.indices(*parts)
     loader = Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
     objective = CrossEntropy("train", task.recipe.average)

@@ -28,6 +28,8 @@ def there(*values: float) -> torch.Tensor:
         lambda here: torch.rand(2, device=NAME, generator=torch.Generator()),
         lambda here: here.numpy(),
         lambda here: setattr(here, "data", torch.ones(2)),
+        lambda here: here.kthvalue(1),
+        lambda here: here.scatter_reduce(0, there(0, 0).long(), here, "sum"),
     ],
 )
 def test_what_cuda_refuses_is_refused(meet):

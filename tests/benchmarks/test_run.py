@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -20,6 +21,7 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.store.weights import load_weights
 from stable_forgetting.common.train.tracking import read_scalars
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 FAILING = """
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
@@ -117,6 +119,19 @@ def test_who_was_trained_on_what(filled, kind, find_stage):
     scores = load_file(store.folder("score", record.stages["scores"]) / "scores.safetensors")
     for part, ids in split.parts.items():
         assert np.array_equal(np.sort(scores[f"{part}/indices"]), ids), part
+
+
+def test_original_and_retrain_hold_one_model(tiny_suite, tmp_path, find_stage, monkeypatch):
+    """The task's own is the one that is trained; a second one would take its memory twice."""
+    path = tiny_suite(tmp_path)
+    build, built = VisionBenchmark.build, []
+    monkeypatch.setattr(
+        VisionBenchmark, "build", lambda self, seed: built.append(seed) or build(self, seed)
+    )
+    for kind in ("split", "original", "retrain"):
+        stage = find_stage(path, tmp_path, kind, f"{kind}/seed-1")
+        run_stage(stage, Runtime(store=tmp_path, device="cpu"))
+    assert len(built) == len(set(built)) == 2
 
 
 def test_suites_share_original(filled):

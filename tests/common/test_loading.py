@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.data.batch import Batch, concatenate, ordered_batches
 from stable_forgetting.common.data.labels import class_labels
 from stable_forgetting.common.data.loader import ChainedLoader, Loader, RelabelledLoader
@@ -118,6 +118,18 @@ def test_shards_share_each_batch(source):
         shards.append(take(loader, 3))
     for full, one, two in zip(whole, *shards, strict=True):
         assert sorted(ids([one, two])) == sorted(ids([full]))
+
+
+@pytest.mark.parametrize(("batch", "world"), [(4, 8), (4, 3), (1, 2)])
+def test_a_batch_that_ranks_cannot_share_is_refused(source, batch, world):
+    """Each would compute all of it, or the mean of all would not be the batch's."""
+    loader = Loader(source, INDICES, batch, stream())
+    words = f"{world} processes cannot share batches of {batch} samples.* multiple of {world}"
+    with pytest.raises(ConfigError, match=words):
+        ChainedLoader([loader]).take_shard(0, world)
+    few = Loader(source, INDICES[: world - 1], batch, stream())
+    few.take_shard(0, world)
+    assert len(few.next().labels) == min(batch, world - 1), "a set of fewer samples than ranks"
 
 
 def make(kind, source):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -261,3 +265,22 @@ def test_requests_of_samples_are_even_and_too_many_are_refused():
     assert whole.train.tolist() == [*range(9)]
     with pytest.raises(DataError, match="ask for fewer"):
         request_split(split, labels_of, 0, 0, 6)
+
+
+def test_torch_is_strictly_deterministic_and_fills_no_buffer():
+    """As attention's backward pass needs it on CUDA; without importing the compiler."""
+    code = (
+        "import sys, torch\n"
+        "from stable_forgetting.common.base.seeding import make_deterministic\n"
+        "make_deterministic(1)\n"
+        "assert torch.are_deterministic_algorithms_enabled()\n"
+        "assert not torch.is_deterministic_algorithms_warn_only_enabled()\n"
+        "assert not torch.utils.deterministic.fill_uninitialized_memory\n"
+        "assert not torch.backends.cuda.cudnn_sdp_enabled()\n"
+        "assert not torch.empty(1 << 16).isnan().any()\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+        "import os; print(os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout.strip() == ":4096:8", done.stderr

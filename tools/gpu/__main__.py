@@ -18,6 +18,7 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, UserError, named_line
 from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.base.seeding import make_deterministic
 from tools.gpu.items import ITEMS, LIMIT, Job
 from tools.gpu.record import Record, failed
 
@@ -50,7 +51,8 @@ class Place:
 
 
 def run_here(name: str, place: Place, seconds: float = LIMIT) -> bool:
-    """Runs one item in this process; whether all of its promises hold."""
+    """Runs one item in this process, deterministic as stages are; whether its promises hold."""
+    make_deterministic()
     record = Record(place.out, name, ITEMS[name], place.device, place.tiny)
     try:
         for row in ITEMS[name].rows(place.job(name, seconds)):

@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.report.section import Column, Section, Table, 
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.store.records import environment
 from tools.perf import (
     adapters,
@@ -106,6 +107,7 @@ def experiment(
     ``steady`` asks for :func:`tools.perf.measure.steady_allocator` in the whole process,
     ``given`` is for :func:`cases`.
     """
+    make_deterministic()  # as stages are
     steady = steady and measure.steady_allocator()
     machine: dict[str, Any] = {"cpu": _cpu(), "steady_allocator": steady}
     machine |= {"threads": 1, "load_before": os.getloadavg()[0]}

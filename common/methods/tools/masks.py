@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def top_share(saliency: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
-    """Boolean masks of the globally largest entries, by ONE kthvalue over all tensors.
+    """Boolean masks of the globally largest entries, by ONE sort over all tensors.
 
     Args:
         saliency: Name -> non-negative tensor.  A tensor of zeros ranks nothing and gets no mask
@@ -26,7 +26,7 @@ def top_share(saliency: Mapping[str, Tensor], density: float) -> dict[str, Tenso
         return {}
     flat = torch.cat([values.flatten() for values in ranked.values()])
     count = max(1, round(density * len(flat)))
-    threshold = flat.kthvalue(len(flat) - count + 1).values
+    threshold = flat.sort().values[len(flat) - count]  # kthvalue: not deterministic on CUDA
     return {name: values >= threshold for name, values in ranked.items()}
 
 
