@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import file_digest
@@ -67,6 +67,7 @@ class CausalCheckpoint:
     config: Mapping[str, Any]
     files: tuple[Path, ...]
     revision: str | None = None
+    dtypes: ClassVar[Mapping[str, Any]] = {}
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -100,9 +101,10 @@ class CausalCheckpoint:
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
         return load_causal(self, len(tokenizer)), tokenizer
 
-    def write(self, model: Any, folder: Path) -> list[str]:
-        """See :func:`write_causal`."""
-        return write_causal(self, model, folder)
+    def write(self, model: Any, folder: Path) -> dict[str, Any]:
+        """See :func:`write_causal`; returns the digest of each file of weights."""
+        names = write_causal(self, model, folder)
+        return {"weights_sha256": {name: file_digest(folder / name) for name in names}}
 
     def _stored_dtype(self) -> str:
         from safetensors import SafetensorError, safe_open
