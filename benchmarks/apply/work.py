@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
         processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
     benchmark.prepare(device, [*configs.values()])
     benchmark.split(application.seed)
-    return _Run(application, configs, benchmark, device, progress).run()
+    return _Run(benchmark, configs, device, progress).run()
 
 
 def _benchmark(application: Application) -> GivenBenchmark:
@@ -101,20 +101,18 @@ def _benchmark(application: Application) -> GivenBenchmark:
     return chosen(application, Runtime(device=application.device))
 
 
+@dataclass
 class _Run:
     """One application being carried out."""
 
-    def __init__(
-        self,
-        application: Application,
-        configs: Mapping[str, Strict],
-        benchmark: GivenBenchmark,
-        device: torch.device,
-        progress: Progress | None,
-    ):
-        self.application, self.configs = application, configs
-        self.benchmark, self.device = benchmark, device
-        self.progress = progress
+    benchmark: GivenBenchmark
+    configs: Mapping[str, Strict]
+    device: torch.device
+    progress: Progress | None
+
+    @property
+    def application(self) -> Application:
+        return self.benchmark.config
 
     def run(self) -> Result:
         statement, out = self._identity(), self.application.out

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.seeding import hash_order
@@ -90,28 +90,6 @@ def first_of(samples: Any, role: str = "forget") -> Any:
     return samples[0]
 
 
-class GivenModel(Protocol):
-    """A trained model, on disk or in memory.
-
-    Attributes:
-        name: What it is called.
-        weights: Where its weights lie, for messages.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102 - described above
-
-    @property
-    def weights(self) -> Path: ...  # noqa: D102 - described above
-
-    @property
-    def dtypes(self) -> Mapping[str, torch.dtype]:
-        """Name -> type in which a tensor is written, where that is not the model's own."""
-
-    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """Writes a model as this one was given; returns the statement's ``output``."""
-
-
 class _GivenSplit(ForgetSplit):
     """Index sets of a user's samples: retain may be absent where the method does not read it."""
 
@@ -131,7 +109,9 @@ class GivenBenchmark(Benchmark):
         options: Settings of an application that are for this kind alone.
         yardstick: The measure that people read as "it has forgotten".
         card: What the model card says of library and task.
-        given: The given model.
+        given: The given model, on disk or in memory: its ``name``; ``weights``, where they lie, for
+            messages; ``dtypes``, name -> type in which a tensor is written; ``write(model,
+            folder)``, which writes a model as this one was given.
         original: The same in memory, in eval mode; after :meth:`prepare`.
         samples: Role -> indices into the source; after :meth:`prepare`.
     """
@@ -143,7 +123,7 @@ class GivenBenchmark(Benchmark):
     yardstick: ClassVar[str]
     card: ClassVar[Mapping[str, str]]
     config: Application
-    given: GivenModel
+    given: Any
     original: nn.Module
     samples: Mapping[str, np.ndarray]
 
