@@ -219,8 +219,18 @@ def _weights(statement: Mapping[str, Any]) -> Section:
         rows += [(when, file, digest) for file, digest in named]
     relative = statement["weight_change"]["relative"]
     text = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
+    text += _of_peft(statement.get("output", {}).get("peft"))
     shown = table(["model", "file", "SHA-256"], rows, words=True)
     return Section("Weights", text, shown, level="full")
+
+
+def _of_peft(reason: str | None) -> tuple[str, ...]:
+    """Whether PEFT reads the adapter; None where there is none."""
+    if reason is None:
+        return ()
+    if reason:
+        return (f"PEFT does not read the adapter ({reason}): load the merged model.",)
+    return ("PEFT reads the adapter: PeftModel.from_pretrained(MODEL, FOLDER + '/adapter').",)
 
 
 def _earlier(requests: Sequence[Mapping[str, Any]]) -> list[Section]:

@@ -100,6 +100,16 @@ class Result:
             self.write(folder, out.name)
         return out
 
+    def _write_peft(self, folder: Path) -> str:
+        """Writes a linear adapter for PEFT too; why not, where it does not."""
+        from stable_forgetting.common.bounded.peft import write_peft
+
+        assert self.adapter is not None, "only an adapter is written"
+        model = self.benchmark.config.model
+        base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
+        task = "CAUSAL_LM" if self.benchmark.modality == "language" else None
+        return write_peft(self.adapter, folder, base=base, task=task)
+
     def write(self, folder: Path, name: str) -> Result:
         """Writes everything into an empty folder; without a model the statement alone.
 
@@ -119,6 +129,7 @@ class Result:
             }
             if self.adapter is not None:
                 self.adapter.write(folder / ADAPTER)
+                statement["output"] |= {"peft": self._write_peft(folder / ADAPTER)}
             page = sections(statement, self.benchmark, name)
             write_pages(page, statement, self.benchmark, folder)
         write_json(folder / STATEMENT, statement)

@@ -189,8 +189,10 @@ class GivenBenchmark(Benchmark):
         raise ConfigError("a given model has no start; choose a method that changes a given model")
 
     def blank(self) -> nn.Module:
-        """A copy of the given model."""
-        return copy.deepcopy(self.original)
+        """A copy of the given model; one that is frozen as a whole can be trained."""
+        model = copy.deepcopy(self.original)
+        frozen = not any(parameter.requires_grad for parameter in model.parameters())
+        return model.requires_grad_() if frozen else model
 
     def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
         """The given model; there is no Retrain."""

@@ -75,6 +75,8 @@ class GivenCausal:
         """
         if not hasattr(self.model, "get_input_embeddings") or not hasattr(self.model, "config"):
             raise CheckpointError("the model is no causal language model of transformers")
+        if hasattr(self.model, "peft_config"):
+            raise CheckpointError("the model has a PEFT adapter; give model.merge_and_unload()")
         entries = self.model.get_input_embeddings().num_embeddings
         if entries < len(self.tokenizer):
             raise CheckpointError(
