@@ -218,8 +218,8 @@ def _weights(statement: Mapping[str, Any]) -> Section:
         named = digests.items() if isinstance(digests, Mapping) else [("all tensors", digests)]
         rows += [(when, file, digest) for file, digest in named]
     relative = statement["weight_change"]["relative"]
-    text = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
-    text += _of_peft(statement.get("output", {}).get("peft"))
+    moved = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
+    text = (*moved, *_of_peft(statement.get("output", {}).get("peft")))
     shown = table(["model", "file", "SHA-256"], rows, words=True)
     return Section("Weights", text, shown, level="full")
 
