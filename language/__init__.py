@@ -3,7 +3,7 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS
 from stable_forgetting.common.protocol.probe import PROBES
 
 BENCHMARKS.register(
@@ -31,11 +31,6 @@ BENCHMARKS.register(
     "rwku",
     "stable_forgetting.language.benchmarks.rwku:RwkuBenchmark",
     summary="what is known of single people, probed in several ways (RWKU)",
-)
-SUBJECTS.register(
-    "text",
-    "stable_forgetting.language.apply.subject:TextSubject",
-    summary="a causal language model and rows of a .jsonl file",
 )
 PROBLEMS.register("language", "stable_forgetting.language.tiny:TinyTexts")
 for _name, _target, _summary in (

@@ -3,7 +3,7 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
-from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS, SUBJECTS
+from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS
 
 BENCHMARKS.register(
     "image_classification",
@@ -12,11 +12,6 @@ BENCHMARKS.register(
     stored="vision",
 )
 PROBLEMS.register("vision", "stable_forgetting.vision.tiny:TinyImages")
-SUBJECTS.register(
-    "images",
-    "stable_forgetting.vision.apply.subject:ImageSubject",
-    summary="a timm classifier and folders of images",
-)
 METHODS.register(
     "lethevit",
     "stable_forgetting.vision.methods.lethevit:LetheViT",

@@ -8,6 +8,6 @@ from stable_forgetting.benchmarks.apply.convert import Conversion, convert
 from stable_forgetting.benchmarks.apply.forget import forget
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
-from stable_forgetting.common.protocol.subject import Application
+from stable_forgetting.common.protocol.given import Application
 
 __all__ = ["Application", "Conversion", "Result", "apply", "convert", "forget"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,13 @@ from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, t
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.bounded.files import AdapterState
-    from stable_forgetting.common.protocol.subject import Subject
+    from stable_forgetting.common.protocol.given import GivenBenchmark
     from stable_forgetting.common.train.protocols import Progress
 
 
@@ -47,33 +45,26 @@ class Attempt:
     adapter: AdapterState | None = None
 
 
-class _GivenSplit(ForgetSplit):
-    """Index sets of a user's folders: retain may be absent where the method does not read it."""
-
-    def __post_init__(self) -> None:
-        """Folders are disjoint by construction and never empty."""
-
-
 def attempt(
     method: str,
     config: Strict,
-    subject: Subject,
+    benchmark: GivenBenchmark,
     *,
     checkpoint: Path | None,
     progress: Progress | None,
 ) -> Attempt:
-    """Runs a method on a copy of the subject's model.
+    """Runs a method on a copy of the given model.
 
     Args:
         method: Registered name.
         config: Of the method.
-        subject: Loaded.
+        benchmark: Prepared.
         checkpoint: Of the training; None writes none.
         progress: Called after every step.
     """
     from stable_forgetting.common.bounded.attach import detach
 
-    task = _task(method, subject, checkpoint, progress)
+    task = _task(method, benchmark, checkpoint, progress)
     outcome = trained(METHODS[method](config).unlearn, task)
     count_parameters(outcome, task)
     result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
@@ -83,8 +74,8 @@ def attempt(
     result.adapter, result.adapters = _adapter(outcome.model)
     merged = detach(outcome.model)
     try:
-        settle(merged, subject)
-        _check_merged(merged, subject.original)
+        settle(merged, benchmark)
+        _check_merged(merged, benchmark.original)
     except Diverged as error:
         result.detail = str(error)
         return result
@@ -93,19 +84,20 @@ def attempt(
 
 
 def _task(
-    method: str, subject: Subject, checkpoint: Path | None, progress: Progress | None
+    method: str, benchmark: GivenBenchmark, checkpoint: Path | None, progress: Progress | None
 ) -> UnlearnTask:
     from stable_forgetting.common.data.access import DataAccess
     from stable_forgetting.common.train.protocols import Telemetry
 
-    split = _GivenSplit("apply", subject.parts, subject.source.digest)
+    seed = benchmark.config.seed
+    split, access = benchmark.split(seed), METHODS[method].info.access
     return UnlearnTask(
-        model=copy.deepcopy(subject.original),
-        data=DataAccess(subject.source, split, METHODS[method].info.access, method),
-        family=subject,
-        recipe=FitConfig(epochs=1),
-        build=_no_fresh_model,
-        seed=subject.application.seed,
+        model=benchmark.blank(),
+        data=DataAccess(benchmark.source, split, access, method),
+        family=benchmark,
+        recipe=benchmark.recipe,
+        build=partial(benchmark.build, seed),
+        seed=seed,
         telemetry=Telemetry(progress=progress),
         checkpoint=checkpoint,
     )
@@ -122,7 +114,7 @@ def _adapter(model: nn.Module) -> tuple[AdapterState | None, dict[str, float] | 
     return adapter_state(model), adapter_statistics(model)
 
 
-def settle(model: nn.Module, subject: Subject) -> None:
+def settle(model: nn.Module, benchmark: GivenBenchmark) -> None:
     """Gives the weights the precision in which they will be written, in place.
 
     Warns where that loses a share of the update, so that what is measured is what is written.
@@ -131,9 +123,9 @@ def settle(model: nn.Module, subject: Subject) -> None:
 
     from stable_forgetting.common.bounded.layer import warn_of_loss
 
-    before, squares = subject.original.state_dict(), torch.zeros(3, dtype=torch.float64)
+    before, squares = benchmark.original.state_dict(), torch.zeros(3, dtype=torch.float64)
     for name, tensor in model.state_dict().items():
-        dtype = subject.stored_types.get(name)
+        dtype = benchmark.given.dtypes.get(name)
         if dtype is None:
             continue
         written = tensor.to(dtype).to(tensor.dtype)
@@ -148,12 +140,10 @@ def _check_merged(model: nn.Module, original: nn.Module) -> None:
     """What is written must load into the architecture that it came from, and be finite."""
     before, after = original.state_dict(), model.state_dict()
     assert list(before) == list(after), "the method changed the architecture"
+    shared = [len(list(each.parameters())) for each in (original, model)]
+    assert shared[0] == shared[1], "the method tied or untied layers"
     for name, tensor in after.items():
         assert tensor.shape == before[name].shape, f"the method changed the shape of {name}"
         assert tensor.dtype == before[name].dtype, f"the method changed the type of {name}"
         if not bool(tensor.isfinite().all()):
             raise Diverged(0, f"parameter {name} is not finite")
-
-
-def _no_fresh_model() -> nn.Module:
-    raise AssertionError("refused before: no method with access to 'initial' comes here")

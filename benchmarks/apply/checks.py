@@ -10,7 +10,7 @@ from stable_forgetting.common.base.config import Strict, apply_overrides
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.base import resolve_config
-from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.stages import check_writable
 
 AUDITS = ("relearn",)
@@ -80,19 +80,19 @@ def _check_access(name: str, application: Application) -> None:
         raise ConfigError(f"method '{name}' reads retain data; give --retain")
 
 
-def check_applicable(application: Application, subject: Subject) -> None:
+def check_applicable(application: Application, benchmark: GivenBenchmark) -> None:
     """Whether the methods are for what is asked of them.
 
     Raises:
         ConfigError: One is not.
     """
-    scenario = subject.scenario or ""
+    scenario = benchmark.scenario
     for method in application.methods:
         info = METHODS[method].info
-        reason = info.inapplicable(scenario=scenario, modality=subject.modality)
+        reason = info.inapplicable(scenario=scenario, modality=benchmark.modality)
         if reason is not None:
-            fits = info.modality in ("", subject.modality)
-            asked = f"; these {subject.unit} ask for {scenario} forgetting" if fits else ""
+            fits = info.modality in ("", benchmark.modality)
+            asked = f"; these {benchmark.unit} ask for {scenario} forgetting" if fits else ""
             raise ConfigError(f"method '{method}' is {reason}{asked}; choose another")
     if len(application.methods) > 1 and application.goal is None and scenario == "random":
         raise ConfigError(

@@ -21,7 +21,7 @@ from stable_forgetting.benchmarks.apply.given import left_as_it_is, place_of
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
 from stable_forgetting.common.base.registry import load_plugins
-from stable_forgetting.common.protocol.subject import Application
+from stable_forgetting.common.protocol.given import Application
 
 if TYPE_CHECKING:
     from torch import nn

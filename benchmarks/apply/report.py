@@ -18,7 +18,7 @@ from stable_forgetting.common.store.records import clean_metrics
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.protocol.subject import Subject
+    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 
 def weight_change(
@@ -46,18 +46,18 @@ def weight_change(
     }
 
 
-def reading(statement: Mapping[str, Any], subject: Subject) -> str:
+def reading(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
     """What the numbers do and do not show, in plain words."""
     if statement["status"] == "diverged":
         return "Training diverged: there is no unlearned model, and nothing to compare."
     return " ".join(
-        [*subject.outcome(statement), *_recovery(statement), *caveats(statement, subject)]
+        [*benchmark.outcome(statement), *_recovery(statement), *caveats(statement, benchmark)]
     )
 
 
-def caveats(statement: Mapping[str, Any], subject: Subject) -> list[str]:
+def caveats(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> list[str]:
     """What the numbers do not show."""
-    unit, yardstick = subject.unit, subject.yardstick
+    unit, yardstick = benchmark.unit, benchmark.yardstick
     lines = [f"A warning was given: {text}." for text in statement["warnings"]]
     lines.append(
         "No model was retrained without the forget set here, so how close this one is to such a "
@@ -103,65 +103,68 @@ def _recovery(statement: Mapping[str, Any]) -> list[str]:
 
 
 def write_pages(
-    page: Sequence[Section], statement: Mapping[str, Any], subject: Subject, folder: Path
+    page: Sequence[Section], statement: Mapping[str, Any], benchmark: GivenBenchmark, folder: Path
 ) -> None:
     """The model card ``README.md`` and the report ``report.html``: the same sections."""
-    write_text(folder / "README.md", _front_matter(statement, subject) + markdown.write(page))
+    write_text(folder / "README.md", _front_matter(statement, benchmark) + markdown.write(page))
     write_text(folder / "report.html", html.write(page))
 
 
-def _front_matter(statement: Mapping[str, Any], subject: Subject) -> str:
+def _front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
     """What the hub reads of a card."""
-    fields: dict[str, Any] = {"library_name": subject.library, "pipeline_tag": subject.pipeline}
+    fields: dict[str, Any] = dict(benchmark.card)
     fields["tags"] = ["machine-unlearning", statement["method"]["name"]]
     if statement["input"].get("revision"):
         fields["base_model"] = statement["input"]["model"]
     return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---\n\n"
 
 
-def sections(statement: Mapping[str, Any], subject: Subject, name: str) -> list[Section]:
+def sections(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> list[Section]:
     """The report of a deletion: what was measured first, what it does not show last."""
     method, made = statement["method"], statement["input"]
     intro = (
         f"Model: {made['model']} ({made['architecture']}). To forget: "
-        f"{_count(statement['data']['forget'], subject)}. Method: {method['name']}, on "
+        f"{_count(statement['data']['forget'], benchmark)}. Method: {method['name']}, on "
         f"{statement['created']}."
     )
-    words = " ".join([*subject.outcome(statement), *_recovery(statement)])
+    words = " ".join([*benchmark.outcome(statement), *_recovery(statement)])
     return filled(
         Section(f"Deletion report: {name}", (statement["verdict"]["line"], intro), depth=1),
-        Section("Before and after", (), before_and_after(statement, subject)),
-        *_choice(statement["choice"], subject),
+        Section("Before and after", (), before_and_after(statement, benchmark)),
+        *_choice(statement["choice"], benchmark),
         Section("What was measured", (words,)),
-        Section("What it does not show", lines=tuple(caveats(statement, subject)), tone="warning"),
-        _request(statement, subject),
+        Section(
+            "What it does not show", lines=tuple(caveats(statement, benchmark)), tone="warning"
+        ),
+        _request(statement, benchmark),
         _weights(statement),
         *_earlier(statement["earlier"]),
         _settings(statement),
     )
 
 
-def before_and_after(statement: Mapping[str, Any], subject: Subject) -> Table:
+def before_and_after(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Table:
     """One row per measured number."""
     before, after = statement["before"], statement["after"]
+    heads_of = {m.name: f"{m.title}, {m.unit}".removesuffix(", ") for m in benchmark.metrics}
     rows = []
     for part, was in before.items():
         now = after[part]
         pairs = was.items() if isinstance(was, Mapping) else [(part, was)]
         for key, value in pairs:
             new = now[key] if isinstance(now, Mapping) else now
-            if key in subject.measures and value is not None:
+            if key in heads_of and value is not None:
                 label = part.replace("_", " ") if isinstance(was, Mapping) else "forget and test"
-                rows.append((label, subject.measures[key], f"{value:.2f}", f"{new:.2f}"))
+                rows.append((label, heads_of[key], f"{value:.2f}", f"{new:.2f}"))
     heads: list[str | Column] = [Column("data", "label"), Column("measured", "words")]
     heads += ["before", "after"]
     return table(heads, rows)
 
 
-def _choice(choice: Mapping[str, Any] | None, subject: Subject) -> list[Section]:
+def _choice(choice: Mapping[str, Any] | None, benchmark: GivenBenchmark) -> list[Section]:
     if choice is None:
         return []
-    key = subject.yardstick
+    key = benchmark.yardstick
     rows = [
         (
             trial["method"],
@@ -180,16 +183,16 @@ def _choice(choice: Mapping[str, Any] | None, subject: Subject) -> list[Section]
     return [Section("Choice of the method", text, shown)]
 
 
-def _count(about: Mapping[str, Any], subject: Subject) -> str:
-    return f"{about[subject.unit]} {subject.unit}"
+def _count(about: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
+    return f"{about[benchmark.unit]} {benchmark.unit}"
 
 
-def _request(statement: Mapping[str, Any], subject: Subject) -> Section:
+def _request(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> Section:
     rows = [
         (
             role,
             about.get("folder") or about.get("file", "in memory"),
-            _count(about, subject),
+            _count(about, benchmark),
             _digest(about),
         )
         for role, about in statement["data"].items()
@@ -215,9 +218,19 @@ def _weights(statement: Mapping[str, Any]) -> Section:
         named = digests.items() if isinstance(digests, Mapping) else [("all tensors", digests)]
         rows += [(when, file, digest) for file, digest in named]
     relative = statement["weight_change"]["relative"]
-    text = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
+    moved = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
+    text = (*moved, *_of_peft(statement.get("output", {}).get("peft")))
     shown = table(["model", "file", "SHA-256"], rows, words=True)
     return Section("Weights", text, shown, level="full")
+
+
+def _of_peft(reason: str | None) -> tuple[str, ...]:
+    """Whether PEFT reads the adapter; None where there is none."""
+    if reason is None:
+        return ()
+    if reason:
+        return (f"PEFT does not read the adapter ({reason}): load the merged model.",)
+    return ("PEFT reads the adapter: PeftModel.from_pretrained(MODEL, FOLDER + '/adapter').",)
 
 
 def _earlier(requests: Sequence[Mapping[str, Any]]) -> list[Section]:

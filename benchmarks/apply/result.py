@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.bounded.files import AdapterState
-    from stable_forgetting.common.protocol.subject import Subject
+    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 ADAPTER = "adapter"
 
@@ -35,13 +35,13 @@ class Result:
             written.
         model: With adapters merged, in eval mode; None where the training diverged.
         adapter: Of the method, if it trained one.
-        subject: The given model and samples.
+        benchmark: The given model and samples.
         out: The folder that was written, if one was asked for.
     """
 
     status: str
     statement: Mapping[str, Any]
-    subject: Subject
+    benchmark: GivenBenchmark
     model: nn.Module | None = None
     adapter: AdapterState | None = None
     out: Path | None = None
@@ -70,7 +70,7 @@ class Result:
     def page(self) -> Sequence[Section]:
         """The report; empty where there is no model."""
         name = "in memory" if self.out is None else self.out.name
-        return () if self.model is None else sections(self.statement, self.subject, name)
+        return () if self.model is None else sections(self.statement, self.benchmark, name)
 
     def __str__(self) -> str:
         """The report as text."""
@@ -100,6 +100,16 @@ class Result:
             self.write(folder, out.name)
         return out
 
+    def _write_peft(self, folder: Path) -> str:
+        """Writes a linear adapter for PEFT too; why not, where it does not."""
+        from stable_forgetting.common.bounded.peft import write_peft
+
+        assert self.adapter is not None, "only an adapter is written"
+        model = self.benchmark.config.model
+        base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
+        task = "CAUSAL_LM" if self.benchmark.modality == "language" else None
+        return write_peft(self.adapter, folder, base=base, task=task)
+
     def write(self, folder: Path, name: str) -> Result:
         """Writes everything into an empty folder; without a model the statement alone.
 
@@ -113,10 +123,14 @@ class Result:
         statement = dict(self.statement)
         if self.model is not None:
             reading = statement.pop("reading")
-            statement |= {"output": self.subject.write(self.model, folder), "reading": reading}
+            statement |= {
+                "output": self.benchmark.given.write(self.model, folder),
+                "reading": reading,
+            }
             if self.adapter is not None:
                 self.adapter.write(folder / ADAPTER)
-            page = sections(statement, self.subject, name)
-            write_pages(page, statement, self.subject, folder)
+                statement["output"] |= {"peft": self._write_peft(folder / ADAPTER)}
+            page = sections(statement, self.benchmark, name)
+            write_pages(page, statement, self.benchmark, folder)
         write_json(folder / STATEMENT, statement)
         return replace(self, statement=statement)

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from stable_forgetting.benchmarks.apply.checks import (
     check_application,
     configs_of,
 )
-from stable_forgetting.benchmarks.apply.choice import choose, hold_out
+from stable_forgetting.benchmarks.apply.choice import choose
 from stable_forgetting.benchmarks.apply.lineage import earlier_requests
+from stable_forgetting.benchmarks.apply.measure import measured
 from stable_forgetting.benchmarks.apply.place import Workplace, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, weight_change
@@ -28,10 +29,10 @@ from stable_forgetting.benchmarks.pipeline.worksite import check_device
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
-from stable_forgetting.common.base.registry import METHODS, SUBJECTS
+from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.protocol.benchmark import pick_device
-from stable_forgetting.common.protocol.subject import Application, Subject
+from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
+from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     """
     configs = configs_of(application)
     check_application(application)
-    subject = _subject(application)
-    check_applicable(application, subject)
+    benchmark = _benchmark(application)
+    check_applicable(application, benchmark)
     chosen = pick_device(application.device)
     check_device(chosen)
     import torch
@@ -70,19 +71,21 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
 
         join_processes(device)
         processes.wait_for_all()  # until then nobody writes what others refuse to overwrite
-    subject.load(device, [*configs.values()])
-    if len(configs) > 1:
-        hold_out(subject)
-    return _Run(application, configs, subject, device, progress).run()
+    benchmark.prepare(device, [*configs.values()])
+    benchmark.split(application.seed)
+    return _Run(benchmark, configs, device, progress).run()
 
 
-def _subject(application: Application) -> Subject:
-    """The kind of subject that takes what is to be forgotten.
+def _benchmark(application: Application) -> GivenBenchmark:
+    """The benchmark that takes what is to be forgotten.
 
     Raises:
         ConfigError: None does, or an option of another kind is given.
     """
-    kinds = [SUBJECTS[name] for name in SUBJECTS.names()]
+    from stable_forgetting.language.apply.benchmark import GivenTexts
+    from stable_forgetting.vision.apply.benchmark import GivenImages
+
+    kinds: list[type[GivenBenchmark]] = [GivenTexts, GivenImages]
     chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
     if chosen is None:
         forms = " or ".join(kind.form for kind in kinds)
@@ -95,23 +98,21 @@ def _subject(application: Application) -> Subject:
             raise ConfigError(
                 f"{option} is for {kind}, and forget holds {chosen.kind}; leave it out"
             )
-    return chosen(application)
+    return chosen(application, Runtime(device=application.device))
 
 
+@dataclass
 class _Run:
     """One application being carried out."""
 
-    def __init__(
-        self,
-        application: Application,
-        configs: Mapping[str, Strict],
-        subject: Subject,
-        device: torch.device,
-        progress: Progress | None,
-    ):
-        self.application, self.configs = application, configs
-        self.subject, self.device = subject, device
-        self.progress = progress
+    benchmark: GivenBenchmark
+    configs: Mapping[str, Strict]
+    device: torch.device
+    progress: Progress | None
+
+    @property
+    def application(self) -> Application:
+        return self.benchmark.config
 
     def run(self) -> Result:
         statement, out = self._identity(), self.application.out
@@ -137,16 +138,16 @@ class _Run:
             if best.model is None:
                 return self._diverged(statement, best.detail)
             try:
-                statement["after"] = self.subject.measured(best.model)
+                statement["after"] = measured(self.benchmark, best.model)
             except Diverged as error:
                 return self._diverged(statement, str(error))
             statement["verdict"] = self._verdict(statement)
-            change = weight_change(self.subject.original, best.model, best.adapters)
+            change = weight_change(self.benchmark.original, best.model, best.adapters)
             statement["weight_change"] = change
             audits = self.application.audits
-            statement["audits"] = relearned(self.subject, best.model) if audits else {}
-            statement["reading"] = reading(statement, self.subject)
-            return Result("ok", statement, self.subject, best.model, best.adapter)
+            statement["audits"] = relearned(self.benchmark, best.model) if audits else {}
+            statement["reading"] = reading(statement, self.benchmark)
+            return Result("ok", statement, self.benchmark, best.model, best.adapter)
 
     def _best(
         self, before: Mapping[str, Any], place: Workplace | None
@@ -158,48 +159,49 @@ class _Run:
                 attempt,
                 name,
                 config,
-                self.subject,
+                self.benchmark,
                 checkpoint=None if place is None else place.checkpoint_of(name if several else ""),
                 progress=self.progress,
             )
             for name, config in self.configs.items()
         }
         if several:
-            return choose(self.subject, before, trials)
+            return choose(self.benchmark, before, trials)
         (run,) = trials.values()
         return run(), None
 
     def _verdict(self, statement: Mapping[str, Any]) -> dict[str, str]:
         """Towards the goal; without one, of some images as well as unseen ones, else 0."""
-        before, key, goal = statement["before"], self.subject.yardstick, self.application.goal
+        before, key, goal = statement["before"], self.benchmark.yardstick, self.application.goal
         if goal is None:
-            unseen = self.subject.scenario == "random" and "test" in before
+            unseen = self.benchmark.scenario == "random" and "test" in before
             goal = before["test"][key] if unseen else 0.0
         return verdict(before, statement["after"], key, goal)
 
     def _earlier(self) -> tuple[list[dict[str, Any]], str]:
-        subject = self.subject
         if not isinstance(self.application.model, Path):
             return [], ""
-        return earlier_requests(subject.weights, subject.identity()["input"]["weights_sha256"])
+        digest = self.benchmark.about()["input"]["weights_sha256"]
+        return earlier_requests(self.benchmark.given.weights, digest)
 
     def _before(self) -> dict[str, Any]:
         try:
-            before = self.subject.measured(self.subject.original)
+            before = measured(self.benchmark, self.benchmark.original)
         except Diverged as error:
+            weights = self.benchmark.given.weights
             raise CheckpointError(
-                f"{self.subject.weights}: the model's outputs are not finite ({error.reason}); "
+                f"{weights}: the model's outputs are not finite ({error.reason}); "
                 "give a model that works"
             ) from None
-        doubt = self.subject.doubt(before)
+        doubt = self.benchmark.doubt(before)
         if doubt and not self.application.anyway:
             raise DataError(f"{doubt} If they are as they should be, add --anyway.")
         return before
 
     def _diverged(self, statement: dict[str, Any], detail: str) -> Result:
         statement |= {"status": "diverged", "status_detail": detail, "after": None}
-        statement["reading"] = reading(statement, self.subject)
-        return Result("diverged", statement, self.subject)
+        statement["reading"] = reading(statement, self.benchmark)
+        return Result("diverged", statement, self.benchmark)
 
     def _identity(self) -> dict[str, Any]:
         application = self.application
@@ -209,9 +211,9 @@ class _Run:
             "kind": "apply",
             "status": "ok",
             "status_detail": "",
-            "modality": self.subject.kind,
-            **self.subject.identity(),
-            "scenario": self.subject.scenario,
+            "modality": self.benchmark.kind,
+            **self.benchmark.about(),
+            "scenario": self.benchmark.scenario or None,
             "method": {**_about(name, config), "preset": application.preset},
             "seed": application.seed,
             "device": str(self.device),

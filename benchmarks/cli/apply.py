@@ -30,7 +30,7 @@ class Order:
         Path,
         typer.Option(
             help="Images: folder (model.safetensors + config.json) or .safetensors file. Text: "
-            "folder of a Hugging Face causal LM with its tokenizer, or hub id."
+            "folder of a Hugging Face causal LM with its tokenizer, of a PEFT adapter, or hub id."
         ),
     ]
     forget: Annotated[

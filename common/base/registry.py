@@ -1,9 +1,9 @@
 """Names -> things, lazily.  Registering imports nothing; looking up imports one module.
 
 ``METHODS`` and ``BENCHMARKS`` are the two registries of a suite; ``PROBLEMS`` holds what the
-contract checks run a modality's methods on, ``SUBJECTS`` what an application can unlearn from.  The
-packages ``vision`` and ``language`` register their entries in their ``__init__``; third parties use
-the entry-point group ``stable_forgetting.plugins`` or a file given with ``--plugin``.
+contract checks run a modality's methods on.  The packages ``vision`` and ``language`` register
+their entries in their ``__init__``; third parties use the entry-point group
+``stable_forgetting.plugins`` or a file given with ``--plugin``.
 """
 
 from __future__ import annotations
@@ -288,4 +288,3 @@ METHODS: Registry[Any] = Registry(
 )
 BENCHMARKS: Registry[Any] = Registry("benchmark", f"{_HERE}.protocol.benchmark:Benchmark")
 PROBLEMS: Registry[Any] = Registry("tiny problem", f"{_HERE}.checks.tiny_task:TinyProblem")
-SUBJECTS: Registry[Any] = Registry("subject", f"{_HERE}.protocol.subject:Subject")

@@ -10,10 +10,10 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import file_digest
@@ -25,6 +25,7 @@ from stable_forgetting.common.store.weights import (
     refuse_wrapped,
 )
 
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 SHARD = "5GB"
@@ -60,6 +61,7 @@ class CausalCheckpoint:
         config: What ``config.json`` says.
         files: The safetensors files, sorted.
         revision: Commit of a model from the hub.
+        adapter: Folder of a PEFT adapter that is merged into the model.
     """
 
     name: str
@@ -67,11 +69,14 @@ class CausalCheckpoint:
     config: Mapping[str, Any]
     files: tuple[Path, ...]
     revision: str | None = None
+    adapter: Path | None = None
+    dtypes: ClassVar[Mapping[str, Any]] = {}
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """File name -> SHA-256 of each file of weights."""
-        return {file.name: file_digest(file) for file in self.files}
+        """File name -> SHA-256 of each file of weights, an adapter's among them."""
+        files = self.files if self.adapter is None else (*self.files, self.adapter / PEFT_WEIGHTS)
+        return {file.name: file_digest(file) for file in files}
 
     @cached_property
     def dtype(self) -> str:
@@ -89,8 +94,8 @@ class CausalCheckpoint:
 
     @property
     def weights(self) -> Path:
-        """The first file of weights."""
-        return self.files[0]
+        """The first file of weights, or an adapter's."""
+        return self.files[0] if self.adapter is None else self.adapter / PEFT_WEIGHTS
 
     def load(self) -> tuple[Any, Any]:
         """Model and tokenizer; see :func:`load_causal`."""
@@ -98,11 +103,13 @@ class CausalCheckpoint:
         from stable_forgetting.language.data.tokenizers import load_tokenizer
 
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
-        return load_causal(self, len(tokenizer)), tokenizer
+        model = load_causal(self, len(tokenizer))
+        return (model if self.adapter is None else _merged(model, self.adapter)), tokenizer
 
-    def write(self, model: Any, folder: Path) -> list[str]:
-        """See :func:`write_causal`."""
-        return write_causal(self, model, folder)
+    def write(self, model: Any, folder: Path) -> dict[str, Any]:
+        """See :func:`write_causal`; returns the digest of each file of weights."""
+        names = write_causal(self, model, folder)
+        return {"weights_sha256": {name: file_digest(folder / name) for name in names}}
 
     def _stored_dtype(self) -> str:
         from safetensors import SafetensorError, safe_open
@@ -153,11 +160,8 @@ def _fetch(name: str) -> Path:
 
 
 def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpoint:
-    if (folder / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"{folder}: holds a PEFT adapter; merge it into its model (merge_and_unload) and give "
-            "that"
-        )
+    if (folder / PEFT_CONFIG).is_file():
+        return _read_adapter(folder, name)
     files = _weights(folder)
     config = _json(folder / CONFIG)
     if config.get("quantization_config") is not None:
@@ -168,6 +172,50 @@ def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpo
             "(tokenizer.save_pretrained)"
         )
     return CausalCheckpoint(name, folder, config, files, revision)
+
+
+def _read_adapter(folder: Path, name: str) -> CausalCheckpoint:
+    """A PEFT adapter: the model that its config names, and the adapter beside it.
+
+    Raises:
+        CheckpointError: Its weights are pickled or missing, or its model is not found.
+    """
+    if not (folder / PEFT_WEIGHTS).is_file():
+        for other in sorted(folder.iterdir()):
+            refuse_pickles(other)
+        raise CheckpointError(f"{folder}: holds no {PEFT_WEIGHTS}; add it")
+    base = _json(folder / PEFT_CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise CheckpointError(
+            f"{folder / PEFT_CONFIG}: names no base_model_name_or_path; add the folder or hub id "
+            "of the model that the adapter is for"
+        )
+    if (Path(base) / PEFT_CONFIG).is_file():
+        raise CheckpointError(f"{folder}: its base {base} is an adapter too; merge that one first")
+    return replace(read_causal(Path(base)), name=name, adapter=folder)
+
+
+def _merged(model: Any, adapter: Path) -> Any:
+    """The model with a PEFT adapter merged into its weights.
+
+    Raises:
+        CheckpointError: PEFT is not installed, or cannot merge the adapter into this model.
+    """
+    from stable_forgetting.common.base.errors import one_line
+
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise CheckpointError(
+            f"{adapter}: holds a PEFT adapter; pip install 'stable-forgetting[peft]'"
+        ) from None
+    try:
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except Exception as error:  # PEFT raises many unrelated types for an adapter of another model
+        raise CheckpointError(
+            f"{adapter}: PEFT cannot merge it into its model ({one_line(error)}); merge it "
+            "yourself and give the whole model"
+        ) from None
 
 
 def _weights(folder: Path) -> tuple[Path, ...]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
-from stable_forgetting.common.base.files import json_digest
-from stable_forgetting.common.protocol.subject import first_of
-from stable_forgetting.common.store.weights import WEIGHTS, state_digest
+from stable_forgetting.common.base.files import file_digest, json_digest
+from stable_forgetting.common.protocol.given import first_of
+from stable_forgetting.common.store.weights import state_digest
 from stable_forgetting.language.data.corpus import Item
 from stable_forgetting.language.data.files import items_of
 
@@ -28,6 +28,7 @@ class GivenCausal:
     model: Any
     given: Any = None
     revision: ClassVar[None] = None
+    dtypes: ClassVar[Mapping[str, Any]] = {}
     weights: ClassVar[Path] = Path("the given model")
 
     @property
@@ -74,6 +75,8 @@ class GivenCausal:
         """
         if not hasattr(self.model, "get_input_embeddings") or not hasattr(self.model, "config"):
             raise CheckpointError("the model is no causal language model of transformers")
+        if hasattr(self.model, "peft_config"):
+            raise CheckpointError("the model has a PEFT adapter; give model.merge_and_unload()")
         entries = self.model.get_input_embeddings().num_embeddings
         if entries < len(self.tokenizer):
             raise CheckpointError(
@@ -82,11 +85,12 @@ class GivenCausal:
             )
         return self.model, self.tokenizer
 
-    def write(self, model: Any, folder: Path) -> list[str]:
-        """Writes model and tokenizer as transformers do; returns the names of the weights."""
+    def write(self, model: Any, folder: Path) -> dict[str, Any]:
+        """Model and tokenizer as transformers write them; returns the digest of each file."""
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        return sorted(path.name for path in folder.glob("*.safetensors")) or [WEIGHTS]
+        files = sorted(folder.glob("*.safetensors"))
+        return {"weights_sha256": {file.name: file_digest(file) for file in files}}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.language.measure.evaluation import TofuEvaluation
 
 if TYPE_CHECKING:
@@ -15,53 +16,72 @@ if TYPE_CHECKING:
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.language.data.source import TextSource
 
+ANSWERED = "answers"
 ANSWERS = 32
 """Questions of each part that are answered greedily."""
 
-MEASURES: Mapping[str, str] = {
-    "probability": "probability per token, %",
-    "loss": "loss, nats per token",
-    "exact_memorization": "tokens predicted exactly, %",
-    "extraction_strength": "end that follows word by word, %",
-    "rouge_l_recall": "recall of greedy answers (ROUGE-L), %",
-    "loss_auc": "AUC of membership by loss, %",
-    "min_k_auc": "AUC of membership by min-k, %",
-}
+METRICS = (
+    MetricSpec("probability", "target", "probability per token"),
+    MetricSpec("loss", "target", "loss", "nats per token"),
+    MetricSpec("exact_memorization", "target", "tokens predicted exactly"),
+    MetricSpec("extraction_strength", "target", "end that follows word by word"),
+    MetricSpec("rouge_l_recall", "target", "recall of greedy answers (ROUGE-L)"),
+    MetricSpec("loss_auc", "target", "AUC of membership by loss"),
+    MetricSpec("min_k_auc", "target", "AUC of membership by min-k"),
+)
 EVALUATION = TofuEvaluation(reference_cap=1.0)
 """An answer ends at its reference's length: that fits the context, and recall needs no more."""
 
 
-def measured(
-    model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """Likelihood, memorisation, greedy answers and membership of one model.
+def scored(
+    model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray], *, trial: bool
+) -> dict[str, Scores]:
+    """Likelihood and memorisation of every part, and greedy answers to some of its questions.
 
     Args:
         model: A causal language model.
         source: The rows.
-        parts: ``forget`` and, where given, ``retain`` and ``test``.
+        parts: Part -> indices.
+        trial: No answers are written.
 
     Returns:
-        Part -> ``rows``; ``loss``: nats per token, averaged within a row, then over rows; and in
-        percent, averaged over rows: ``probability`` exp(-loss of the row), ``exact_memorization``
-        share of tokens that are the most likely ones, ``extraction_strength`` share of the row's
-        end that follows word by word, ``rouge_l_recall`` of greedy answers to at most
-        :data:`ANSWERS` questions (``answered``), None for plain texts.  And percent chances that a
-        forget row looks more familiar than a test row (50: they cannot be told apart), None
-        without test rows: ``loss_auc`` by loss, ``min_k_auc`` by the loss of the 40 % least likely
-        tokens.
+        Part -> scores, and ``part.answers`` -> those of at most :data:`ANSWERS` questions.
 
     Raises:
         Diverged: An output is not finite.
     """
     from stable_forgetting.language.measure.scoring import score_parts
-    from stable_forgetting.language.metrics.memorization import membership_auc
 
     scores = score_parts(model, source, parts, EVALUATION, trial=True)
     questions = {name: _questions(source, rows) for name, rows in parts.items()}
-    questions = {name: rows for name, rows in questions.items() if len(rows)}
+    questions = {name: rows for name, rows in questions.items() if len(rows) and not trial}
     answers = score_parts(model, source, questions, EVALUATION, trial=False) if questions else {}
-    results: dict[str, Any] = {name: _summary(scores[name], answers.get(name)) for name in parts}
+    return scores | {f"{name}.{ANSWERED}": made for name, made in answers.items()}
+
+
+def evaluated(scores: Mapping[str, Scores]) -> dict[str, float | None]:
+    """Likelihood, memorisation, greedy answers and membership of one model.
+
+    Args:
+        scores: Of ``forget`` and, where given, ``retain``, ``test`` and ``validation``.
+
+    Returns:
+        Of each part ``part.rows``; ``part.loss``: nats per token, averaged within a row, then over
+        rows; and in percent, averaged over rows: ``probability`` exp(-loss of the row),
+        ``exact_memorization`` share of tokens that are the most likely ones,
+        ``extraction_strength`` share of the row's end that follows word by word,
+        ``rouge_l_recall`` of greedy answers (``answered``), None for plain texts.  And percent
+        chances that a forget row looks more familiar than a test row (50: they cannot be told
+        apart), None without test rows: ``loss_auc`` by loss, ``min_k_auc`` by the loss of the 40 %
+        least likely tokens.
+    """
+    from stable_forgetting.language.metrics.memorization import membership_auc
+
+    results: dict[str, float | None] = {}
+    for name in scores:
+        if not name.endswith(ANSWERED):
+            values = _summary(scores[name], scores.get(f"{name}.{ANSWERED}"))
+            results |= {f"{name}.{key}": value for key, value in values.items()}
     for key, column in (("loss_auc", "answer_loss"), ("min_k_auc", "min_k")):
         results[key] = None
         if "test" in scores:
@@ -80,7 +100,7 @@ def _questions(source: TextSource, rows: np.ndarray) -> np.ndarray:
     return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))
 
 
-def _summary(scores: Scores, answers: Scores | None) -> dict[str, Any]:
+def _summary(scores: Scores, answers: Scores | None) -> dict[str, float | None]:
     import numpy as np
 
     loss, extra = scores.extra["answer_loss"], scores.extra

@@ -54,18 +54,19 @@ def test_one_of_several_methods_is_chosen_on_held_out_retain_images(request_):  
 
 
 def test_the_choice_never_looks_at_test_images(request_, monkeypatch):  # noqa: F811
-    from stable_forgetting.vision.apply.subject import ImageSubject
+    from stable_forgetting.vision.apply.benchmark import GivenImages
 
     asked = []
-    measured = ImageSubject.measured
+    score = GivenImages.score
 
-    def noting(self, model, parts=()):
+    def noting(self, model, parts, *, trial=False):
         asked.append(tuple(parts))
-        return measured(self, model, parts)
+        return score(self, model, parts, trial=trial)
 
-    monkeypatch.setattr(ImageSubject, "measured", noting)
+    monkeypatch.setattr(GivenImages, "score", noting)
     apply(dataclasses.replace(request_, method="gd,ascent", params=("steps=1",), goal=50.0))
-    assert asked == [(), ("forget", "validation"), ("forget", "validation"), ()]
+    every = ("forget", "retain", "test", "validation")
+    assert asked == [every, ("forget", "validation"), ("forget", "validation"), every]
 
 
 @pytest.mark.parametrize(

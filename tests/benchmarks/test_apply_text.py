@@ -577,7 +577,7 @@ def test_bad_folders(broken, tmp_path):
     (folder / "tokenizer.json").unlink()
     says(request, CheckpointError, "no tokenizer")
     (folder / "adapter_config.json").write_text("{}")
-    says(request, CheckpointError, "PEFT adapter", "merge")
+    says(request, CheckpointError, "adapter_model.safetensors", "add it")
     (folder / "adapter_config.json").unlink()
     (folder / "config.json").write_text("{")
     says(request, CheckpointError, "not readable as JSON")

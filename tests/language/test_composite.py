@@ -89,7 +89,7 @@ def test_without_the_factor_the_baseline_answers():
 
 def test_a_checkpoint_of_two_models_is_not_written(tmp_path):
     from stable_forgetting.benchmarks.apply.work import apply
-    from stable_forgetting.common.protocol.subject import Application
+    from stable_forgetting.common.protocol.given import Application
 
     application = Application(
         method="whp", model=tmp_path, forget=tmp_path / "forget.jsonl", out=tmp_path / "out"

@@ -102,8 +102,12 @@ class Checkpoint:
         """See :func:`build`."""
         return build(self)
 
-    def write(self, model: nn.Module, folder: Path) -> None:
-        """New weights in the given types and with the given metadata, and ``config.json``."""
+    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        """New weights in the given types and with the given metadata, and ``config.json``.
+
+        Returns:
+            The digest of the weights.
+        """
         if self.dtypes:
             model = copy.deepcopy(model)
             tensors = model.state_dict(keep_vars=True)
@@ -115,6 +119,7 @@ class Checkpoint:
             shutil.copyfile(self.folder / CONFIG, folder / CONFIG)
         else:
             (folder / CONFIG).write_text(json.dumps(dict(self.config), indent=1) + "\n")
+        return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
 
 def read_checkpoint(

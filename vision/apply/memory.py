@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset
 
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.dataset import DatasetSource
-from stable_forgetting.common.protocol.subject import first_of
-from stable_forgetting.common.store.weights import CONFIG, save_weights, state_digest
+from stable_forgetting.common.protocol.given import first_of
+from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, state_digest
 from stable_forgetting.vision.apply.images import IMAGE, LABEL
 from stable_forgetting.vision.apply.sizes import fitting_config
 
@@ -65,11 +66,18 @@ class GivenClassifier:
         """The model itself."""
         return self.model
 
-    def write(self, model: nn.Module, folder: Path) -> None:
-        """``model.safetensors``, and the ``config.json`` of a timm model that it suffices for."""
+    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        """``model.safetensors``, and the ``config.json`` of a timm model that it suffices for.
+
+        Returns:
+            The digest of the weights.
+        """
         save_weights(model, folder)
-        if not self._timm:
-            return
+        if self._timm:
+            self._write_config(model, folder)
+        return {"weights_sha256": file_digest(folder / WEIGHTS)}
+
+    def _write_config(self, model: nn.Module, folder: Path) -> None:
         config = {"architecture": self.architecture, "num_classes": self.num_classes}
         fitting = fitting_config(config, model)
         if fitting is not None:

@@ -1,4 +1,4 @@
-"""A user's causal language model and rows of text: what differs from images in an application.
+"""A user's causal language model and rows of text as a benchmark without Retrain.
 
 The statement holds counts, digests and measurements, never a text: it outlives what was forgotten.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.protocol.subject import Application, Subject, first_of
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
 from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
 from stable_forgetting.language.apply.memory import GivenCausal, Rows, read_rows
-from stable_forgetting.language.apply.report import MEASURES, measured, outcome
+from stable_forgetting.language.apply.report import METRICS, evaluated, outcome, scored
 from stable_forgetting.language.config import Family
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.files import read_items
@@ -25,11 +27,13 @@ from stable_forgetting.language.data.forms import FORMS
 from stable_forgetting.language.models.causal import CausalModels
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
     from stable_forgetting.common.base.config import Strict
     from stable_forgetting.common.data.batch import Source
+    from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.language.data.source import TextSource
     from stable_forgetting.language.models.families import CausalFamily
 
@@ -40,7 +44,7 @@ LONGEST = 1024
 TEMPLATES = (*get_args(Family), "chat")
 
 
-class TextSubject(CausalModels, Subject):
+class GivenTexts(CausalModels, GivenBenchmark):
     """A causal language model, and questions with answers or plain texts.
 
     No row is cut or left out, as its end would not be forgotten: a plain text that is longer than
@@ -54,17 +58,20 @@ class TextSubject(CausalModels, Subject):
     form: ClassVar[str] = "a .jsonl file of texts"
     options: ClassVar[tuple[str, ...]] = ("template", "max_length", "tokenizer")
     yardstick: ClassVar[str] = "probability"
-    measures: ClassVar[Mapping[str, str]] = MEASURES
-    library: ClassVar[str] = "transformers"
-    pipeline: ClassVar[str] = "text-generation"
+    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
+    card: ClassVar[Mapping[str, str]] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+    }
 
-    def __init__(self, application: Application):
-        super().__init__(application)
+    def __init__(self, config: Application, runtime: Runtime):
+        super().__init__(config, runtime)
+        application = config
         self.template: str | None = application.options.get("template")
         if self.template not in (None, *TEMPLATES):
             hint = did_you_mean(str(self.template), list(TEMPLATES))
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
-        self.checkpoint = _checkpoint(application)
+        self.given: CausalCheckpoint | GivenCausal = _checkpoint(application)
         self.rows = {role: _read(given, role) for role, given in application.given.items()}
         check_apart(self.rows)
 
@@ -80,28 +87,35 @@ class TextSubject(CausalModels, Subject):
         )
 
     @property
-    def scenario(self) -> str | None:
+    def scenario(self) -> str:
         """``row``: what is forgotten are single rows of text."""
         return "row"
 
-    def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
+    def prepare(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Loads tokenizer and model, and encodes every row."""
         from stable_forgetting.language.models.layers import family_in
 
-        model, tokenizer = self.checkpoint.load()
+        model, tokenizer = self.given.load()
         self._family = family_in(model)
-        self.max_length = _max_length(
-            self.application.options.get("max_length"), model, self.checkpoint
-        )
+        self.max_length = _max_length(self.config.options.get("max_length"), model, self.given)
         if self.template is None:
             self.template = "chat" if tokenizer.chat_template else "question_answer"
         self.text = self._divided(_source(self.rows, tokenizer, self.template, device))
-        self.source: Source = self.text
         self.text.encoder.max_length = _context(model)  # what a method puts in an answer's place
         for config in configs:
             _refuse_tied_head(model, config)
         self.original = model.to(device).eval()
-        self.parts = {role: self.text.corpus.where(role) for role in self.rows}
+        self.samples = {role: self.text.corpus.where(role) for role in self.rows}
+
+    @property
+    def source(self) -> Source:
+        """The rows."""
+        return self.text
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Rows per forward where nothing but a loss is wanted."""
+        return 32
 
     def _divided(self, source: TextSource) -> TextSource:
         """The same with long plain texts in chunks.
@@ -147,35 +161,37 @@ class TextSubject(CausalModels, Subject):
         """Of the architecture."""
         return self._family
 
-    def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
-        """See :func:`language.apply.report.measured`."""
-        chosen = {name: rows for name, rows in self.parts.items() if not parts or name in parts}
-        return measured(model, self.text, chosen)
+    def score(
+        self, model: nn.Module, parts: Mapping[str, np.ndarray], *, trial: bool = False
+    ) -> dict[str, Scores]:
+        """See :func:`language.apply.report.scored`."""
+        return scored(model, self.text, parts, trial=trial)
 
-    @property
-    def weights(self) -> Path:
-        """The first file of weights."""
-        return self.checkpoint.weights
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
+        """See :func:`language.apply.report.evaluated`."""
+        return evaluated(scores)
 
-    def identity(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """Model, files, prompt."""
         return {
             "input": {
-                "model": self.checkpoint.name,
-                "revision": self.checkpoint.revision,
-                "weights_sha256": self.checkpoint.digests,
+                "model": self.given.name,
+                "revision": self.given.revision,
+                "weights_sha256": self.given.digests,
                 "architecture": self.family.model_type,
-                "dtype": self.checkpoint.dtype,
+                "dtype": self.given.dtype,
                 "vocabulary": self.num_classes,
             },
-            "data": {role: self._about(role) for role in self.rows},
+            "data": {role: self._about_rows(role) for role in self.rows},
             "template": self.template,
             "max_length": self.max_length,
         }
 
-    def _about(self, role: str) -> dict[str, Any]:
-        rows = self.rows[role]
-        pairs = [self.text.encode_index(index) for index in self.parts[role].tolist()]
+    def _about_rows(self, role: str) -> dict[str, Any]:
+        rows, indices = self.rows[role], self.split(self.config.seed).parts[role]
+        pairs = [self.text.encode_index(index) for index in indices.tolist()]
         return {
             "file": rows.about,
             "rows": len(rows.items),
@@ -184,12 +200,6 @@ class TextSubject(CausalModels, Subject):
             "tokens_scored": sum(len(pair.labels) for pair in pairs),
             "sha256": rows.digest,
         }
-
-    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """Weights as ``save_pretrained`` writes them; config and tokenizer as they were given."""
-        assert _tied(model) == _tied(self.original), "the method untied the output layer"
-        files = self.checkpoint.write(model, folder)
-        return {"weights_sha256": {name: file_digest(folder / name) for name in files}}
 
     def outcome(self, statement: Mapping[str, Any]) -> list[str]:
         """See :func:`language.apply.report.outcome`."""

@@ -1,15 +1,15 @@
-"""A user's image classifier and images: what differs from text in an application."""
+"""A user's image classifier and images as a benchmark without Retrain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError, DataError
-from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.protocol.subject import Application, Subject, first_of
-from stable_forgetting.common.store.weights import WEIGHTS
+from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
 from stable_forgetting.vision.apply.checkpoint import Checkpoint, read_checkpoint
 from stable_forgetting.vision.apply.images import (
     IMAGE,
@@ -25,18 +25,17 @@ from stable_forgetting.vision.models.family import ImageClassifiers
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from stable_forgetting.common.base.config import Strict
+    from stable_forgetting.common.data.batch import Source
     from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
 
-BATCH = 64
 SURE = 50.0
 """Percent of the forget images on which a model that has learnt them is right, at least."""
 
 
-class ImageSubject(ImageClassifiers, Subject):
+class GivenImages(ImageClassifiers, GivenBenchmark):
     """An image classifier, and images in class subfolders or in data sets.
 
     Files and images of PIL are prepared with timm's evaluation transform for the model, without
@@ -49,25 +48,35 @@ class ImageSubject(ImageClassifiers, Subject):
     unit: ClassVar[str] = "images"
     form: ClassVar[str] = "a folder of images (CLASS/x.png)"
     options: ClassVar[tuple[str, ...]] = ("arch", "num_classes", "image_size")
-    library: ClassVar[str] = "timm"
-    pipeline: ClassVar[str] = "image-classification"
-    yardstick: ClassVar[str] = "accuracy"
-    measures: ClassVar[Mapping[str, str]] = {
-        "accuracy": "accuracy, %",
-        "loss": "cross-entropy, nats",
-        "membership_auc": "AUC of membership by loss, %",
-        "membership_auc_same_classes": "the same, against test images of the same classes",
+    card: ClassVar[Mapping[str, str]] = {
+        "library_name": "timm",
+        "pipeline_tag": "image-classification",
     }
+    yardstick: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (
+        MetricSpec("accuracy", "target", "accuracy"),
+        MetricSpec("loss", "target", "cross-entropy", "nats"),
+        MetricSpec("membership_auc", "target", "AUC of membership by loss"),
+        MetricSpec(
+            "membership_auc_same_classes",
+            "target",
+            "the same, against test images of the same classes",
+            unit="",
+        ),
+    )
 
-    def __init__(self, application: Application):
-        super().__init__(application)
+    _source: Source
+
+    def __init__(self, config: Application, runtime: Runtime):
+        super().__init__(config, runtime)
+        application = config
         model, options = application.model, application.options
         found = None
         if isinstance(model, Path):
             found = read_checkpoint(model, *(options.get(name) for name in self.options))
-        self.samples = [_read(given, role) for role, given in application.given.items()]
-        check_disjoint(self.samples)
-        self.checkpoint: Checkpoint | GivenClassifier = found or _given(model, self.samples)
+        self.images = [_read(given, role) for role, given in application.given.items()]
+        check_disjoint(self.images)
+        self.given: Checkpoint | GivenClassifier = found or _given(model, self.images)
 
     @classmethod
     def takes(cls, forget: Any) -> bool:
@@ -80,32 +89,44 @@ class ImageSubject(ImageClassifiers, Subject):
         return isinstance(first, Sequence) and not isinstance(first, str)
 
     @property
-    def scenario(self) -> str | None:
-        """``class`` if no forgotten class is retained, ``random`` if one is; None if unknown."""
-        classes = {part.role: set(part.classes) for part in self.samples}
+    def scenario(self) -> str:
+        """``class`` if no forgotten class is retained, ``random`` if one is; empty if unknown."""
+        classes = {part.role: set(part.classes) for part in self.images}
         if "retain" not in classes:
-            return None
+            return ""
         return "random" if classes["forget"] & classes["retain"] else "class"
 
-    def load(self, device: torch.device, configs: Sequence[Strict]) -> None:
+    def prepare(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Builds the classifier and decodes every image, where the data sets give no tensors."""
-        original = self.checkpoint.load()
+        original = self.given.load()
         self.labels = self._labels()
         self.original = original.to(device).eval()
-        if tensors := _tensors(self.samples):
+        if tensors := _tensors(self.images):
             from stable_forgetting.vision.apply.memory import tensor_source
 
             self.prepared_for = None
-            self.source, self.parts = tensor_source(tensors, device)
+            self._source, self.samples = tensor_source(tensors, device)
             return
         self.prepared_for = Preprocessing.of(original)
-        self.source, self.parts = load_images(self.samples, self.labels, self.prepared_for, device)
+        self._source, self.samples = load_images(
+            self.images, self.labels, self.prepared_for, device
+        )
+
+    @property
+    def source(self) -> Source:
+        """The images."""
+        return self._source
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Images per forward in evaluation."""
+        return 64
 
     def _labels(self) -> Labels:
-        folders = [part for part in self.samples if isinstance(part, Folder)]
+        folders = [part for part in self.images if isinstance(part, Folder)]
         if folders:
-            return map_labels(self.checkpoint, folders)
-        ids = {name: int(name) for part in self.samples for name in part.classes}
+            return map_labels(self.given, folders)
+        ids = {name: int(name) for part in self.images for name in part.classes}
         wrong = [label for label in ids.values() if not 0 <= label < self.num_classes]
         if wrong:
             raise DataError(
@@ -117,79 +138,55 @@ class ImageSubject(ImageClassifiers, Subject):
     @property
     def architecture(self) -> str:
         """As the checkpoint says."""
-        return self.checkpoint.architecture
+        return self.given.architecture
 
     @property
     def num_classes(self) -> int:
         """As the checkpoint says."""
-        return self.checkpoint.num_classes
+        return self.given.num_classes
 
-    def measured(self, model: nn.Module, parts: Collection[str] = ()) -> dict[str, Any]:
+    def evaluate(
+        self, scores: Mapping[str, Scores], *, trial: bool, seed: int
+    ) -> dict[str, float | None]:
         """Accuracy, loss and membership of one model.
 
         Returns:
-            Part -> images, accuracy in percent, mean cross-entropy in nats; ``test`` is also split
-            into images of forgotten and of other classes.  ``membership_auc``: percent chance that
-            a forget image has a lower loss than a test image (50: they cannot be told apart by
-            loss); ``membership_auc_same_classes``: against test images of the forgotten classes.
+            Of each part ``part.images``, ``part.accuracy`` in percent and ``part.loss``, the mean
+            cross-entropy in nats; ``test`` is also split into images of forgotten and of other
+            classes.  ``membership_auc``: percent chance that a forget image has a lower loss than a
+            test image (50: they cannot be told apart by loss); ``membership_auc_same_classes``:
+            against test images of the forgotten classes.
         """
         import numpy as np
 
-        from stable_forgetting.common.data.batch import LabelledSource, ordered_batches
-        from stable_forgetting.common.measure.scores import collect
-
-        model.eval()
-        scores = {
-            name: collect(
-                lambda batch: self.forward(model, batch),
-                ordered_batches(self.source, ids, BATCH),
-                keep_probs=False,
-            )
-            for name, ids in self.parts.items()
-            if not parts or name in parts
-        }
-        results: dict[str, Any] = {name: _summary(part) for name, part in scores.items()}
+        results: dict[str, float | None] = {}
+        for name, part in scores.items():
+            results |= _summary(name, part)
         results |= {"membership_auc": None, "membership_auc_same_classes": None}
         if "test" in scores:
-            test = scores["test"]
-            assert test.labels is not None
-            assert isinstance(self.source, LabelledSource)
-            same = np.isin(test.labels, self.source.labels_of(self.parts["forget"]))
-            results["test_forgotten_classes"] = _summary(test.select(same)) if same.any() else None
-            results["test_other_classes"] = _summary(test.select(~same)) if not same.all() else None
-            results["membership_auc"] = _auc(scores["forget"], test)
+            forget, test = scores["forget"], scores["test"]
+            assert test.labels is not None and forget.labels is not None
+            same = np.isin(test.labels, forget.labels)
+            results |= _summary("test_forgotten_classes", test.select(same))
+            results |= _summary("test_other_classes", test.select(~same))
+            results["membership_auc"] = _auc(forget, test)
             if same.any():
-                results["membership_auc_same_classes"] = _auc(scores["forget"], test.select(same))
+                results["membership_auc_same_classes"] = _auc(forget, test.select(same))
         return results
 
-    @property
-    def stored_types(self) -> Mapping[str, torch.dtype]:
-        """As the checkpoint stores them; the model computes in float32."""
-        return self.checkpoint.dtypes
-
-    @property
-    def weights(self) -> Path:
-        """The file, or what messages say in its place."""
-        return self.checkpoint.weights
-
-    def identity(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """Model, folders, labels, preprocessing."""
         return {
             "input": {
-                "model": self.checkpoint.name,
-                "weights_sha256": self.checkpoint.digest,
+                "model": self.given.name,
+                "weights_sha256": self.given.digest,
                 "architecture": self.architecture,
-                "num_classes": self.checkpoint.num_classes,
+                "num_classes": self.num_classes,
             },
-            "data": {part.role: part.about() for part in self.samples},
+            "data": {part.role: part.about() for part in self.images},
             "labels": {"origin": self.labels.origin, "ids": dict(self.labels.ids)},
             "preprocessing": self.prepared_for and self.prepared_for.describe(),
         }
-
-    def write(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        """``model.safetensors`` in the given types, and ``config.json`` of a timm model."""
-        self.checkpoint.write(model, folder)
-        return {"weights_sha256": file_digest(folder / WEIGHTS)}
 
     def doubt(self, before: Mapping[str, Any]) -> str:
         """Wrong on most images: the class folders are probably not the model's classes."""
@@ -272,10 +269,14 @@ def _given(model: Any, samples: Sequence[Folder | Samples]) -> GivenClassifier:
     return GivenClassifier(model, model.num_classes)
 
 
-def _summary(scores: Scores) -> dict[str, float]:
+def _summary(name: str, scores: Scores) -> dict[str, float | None]:
+    """Of the images of a part; the name alone where there are none."""
+    if not len(scores):
+        return {name: None}
     scores.check_finite()
     loss = float(scores.loss.mean(dtype="float64"))
-    return {"images": len(scores), "accuracy": scores.accuracy, "loss": loss}
+    values = {"images": len(scores), "accuracy": scores.accuracy, "loss": loss}
+    return {f"{name}.{key}": value for key, value in values.items()}
 
 
 def _auc(forget: Scores, test: Scores) -> float:

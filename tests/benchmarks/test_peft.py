@@ -1,0 +1,142 @@
+"""PEFT both ways: its adapters as a start, and linear adapters as its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from stable_forgetting import forget
+from stable_forgetting.common.base.errors import CheckpointError
+from tests.benchmarks import test_apply as images
+from tests.benchmarks import test_apply_text as texts
+
+peft = pytest.importorskip("peft")
+SHORT = {"steps": 3, "batch_size": 4, "lr": 1e-2}
+ROWS = {"forget": texts.FORGET, "retain": texts.RETAIN}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Folder of a small LLaMA."""
+    from transformers import AutoModelForCausalLM
+
+    folder, words = tmp_path_factory.mktemp("base"), texts.tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(texts.config_of("llama"))
+        texts.trained(model, texts.FORGET + texts.RETAIN, words).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(base, tmp_path):
+    """Folder of a PEFT adapter that changes the model, and the model with it merged."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        wrapped = peft.get_peft_model(texts.reloaded(base)[0], config)
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.02)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter", wrapped.merge_and_unload()
+
+
+@pytest.mark.parametrize("method", ["gd_lora", "gd_lora_omega", "loku"])
+def test_a_linear_adapter_is_one_of_peft(base, tmp_path, method):
+    out = tmp_path / "out"
+    result = forget(base, **ROWS, method=method, params=SHORT, out=out)
+    assert result.statement["output"]["peft"] == ""
+    given, words = texts.reloaded(base)
+    before = texts.logits_of(given, words)
+    loaded = peft.PeftModel.from_pretrained(given, out / "adapter").eval()
+    merged = texts.reloaded(out)[0]
+    assert (texts.logits_of(merged, words) - before).abs().max() > 1e-3
+    logits, wanted = texts.logits_of(loaded, words), texts.logits_of(merged, words)
+    assert (logits - wanted).abs().max() < 1e-6 * wanted.abs().max()
+    about = json.loads((out / "adapter/adapter_config.json").read_text())
+    assert about["base_model_name_or_path"] == str(base)
+    assert "PEFT reads the adapter" in (out / "README.md").read_text()
+
+
+def test_a_bounded_adapter_says_why_it_is_none(base, tmp_path):
+    result = forget(base, **ROWS, method="gd_sine", params=SHORT, out=tmp_path / "out")
+    assert result.statement["output"]["peft"] == "sine is not linear, and LoRA is"
+    assert not (tmp_path / "out/adapter/adapter_config.json").exists()
+    assert "(sine is not linear, and LoRA is)" in (tmp_path / "out/README.md").read_text()
+
+
+def test_an_adapter_of_images_is_one_of_peft(tmp_path):
+    model = images.tiny_vit()
+    given = [(torch.randn(3, images.SIDE, images.SIDE), label % 4) for label in range(24)]
+    result = forget(model, given[:6], given[6:], "gd_lora", params=SHORT, anyway=True)
+    made = result.save(tmp_path / "made")
+    loaded = peft.PeftModel.from_pretrained(model, made / "adapter").eval()
+    batch = torch.stack([image for image, _ in given])
+    with torch.no_grad():
+        wanted = result.model(batch)
+        assert (loaded(batch) - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
+def test_an_adapter_beside_other_trained_weights_is_refused(base, tmp_path):
+    params = {**SHORT, "adapter": {"trained": ["model.norm.*"]}}
+    result = forget(base, **ROWS, method="gd_lora", params=params, out=tmp_path / "out")
+    assert result.statement["output"]["peft"] == "model.norm.weight is trained beside it"
+
+
+def test_an_adapter_is_a_start(base, adapter, tmp_path):
+    folder, whole = adapter
+    texts.tokenizer().save_pretrained(tmp_path / "whole")
+    whole.save_pretrained(tmp_path / "whole")
+    first = forget(folder, **ROWS, method="gd", params=SHORT, out=tmp_path / "first")
+    second = forget(tmp_path / "whole", **ROWS, method="gd", params=SHORT, out=tmp_path / "second")
+    assert first.before["forget"] == pytest.approx(second.before["forget"], rel=1e-5)
+    assert set(first.statement["input"]["weights_sha256"]) == {
+        "model.safetensors",
+        "adapter_model.safetensors",
+    }
+    one, two = (texts.reloaded(tmp_path / name)[0] for name in ("first", "second"))
+    for name, tensor in one.state_dict().items():
+        assert torch.allclose(tensor, two.state_dict()[name], atol=1e-5), name
+
+
+def test_what_is_written_is_a_start_again(base, tmp_path):
+    forget(base, **ROWS, method="gd_lora", params=SHORT, out=tmp_path / "out")
+    again = forget(tmp_path / "out/adapter", **ROWS, method="gd", params=SHORT)
+    whole = forget(tmp_path / "out", **ROWS, method="gd", params=SHORT)
+    assert again.before["forget"] == pytest.approx(whole.before["forget"], rel=1e-5)
+
+
+def test_an_adapter_that_cannot_be_merged_is_said_in_one_line(base, adapter, tmp_path):
+    folder, _ = adapter
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    about = json.loads(config.read_text())
+
+    def says(words):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            forget(folder, **ROWS, method="gd", params=SHORT)
+        assert "\n" not in str(caught.value)
+
+    config.write_text(json.dumps({**about, "peft_type": "NOTHING"}))
+    says("PEFT cannot merge it into its model")
+    config.write_text(json.dumps({**about, "base_model_name_or_path": None}))
+    says("names no base_model_name_or_path")
+    config.write_text(json.dumps({**about, "base_model_name_or_path": str(folder)}))
+    says("is an adapter too")
+    weights.rename(folder / "adapter_model.bin")
+    says("a pickled checkpoint can run code")
+
+
+def test_a_peft_model_in_memory_is_to_be_merged_first(base):
+    model, words = texts.reloaded(base)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(CheckpointError, match="merge_and_unload"):
+        forget(wrapped, **ROWS, tokenizer=words)
+    merged = wrapped.merge_and_unload()
+    assert not any(p.requires_grad for p in merged.parameters()), "PEFT leaves it frozen"
+    result = forget(merged, **ROWS, tokenizer=words, method="gd", params=SHORT)
+    assert result.after["forget"]["loss"] != result.before["forget"]["loss"]
+    assert not any(p.requires_grad for p in merged.parameters())
