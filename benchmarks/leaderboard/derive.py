@@ -98,6 +98,8 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
         for trial in own:
             if trial.chosen:
                 row.chosen, row.edges = dict(trial.params), trial.edges
+    if board.trials and not board.rule.goals:
+        add_ranks(board.rows, board.trials)
     board.audits = audit_tables(suite, store, plan)
     board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else None
     return board

@@ -61,7 +61,12 @@ def sections(board: Leaderboard) -> list[Section]:
         ),
         _list("Diverged:", divergence_lines(board)),
         Section(
-            lines=(*inapplicable_lines(board), *composite_lines(board), *budget_lines(board.suite))
+            lines=(
+                *inapplicable_lines(board),
+                *composite_lines(board),
+                *budget_lines(board.suite),
+                *choice_lines(board),
+            )
         ),
         *verdict_sections(board),
         *_tables(
@@ -110,7 +115,7 @@ def legend(board: Leaderboard) -> str:
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
         f"signed gap to the seed's Retrain. {board.rule.words}{sets} rank: by the mean as "
-        "shown, ties share the best; [its range in 95 % of draws of the seeds]."
+        "shown, ties share the best; [its range in 95 % of draws of seeds and trials]."
     )
 
 
@@ -243,6 +248,18 @@ def budget_lines(suite: ResolvedSuite) -> list[str]:
     if rows["counted"]:
         lines.append(f"No length of its own; what it read is counted: {rows['counted']}.")
     return lines
+
+
+def choice_lines(board: Leaderboard) -> list[str]:
+    """How the settings of tuned rows were chosen, in one line of the first screen."""
+    tune = board.suite.spec.tune
+    if tune is None or board.rule.goals:
+        return []
+    seeds = ", ".join(map(str, tune.seeds))
+    return [
+        f"Settings: the best of {tune.trials} trials a row by the distance to the Retrain of seed "
+        f"{seeds}. No user has such a Retrain."
+    ]
 
 
 def comparison_line(board: Leaderboard, comparison: Comparison) -> str:

@@ -38,7 +38,7 @@ class BoundedLinear(nn.Module):
         super().__init__()
         k, d = base.weight.shape
         self.weight = base.weight.requires_grad_(False)
-        self.bias = None if base.bias is None else base.bias.requires_grad_(False)
+        self.bias: Tensor | None = None if base.bias is None else base.bias.requires_grad_(False)
         self._make_factors(k, d, self.weight.device, config, generator)
         self.train(base.training)
 

@@ -115,8 +115,8 @@ def is_quantised(module: nn.Module) -> bool:
 def layer_shape(module: nn.Module) -> tuple[int, int]:
     """(k, d) of a linear layer, whatever its weight is stored as, or of a 1x1 convolution."""
     if is_pointwise(module):
-        k, d, *_ = module.get_parameter("weight").shape
-        return k, d
+        rows, columns, *_ = module.get_parameter("weight").shape
+        return rows, columns
     k, d = module.out_features, module.in_features
     assert isinstance(k, int) and isinstance(d, int), "a linear layer has sizes"
     return k, d

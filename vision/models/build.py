@@ -106,7 +106,7 @@ def build_model(
     if config.frozen_statistics:
         freeze_statistics(model)
     if family_of(config.name).channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)
     size = input_spec(config, in_chans=in_chans, image_size=image_size).size
     width = _logits_width(model, (2, in_chans, size, size))  # one would not do for a batch norm
     assert width == num_classes, f"{config.name}: {width} logits for {num_classes} classes"
