@@ -57,6 +57,20 @@ def test_other_trials_widen_an_interval_and_only_to_worse_ranks():
     assert [ends.tolist() for ends in rank_intervals(sure, [[np.inf]] * 3)] == [[1, 2, 3]] * 2
 
 
+def test_trials_carry_the_luck_of_tuning():
+    """Rows are the best of four trials: the true rank is that of the best of four on average."""
+    rng, covered = np.random.default_rng(2), {"seeds": [], "both": []}
+    for _ in range(60):
+        best = 2 * rng.standard_normal(12)
+        trials = best[:, None] + rng.exponential(4, (12, 4))
+        noise = 0.5 * (rng.standard_normal((12, 5)) + rng.standard_normal(5))
+        table, true = trials.min(1)[:, None] + noise, ranks(best)
+        for known, own in (("seeds", ()), ("both", trials.tolist())):
+            low, high = rank_intervals(table, own, draws=300)
+            covered[known].append(np.mean((low <= true) & (true <= high)))
+    assert np.mean(covered["seeds"]) < 0.8 < 0.88 < np.mean(covered["both"])
+
+
 def test_more_seeds_make_ranks_surer():
     rng, widths = np.random.default_rng(0), []
     for n in (5, 10, 40):
