@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
-from stable_forgetting.benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
+from stable_forgetting.benchmarks.leaderboard.pairs import comparison_line
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
 from stable_forgetting.benchmarks.leaderboard.sweep import tuning_sections
@@ -28,10 +29,6 @@ from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.measure.ranking import shares
-from stable_forgetting.common.measure.verdict import LEVEL
-
-NEGLIGIBLE = 0.005
-"""Differences of AG that two decimals do not show are none, however small their spread."""
 
 
 def sections(board: Leaderboard) -> list[Section]:
@@ -260,24 +257,6 @@ def choice_lines(board: Leaderboard) -> list[str]:
         f"Settings: the best of {tune.trials} trials a row by the distance to the Retrain of seed "
         f"{seeds}. No user has such a Retrain."
     ]
-
-
-def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
-    """A paired difference in words; p decides once it is corrected for the pairs of the table."""
-    summary, q = comparison.difference.summary, comparison.q
-    interval, reading = "", "no difference shown"
-    target = "its goals" if board.rule.goals else "Retrain"
-    if summary.low is not None and summary.high is not None:
-        interval = f", 95 % CI [{summary.low:+.2f}, {summary.high:+.2f}]"
-    if q is not None and q <= LEVEL:
-        closer = comparison.first if summary.mean < 0 else comparison.second
-        reading = f"{closer} is closer to {target}"
-    if abs(summary.mean) < NEGLIGIBLE:
-        reading = "the same to two decimals"
-    return (
-        f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"
-        f"{interval}{'' if q is None else f', p {q:.2g}'}, n {summary.n}: {reading}."
-    )
 
 
 def _provenance(board: Leaderboard) -> str:
