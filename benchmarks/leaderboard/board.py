@@ -38,7 +38,7 @@ class Worst(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """A rank from 1, ties sharing the best, and where it lies in 95 % of draws of the seeds."""
+    """A rank from 1, ties sharing the best, and where it lies in 95 % of draws."""
 
     rank: int
     low: int

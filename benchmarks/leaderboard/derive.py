@@ -14,12 +14,12 @@ from stable_forgetting.benchmarks.audits.report import audit_tables
 from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
 from stable_forgetting.benchmarks.leaderboard.board import (
     BoardRow,
-    Comparison,
     FinalRecords,
     Leaderboard,
 )
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
+from stable_forgetting.benchmarks.leaderboard.pairs import compare_rows
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
 from stable_forgetting.benchmarks.leaderboard.worst import add_worst
@@ -35,18 +35,15 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import (
     Floor,
-    PairedDifference,
     Summary,
     derived,
     gap,
-    paired_difference,
     retrain_floor,
     summarise,
 )
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.rules import RowFacts, Rule
-from stable_forgetting.common.measure.verdict import holm_by_key
 from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
@@ -99,6 +96,8 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
         for trial in own:
             if trial.chosen:
                 row.chosen, row.edges = dict(trial.params), trial.edges
+    if board.trials and not board.rule.goals:
+        add_ranks(board.rows, board.trials)
     board.audits = audit_tables(suite, store, plan)
     board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else None
     if suite.spec.grid:
@@ -199,7 +198,7 @@ def derive(
         metric_specs(suite.spec, suite.probes),
         _ranked(rows, rule),
         floor,
-        _compare(suite, rows),
+        compare_rows(suite, rows),
         list(records),
         sizes,
         digest or suite_digest(suite),
@@ -342,17 +341,3 @@ def _ranked(rows: list[BoardRow], rule: Rule) -> list[BoardRow]:
         return (2 if row.diverged else 1, *rule.order(facts))
 
     return sorted(rows, key=order)
-
-
-def _compare(suite: ResolvedSuite, rows: Sequence[BoardRow]) -> list[Comparison]:
-    by_label = {row.label: row for row in rows}
-    found: dict[tuple[str, str], PairedDifference] = {}
-    for first, second in suite.spec.compare:
-        if first not in by_label or second not in by_label:
-            continue
-        a, b = by_label[first].ag_per_seed, by_label[second].ag_per_seed
-        seeds = sorted(set(a) & set(b))
-        if seeds:
-            found[first, second] = paired_difference([a[s] for s in seeds], [b[s] for s in seeds])
-    q = holm_by_key({pair: difference.p_value for pair, difference in found.items()})
-    return [Comparison(*pair, difference, q.get(pair)) for pair, difference in found.items()]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
-from stable_forgetting.benchmarks.leaderboard.board import Comparison, Leaderboard, info_of
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
+from stable_forgetting.benchmarks.leaderboard.pairs import comparison_line
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.settings import details_section, settings_sections
 from stable_forgetting.benchmarks.leaderboard.tables import (
@@ -30,13 +31,9 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
-from stable_forgetting.common.measure.verdict import LEVEL
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.sweeps.board import Sweep
-
-NEGLIGIBLE = 0.005
-"""Differences of AG that two decimals do not show are none, however small their spread."""
 
 
 def sections(board: Leaderboard) -> list[Section]:
@@ -80,7 +77,12 @@ def _of_rows(board: Leaderboard) -> list[Section]:
         ),
         _list("Diverged:", divergence_lines(board)),
         Section(
-            lines=(*inapplicable_lines(board), *composite_lines(board), *budget_lines(board.suite))
+            lines=(
+                *inapplicable_lines(board),
+                *composite_lines(board),
+                *budget_lines(board.suite),
+                *choice_lines(board),
+            )
         ),
         *verdict_sections(board),
         *_tables(
@@ -127,7 +129,7 @@ def legend(board: Leaderboard) -> str:
     return (
         "Goal of every → column: the value of Retrain. Cells: mean ± std over seeds, then the "
         f"signed gap to the seed's Retrain. {board.rule.words}{sets} rank: by the mean as "
-        "shown, ties share the best; [its range in 95 % of draws of the seeds]."
+        "shown, ties share the best; [its range in 95 % of draws of seeds and trials]."
     )
 
 
@@ -262,22 +264,16 @@ def budget_lines(suite: ResolvedSuite) -> list[str]:
     return lines
 
 
-def comparison_line(board: Leaderboard, comparison: Comparison) -> str:
-    """A paired difference in words; p decides once it is corrected for the pairs of the table."""
-    summary, q = comparison.difference.summary, comparison.q
-    interval, reading = "", "no difference shown"
-    target = "its goals" if board.rule.goals else "Retrain"
-    if summary.low is not None and summary.high is not None:
-        interval = f", 95 % CI [{summary.low:+.2f}, {summary.high:+.2f}]"
-    if q is not None and q <= LEVEL:
-        closer = comparison.first if summary.mean < 0 else comparison.second
-        reading = f"{closer} is closer to {target}"
-    if abs(summary.mean) < NEGLIGIBLE:
-        reading = "the same to two decimals"
-    return (
-        f"{board.rule.title} of {comparison.first} − {comparison.second}: {summary.mean:+.2f}"
-        f"{interval}{'' if q is None else f', p {q:.2g}'}, n {summary.n}: {reading}."
-    )
+def choice_lines(board: Leaderboard) -> list[str]:
+    """How the settings of tuned rows were chosen, in one line of the first screen."""
+    tune = board.suite.spec.tune
+    if tune is None or board.rule.goals:
+        return []
+    seeds = ", ".join(map(str, tune.seeds))
+    return [
+        f"Settings: the best of {tune.trials} trials a row by the distance to the Retrain of seed "
+        f"{seeds}. No user has such a Retrain."
+    ]
 
 
 def _provenance(board: Leaderboard) -> str:

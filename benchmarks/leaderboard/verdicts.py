@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Rank
+from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords, Rank, Trial
 from stable_forgetting.benchmarks.leaderboard.judge import label_of
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
@@ -115,14 +115,20 @@ def _distances(members: Sequence[Row], rule: Rule) -> np.ndarray | None:
     return matrix
 
 
-def add_ranks(rows: Sequence[BoardRow]) -> None:
-    """Ranks the methods by their mean distance, as far as they have every seed of the table."""
+def add_ranks(rows: Sequence[BoardRow], trials: Sequence[Trial] = ()) -> None:
+    """Ranks the methods by their mean distance, as far as they have every seed of the table.
+
+    Args:
+        rows: Of the table.
+        trials: Of tuning, which other draws could have ended otherwise.
+    """
     methods = [row for row in rows if row.method not in REFERENCES and not row.diverged]
     seeds = {seed for row in methods for seed in row.ag_per_seed}
     methods = [row for row in methods if seeds and row.ag_per_seed.keys() == seeds]
     if not methods:
         return
     values = np.array([[row.ag_per_seed[seed] for seed in sorted(seeds)] for row in methods])
-    means, (low, high) = ranks(shown(values.mean(1))), rank_intervals(values)
+    tuned = [[trial.gap for trial in trials if trial.label == row.label] for row in methods]
+    means, (low, high) = ranks(shown(values.mean(1))), rank_intervals(values, tuned)
     for row, *ends in zip(methods, means, low, high, strict=True):
         row.rank = Rank(*map(int, ends))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 BOARD_DOCS: Mapping[str, str] = {
     "n": "counts the seeds in the means",
-    "rank": "is the place by the distance as shown; in brackets its range in 95 % of draws of the "
-    "seeds",
+    "rank": "is the place by the distance as shown; in brackets its range in 95 % of draws of "
+    "seeds and trials",
     "worst": "is the largest multiple of the second Retrain's distance in any column, and which",
     "reached": "counts the seeds that reach every goal",
     "steps": "counts optimizer steps, mean over seeds",

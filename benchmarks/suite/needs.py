@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.vision.config import PACKAGE
+
 INSIDE = {"digits", "fictitious", "notes", "invented"}
 """Data that come with the packages or are made up on the spot."""
 SMALL = ("scratch", "tiny")
@@ -23,7 +25,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 
 
 def needs(data: Mapping[str, Any]) -> list[str]:
-    """Names of data sets, then of published weights, then ``a GPU``; nothing needs none.
+    """Names of data sets, then of weights or their package, then ``a GPU``; nothing needs none.
 
     Args:
         data: What a suite's file says.
@@ -36,6 +38,9 @@ def needs(data: Mapping[str, Any]) -> list[str]:
     asked = [source for source in dict.fromkeys(sources) if source not in INSIDE]
     if model.get("name") in SMALL:
         return [*asked, *(["a GPU"] if model.get("dim", 0) >= WIDE else [])]
+    checkpoint = str(model.get("checkpoint", ""))
+    if checkpoint.startswith(PACKAGE):  # small models, whose suites are sized for a CPU
+        return [*asked, checkpoint.removeprefix(PACKAGE)]
     return [*asked, str(model.get("name", "")), "a GPU"]
 
 

@@ -115,11 +115,11 @@ def is_quantised(module: nn.Module) -> bool:
 def layer_shape(module: nn.Module) -> tuple[int, int]:
     """(k, d) of a linear layer, whatever its weight is stored as, or of a 1x1 convolution."""
     if is_pointwise(module):
-        k, d, *_ = module.get_parameter("weight").shape
-        return k, d
-    outputs, inputs = module.out_features, module.in_features
-    assert isinstance(outputs, int) and isinstance(inputs, int), "a linear layer has sizes"
-    return outputs, inputs
+        rows, columns, *_ = module.get_parameter("weight").shape
+        return rows, columns
+    k, d = module.out_features, module.in_features
+    assert isinstance(k, int) and isinstance(d, int), "a linear layer has sizes"
+    return k, d
 
 
 def weight_count(module: nn.Module) -> int:

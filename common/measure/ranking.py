@@ -28,24 +28,51 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def rank_intervals(
-    values: np.ndarray, *, level: float = 0.95, draws: int = 2000
+    values: np.ndarray,
+    trials: Sequence[Sequence[float]] = (),
+    *,
+    level: float = 0.95,
+    draws: int = 2000,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) lowest and (N,) highest ranks of rows by their means, by bootstrap over seeds.
+    """(N,) lowest and (N,) highest ranks of rows by their means, under other seeds and trials.
 
-    A draw takes the seeds with replacement, the same ones for all rows: a hard split is hard for
-    all of them.  With three seeds there are few ways to draw, and the interval is rather narrow.
+    A draw moves all rows' means together, by Student's t with the covariance that they have over
+    the seeds: a hard split is hard for all of them.  (Seeds drawn with replacement would cover the
+    true rank in .72 to .92 of tables with three seeds.)  It also takes the trials of every row with
+    replacement, and adds what the best of these is further than the best of all.
 
     Args:
         values: (N, n) value of every row on every seed.
+        trials: Of each row, what each of its trials was worth; infinite where one diverged.
         level: Share of draws between both ends.
         draws: How many; always the same ones.
     """
-    n = values.shape[1]
-    chosen = np.random.default_rng(0).integers(n, size=(draws, n))
-    drawn = ranks(shown(values[:, chosen].mean(-1).T))
+    stream = np.random.default_rng(0)
+    drawn = values.mean(1) + _of_seeds(values, draws, stream)
+    for row, own in enumerate(trials):
+        drawn[:, row] += _of_trials(own, draws, stream)
     ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(drawn, ends, axis=0, method="inverted_cdf")
+    low, high = np.quantile(ranks(shown(drawn)), ends, axis=0, method="inverted_cdf")
     return low, high
+
+
+def _of_seeds(values: np.ndarray, draws: int, stream: np.random.Generator) -> np.ndarray:
+    """(draws, N) moves of the means."""
+    n = values.shape[1]
+    if n == 1:
+        return np.zeros((draws, len(values)))
+    deviations = values - values.mean(1, keepdims=True)
+    normal = stream.standard_normal((draws, n)) @ deviations.T / math.sqrt(n * (n - 1))
+    return np.asarray(normal / np.sqrt(stream.chisquare(n - 1, (draws, 1)) / (n - 1)))
+
+
+def _of_trials(own: Sequence[float], draws: int, stream: np.random.Generator) -> np.ndarray:
+    """(draws,) by how much the best of as many trials, drawn anew, is further."""
+    known = np.array([value for value in own if math.isfinite(value)])
+    if not len(known):
+        return np.zeros(draws)
+    drawn = stream.integers(len(known), size=(draws, len(known)))
+    return np.asarray(known[drawn].min(1) - known.min())
 
 
 def shown(means: np.ndarray) -> np.ndarray:

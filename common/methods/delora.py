@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
@@ -95,9 +96,16 @@ def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
     from peft import DeloraConfig, inject_adapter_in_model
 
     from stable_forgetting.common.bounded.attach import chosen_layers
+    from stable_forgetting.common.bounded.pointwise import is_pointwise
 
     patterns = adapter_targets(task, config.placement, config.targets)
     names = chosen_layers(task.model, patterns)
+    pointwise = [name for name in names if is_pointwise(task.model.get_submodule(name))]
+    if pointwise:
+        raise ConfigError(
+            f"adapter target '{pointwise[0]}' is a 1x1 convolution, which peft's DeLoRA does not "
+            "take; choose patterns that match nn.Linear layers only"
+        )
     delora = DeloraConfig(r=config.rank, target_modules=names)
     delora.delora_lambda = config.strength  # type: ignore[assignment]  # peft says int, fills floats
     with torch.random.fork_rng(devices=[]):

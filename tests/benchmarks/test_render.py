@@ -331,7 +331,7 @@ def test_the_page_says_all_that_the_markdown_says(hand_made, tmp_path, section_p
         "Notes: mind the gap",
         "Data: by hand, digest dddddddddddd.",
         "gd_ball, seed 2: diverged at step 3: loss not finite",
-        "Paired comparisons:",
+        "Paired comparisons (p corrected for them, Holm):",
     ):
         assert line in text and line in html.unescape(written)
     assert "<svg " in written and "<svg " not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from stable_forgetting.common.bounded.attach import (
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 from stable_forgetting.common.bounded.pointwise import BoundedPointwise
+from stable_forgetting.common.methods.delora import GDDelora, attach_delora
 
 CONFIGS = {
     "identity": AdapterConfig(rank=2),
@@ -118,6 +121,13 @@ def test_round_trip(tmp_path):
     other = bottleneck()
     assert load_adapter(other, tmp_path) == ["0", "2"]
     torch.testing.assert_close(other(images()), model(images()))
+
+
+def test_delora_takes_linear_layers_only():
+    task = SimpleNamespace(model=bottleneck(), family=SimpleNamespace(targets={}))
+    config = GDDelora.Config(targets=["0", "2"])
+    with pytest.raises(ConfigError, match="'0' is a 1x1 convolution"):
+        attach_delora(task, config)
 
 
 @pytest.mark.parametrize(

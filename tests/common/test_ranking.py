@@ -38,6 +38,39 @@ def test_seeds_are_drawn_for_all_rows_at_once():
     assert [ends.tolist() for ends in rank_intervals(rows)] == [[1, 2], [1, 2]]
 
 
+@pytest.mark.parametrize("n", [3, 5])
+def test_intervals_cover_the_true_rank(n):
+    """Means a standard deviation of the seeds apart, simulated."""
+    rng, covered = np.random.default_rng(n), []
+    for _ in range(60):
+        true = rng.standard_normal(10)
+        table = true[:, None] + rng.standard_normal((10, n)) + rng.standard_normal(n)
+        low, high = rank_intervals(table, draws=300)
+        covered.append(np.mean((low <= ranks(true)) & (ranks(true) <= high)))
+    assert np.mean(covered) > 0.9
+
+
+def test_other_trials_widen_an_interval_and_only_to_worse_ranks():
+    sure = np.array([[1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [3.0, 3.1, 3.2]])
+    low, high = rank_intervals(sure, [[0.5, 4.0, np.inf], [0.7, 0.7], []])
+    assert low.tolist() == [1, 1, 2] and high.tolist() == [3, 2, 3]
+    assert [ends.tolist() for ends in rank_intervals(sure, [[np.inf]] * 3)] == [[1, 2, 3]] * 2
+
+
+def test_trials_carry_the_luck_of_tuning():
+    """Rows are the best of four trials: the true rank is that of the best of four on average."""
+    rng, covered = np.random.default_rng(2), {"seeds": [], "both": []}
+    for _ in range(60):
+        best = 2 * rng.standard_normal(12)
+        trials = best[:, None] + rng.exponential(4, (12, 4))
+        noise = 0.5 * (rng.standard_normal((12, 5)) + rng.standard_normal(5))
+        table, true = trials.min(1)[:, None] + noise, ranks(best)
+        for known, own in (("seeds", ()), ("both", trials.tolist())):
+            low, high = rank_intervals(table, own, draws=300)
+            covered[known].append(np.mean((low <= true) & (true <= high)))
+    assert np.mean(covered["seeds"]) < 0.8 < 0.88 < np.mean(covered["both"])
+
+
 def test_more_seeds_make_ranks_surer():
     rng, widths = np.random.default_rng(0), []
     for n in (5, 10, 40):

