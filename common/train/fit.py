@@ -48,16 +48,14 @@ def fit(
         model: Its parameters that require gradients are trained.
         objective: Makes a loss of named batches.
         loaders: One stream per part that the objective reads.
-        config: Length, optimizer, precision.  What is trained is float32 while it is trained (see
-            :mod:`common.train.precision`).
+        config: Length, optimizer, precision.  Training is in :mod:`common.train.precision`'s types.
         forward: (model, batch) -> logits.
         seed: Seeds torch's global stream (dropout) for the duration of the run only.
         hooks: Projections, a penalty, further states, a stop condition.
         telemetry: Who looks: tracker, progress, evaluation in training.
-        checkpoint: File for checkpoints.  An existing one of this very run is resumed; any other
-            is replaced.  The last one stays: it is the caller's to delete.
-        keeps_last: Whether the end of the run is kept as a checkpoint, too; not where the caller
-            stores the weights next.
+        checkpoint: File for checkpoints; the caller deletes the last.  An existing one of this very
+            run is resumed; any other is replaced.
+        keeps_last: Keep the end as a checkpoint, too, unless the caller stores the weights next.
         ends: In a rehearsal: only first and last steps are taken, and logged; nothing stops it.
         lr_scaling: ``slope``: ``config.lr`` is that of a plain weight, and adapters that are
             trained get it divided by omega * phi'(0) (:meth:`FitConfig.for_adapters`), so that
@@ -69,8 +67,7 @@ def fit(
 
     Raises:
         ConfigError: Adapters of several slopes are trained at one rate, with ``slope``.
-        Diverged: A loss became non-finite or larger than ``config.loss_cap``, or a parameter
-            ended non-finite.
+        Diverged: A loss left ``config.loss_cap``, or a parameter ended non-finite.
 
     Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
     ``grad_norm/<c>`` (before clipping) and ``weight_norm/<c>`` of what is trained, per component
@@ -85,12 +82,10 @@ def fit(
         hooks = dataclasses.replace(hooks, stop_when=as_stored(hooks.stop_when, types))
         seen = as_stored(telemetry.evaluate_during, types)
         telemetry = dataclasses.replace(telemetry, evaluate_during=seen)
-        run = TrainingRun(
-            model, objective, loaders, config, forward, seed, hooks, telemetry, ends, keeps_last
-        )
+        run = TrainingRun(model, objective, loaders, config, forward, seed, hooks, telemetry, ends)
         model.train()
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
-            stopped = run.train(checkpoint)
+            stopped = run.train(checkpoint, keeps_last=keeps_last)
     return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
 
 

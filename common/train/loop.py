@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stable_forgetting.common.base import processes, stopping
+from stable_forgetting.common.base import stopping
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, Diverged
 from stable_forgetting.common.bounded.reuse import reuse_weights
@@ -30,7 +30,7 @@ from stable_forgetting.common.train.rates import (
     warmup_steps,
 )
 from stable_forgetting.common.train.rehearsal import Ends
-from stable_forgetting.common.train.resume import resume, save
+from stable_forgetting.common.train.resume import due_at, resume, save
 from stable_forgetting.common.train.sharding import whole_tensor
 from stable_forgetting.common.train.telemetry import Instruments, has_adapters, looking
 
@@ -52,9 +52,8 @@ class TrainingRun:
         hooks: Hooks,
         telemetry: Telemetry,
         ends: Ends | None = None,
-        keeps_last: bool = True,
     ):
-        self.seed, self.ends, self.keeps_last = seed, ends, keeps_last
+        self.seed, self.ends = seed, ends
         self.config, self.model, self.objective = config, model, objective
         self.hooks, self.telemetry = hooks, telemetry
         self.loaders = dict(loaders)
@@ -89,7 +88,7 @@ class TrainingRun:
         self.guard = DivergenceGuard(config.loss_cap, self.device)
         self.instruments = Instruments(model, self.trained, telemetry.component_of, self.device)
         self._started, self.earlier = time.perf_counter(), 0.0
-        self._saved = self._started
+        self.saved = self._started
         self._norms: dict[str, float] = {}
         self._logged, self.loss = False, math.nan
 
@@ -109,7 +108,7 @@ class TrainingRun:
             self.model.__dict__.pop("forward", None)
         self.raw_optimizer.zero_grad(set_to_none=True)
 
-    def train(self, checkpoint: Path | None) -> str | None:
+    def train(self, checkpoint: Path | None, *, keeps_last: bool = True) -> str | None:
         """Takes all steps that a checkpoint does not hold already; says what stopped it early.
 
         Raises:
@@ -120,31 +119,22 @@ class TrainingRun:
         with stopping.deferred():
             while step < self.total and stopped is None:
                 asked = stopping.asked()
-                due = checkpoint is not None and (self._due(step) or asked)
+                due = checkpoint is not None and (due_at(self, step) or asked)
                 saves = due and step + 1 < self.total
                 self.step(step, sync=saves)
                 stopped = self._stops(step)
                 step = step + 1 if self.ends is None else self.ends.after(step, self.total)
                 if checkpoint is not None and saves and stopped is None:
                     save(self, checkpoint, step)
-                    self._saved = time.perf_counter()
                 if self.telemetry.progress is not None:
                     self.telemetry.progress(step, self.total, self.loss)
                 if asked and stopped is None and step < self.total:
                     raise stopping.Stopped
             self.total = step
             self.check(step - 1, final=True)
-            if checkpoint is not None and self.keeps_last and not complete:
+            if checkpoint is not None and keeps_last and not complete:
                 save(self, checkpoint, step, stopped)
         return stopped
-
-    def _due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint; all processes say the same."""
-        every = self.config.checkpoint_every
-        if isinstance(every, int):
-            return (step + 1) % every == 0
-        late = time.perf_counter() - self._saved > 60 * float(every.removesuffix("min"))
-        return bool(processes.total(torch.tensor(int(late))))
 
     @property
     def seconds(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def due_at(run: TrainingRun, step: int) -> bool:
+    """Whether it is time for a checkpoint after this step; all processes say the same."""
+    every = run.config.checkpoint_every
+    if isinstance(every, int):
+        return (step + 1) % every == 0
+    late = time.perf_counter() - run.saved > 60 * float(every.removesuffix("min"))
+    return any(processes.gathered(late))
+
+
 def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) -> None:
     """Writes everything needed to continue; all processes must call it."""
     last = {name: v for name, v in run.instruments.last.items() if math.isfinite(v)}
@@ -30,6 +40,7 @@ def save(run: TrainingRun, path: Path, step: int, stopped: str | None = None) ->
         sync({e: None for file in files for e in (file, file.parent, path.parent)})  # before it
         notes.beside = {str(file.relative_to(path.parent)): written(file) for file in files}
     _state(run).save(path, notes, writes=run.accelerator.is_main_process)
+    run.saved = time.perf_counter()
 
 
 def resume(run: TrainingRun, path: Path | None) -> tuple[int, str | None]:
