@@ -151,11 +151,11 @@ class Worksite:
             model = self._model(stage.start)
             load_adapter(model, folder)
             return model if exact and not merges_exactly(model) else detach(model)
-        model = self._vessel(stage)
+        model = self._empty(stage)
         load_weights(model, folder / WEIGHTS)
         return model
 
-    def _vessel(self, stage: Stage) -> nn.Module:
+    def _empty(self, stage: Stage) -> nn.Module:
         """What a stage's stored weights are loaded into."""
         spec, blank = stage.spec, self.benchmark.blank
         if not isinstance(spec, ModelSpec) or stage.start is None:
@@ -167,9 +167,8 @@ class Worksite:
 
     def check_applicable(self, method: str) -> None:
         """Raises DataError where the method says nothing about this benchmark."""
-        reason = METHODS[method].info.inapplicable(
-            scenario=self.benchmark.scenario, modality=self.benchmark.modality
-        )
+        scenario, modality = self.benchmark.scenario, self.benchmark.modality
+        reason = METHODS[method].info.inapplicable(scenario=scenario, modality=modality)
         if reason is not None:
             raise DataError(f"method '{method}' is {reason}; remove the row")
 
@@ -285,7 +284,7 @@ class Worksite:
             yield
             return
         _sweep(self.scratch)
-        # the log lies beside the checkpoint, so that a resumed run continues both
+        # the log lies beside the checkpoint: a resumed run continues both
         tracker = Tracker(log, self._events)
         task.telemetry = replace(task.telemetry, tracker=tracker)
         try:
