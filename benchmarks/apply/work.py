@@ -24,7 +24,6 @@ from stable_forgetting.benchmarks.apply.place import Workplace, workplace
 from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, sections, weight_change, write_pages
 from stable_forgetting.benchmarks.apply.verdict import verdict
-from stable_forgetting.benchmarks.pipeline.worksite import check_device
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
@@ -32,7 +31,7 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError, D
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS, SUBJECTS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.protocol.benchmark import pick_device
+from stable_forgetting.common.protocol.benchmark import check_device, pick_device
 from stable_forgetting.common.protocol.subject import Application, Subject
 from stable_forgetting.common.store.records import environment
 

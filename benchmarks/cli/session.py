@@ -61,8 +61,8 @@ def run_with_audits(
     """
     from stable_forgetting.benchmarks.audits.plan import probe_plan
     from stable_forgetting.benchmarks.pipeline.schedule import run_plan, run_suite
-    from stable_forgetting.benchmarks.pipeline.worksite import check_device
     from stable_forgetting.benchmarks.suite.remembered import suite_files
+    from stable_forgetting.common.protocol.benchmark import check_device
 
     if runtime.device not in ("auto", "cpu"):
         check_device(runtime.device)
