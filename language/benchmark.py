@@ -273,7 +273,7 @@ class CausalBenchmark(CausalModels, Benchmark):
         """Of every run of words; see :func:`language.data.pretraining.fingerprints`."""
         return fingerprints(self.source.corpus.items[index] for index in indices.tolist())
 
-    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+    def published(self, role: str) -> nn.Module | None:
         """The checkpoint that ``model.original`` or ``model.retrain`` names."""
         from stable_forgetting.language.models.build import load_published
 

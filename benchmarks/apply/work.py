@@ -25,13 +25,12 @@ from stable_forgetting.benchmarks.apply.relearn import relearned
 from stable_forgetting.benchmarks.apply.report import reading, weight_change
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.verdict import verdict
-from stable_forgetting.benchmarks.pipeline.worksite import check_device
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import make_deterministic
-from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
+from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
 

@@ -4,8 +4,12 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
 
 - a forward pass is 2 FLOPs per position and weight of a linear layer, and 2 T d per block for the
   scores of T positions at width d; the backward pass is twice that, for frozen weights once;
-- a bounded layer adds one product per adapted weight in the backward pass, LoRA the skinny
-  products; recomputed activations are one forward pass more;
+- a bounded layer adds products per adapted weight: one in the backward pass if merged, three with
+  ``mode: split``, four if activations are recomputed; LoRA and the polynomial add skinny ones;
+- recomputed activations are one forward pass more;
+- weights in float32 are evaluated in TF32, and trained in float32 unless under autocast;
+- what several micro-batches share of a bounded layer is its whole weight;
+- a whole model is stored as its weights are, an adapter in float32, a published model not at all;
 - a parameter that is trained is float32: itself, its gradient and AdamW's two moments, 16 bytes;
   under autocast to bfloat16 its copy, 2 more;
 - activations are 34 bytes per position, width and block in bfloat16; recomputed ones 2, and one
@@ -13,7 +17,7 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
 - greedy decoding reads all weights once per step.
 
 What is not in it: frozen copies of a model (KL, NPO, DPO, distillation), passes of methods without
-steps, pretrainings on texts, data, compilation, and cards in parallel.
+steps, probes, pretrainings on texts, data, compilation, and cards in parallel.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES
+from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES, FACTOR_BYTES
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -38,6 +42,8 @@ class Card:
 
     Attributes:
         flops: Peak FLOP/s of dense bfloat16 products.
+        tf32: Of float32 products whose operands are rounded to TF32.
+        float32: Of float32 products.
         used: Share of the peak that training is assumed to reach.
         bandwidth: Bytes per second of its memory, at the share that decoding is assumed to reach.
         gigabytes: Of memory.
@@ -45,12 +51,14 @@ class Card:
 
     name: str
     flops: float
+    tf32: float
+    float32: float
     used: float
     bandwidth: float
     gigabytes: float
 
 
-A100 = Card("A100, 80 GB", 312e12, 0.35, 0.6 * 2.0e12, 80)
+A100 = Card("A100, 80 GB", 312e12, 156e12, 19.5e12, 0.35, 0.6 * 2.0e12, 80)
 SMALL = 10_000_000
 """Models of fewer parameters are for a CPU: nothing is estimated."""
 _RECOMPUTE = "gradient_checkpointing"
@@ -69,6 +77,8 @@ class Estimate:
         memory: Bytes.
         hours: Of one training and its evaluations.
         runs: Trainings, trials included.
+        stored: Bytes on disk of one run's weights.
+        read: Bytes of main memory while the weights that it starts from are read.
     """
 
     row: str
@@ -78,6 +88,8 @@ class Estimate:
     memory: float
     hours: float
     runs: int
+    stored: float
+    read: float
 
 
 @dataclass(frozen=True)
@@ -146,22 +158,24 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
     if row is None or not isinstance(config, FitConfig):
         return {}
     parts, layers, fit = len(_parts_of(row, work)), _adapted(config, work), FitConfig.of(config)
-    trained, whole = _trained(config, work, layers), not layers
-    found = {"": _memory(work, fit, parts, trained, whole=whole)}
+
+    def held(work: Workload, fit: FitConfig, layers: Any, trained: int) -> float:
+        return _memory(work, fit, parts, trained, layers, config)
+
+    trained = _trained(config, work, layers)
+    found = {"": held(work, fit, layers, trained)}
     single = fit.model_copy(update={"accumulation": fit.batch_size})
-    alone = _memory(work, single, parts, trained, whole=whole)
-    found[f"accumulation: {fit.batch_size}"] = alone
+    found[f"accumulation: {fit.batch_size}"] = held(work, single, layers, trained)
     if hasattr(suite.protocol, "model") and hasattr(suite.protocol.model, _RECOMPUTE):
-        recomputed = replace(work, checkpointing=True)
-        found[f"protocol.model.{_RECOMPUTE}: true"] = _memory(
-            recomputed, fit, parts, trained, whole=whole
-        )
+        again = replace(work, checkpointing=True)
+        found[f"protocol.model.{_RECOMPUTE}: true"] = held(again, fit, layers, trained)
     if not layers:
         few = adapter_parameters(work.sizes.matched(work.targets.get("mlp", ())), 8)
-        found["an adapter of rank 8"] = _memory(work, fit, parts, few, whole=False)
-        activations = _memory(work, fit, parts, 0, whole=True)
+        states = (ADAM_BYTES + COPY) * (trained - few)
+        found["LoRA of rank 8"] = found[""] - states + weights_bytes(work)
+        activations = held(work, fit, layers, 0)
         found["FSDP on 8 cards"] = activations + (found[""] - activations) / 8
-    return {name: held for name, held in found.items() if not name or held < found[""]}
+    return {name: size for name, size in found.items() if not name or size < found[""]}
 
 
 def _line(
@@ -177,10 +191,19 @@ def _line(
     layers = _adapted(config, work)
     trained = _trained(config, work, layers)
     evaluations = 1 + (steps // fit.evaluate_every if fit and fit.evaluate_every and steps else 0)
-    seconds = (steps or 0) * positions * _training(work, config, layers) / (card.flops * card.used)
+    low = work.half or (fit is not None and fit.mixed_precision != "no")
+    flops = (steps or 0) * positions * _training(work, config, layers)
+    seconds = flops / ((card.flops if low else card.float32) * card.used)
     seconds += evaluations * _evaluation(work, card)
-    memory = _memory(work, fit, len(parts), trained, whole=not layers) if fit else 0.0
-    return Estimate(label, steps, positions, trained, memory, seconds / 3600, runs)
+    memory = _memory(work, fit, len(parts), trained, layers, config) if fit else 0.0
+    read = weights_bytes(work)
+    stored = trained * FACTOR_BYTES if layers else read * (config is not None)
+    return Estimate(label, steps, positions, trained, memory, seconds / 3600, runs, stored, read)
+
+
+def weights_bytes(work: Workload) -> float:
+    """Of a model as it is stored, and as it is read into main memory."""
+    return work.sizes.parameters * (2 if work.half else 4)
 
 
 def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:
@@ -213,21 +236,41 @@ def _training(work: Workload, config: Any, layers: Mapping[str, tuple[int, int]]
     passes = (3 if work.checkpointing else 2) * forward
     if not layers:
         return passes + forward
-    if config.adapter.phi == "identity":
-        return passes + 6 * adapter_parameters(layers, config.adapter.rank)
-    return passes + 2 * sum(k * d for k, d in layers.values())
+    columns = _columns(config.adapter)
+    if columns is not None:
+        return passes + 6 * adapter_parameters(layers, columns)
+    apart = 2 + work.checkpointing if config.adapter.mode != "merged" else 0
+    return passes + 2 * (1 + apart) * sum(k * d for k, d in layers.values())
+
+
+def _columns(adapter: Any) -> int | None:
+    """Columns of an update that is a low-rank product, at degrees 1 and 3; None for others."""
+    rank: int = adapter.rank
+    if adapter.phi == "identity":
+        return rank
+    return rank + math.comb(rank + 2, 3) if adapter.polynomial else None
 
 
 def _evaluation(work: Workload, card: Card) -> float:
     """Seconds."""
+    flops = card.flops if work.half else card.tf32
     read = work.sizes.parameters * (2 if work.half else 4) / card.bandwidth
-    return work.scored * _forward(work) / (card.flops * card.used) + work.decoded * read
+    return work.scored * _forward(work) / (flops * card.used) + work.decoded * read
 
 
-def _memory(work: Workload, fit: FitConfig, parts: int, trained: int, *, whole: bool) -> float:
+def _memory(
+    work: Workload,
+    fit: FitConfig,
+    parts: int,
+    trained: int,
+    layers: Mapping[str, tuple[int, int]],
+    config: Any,
+) -> float:
     """Bytes: weights, gradients and moments, activations and logits of a micro-batch."""
     sizes, autocast = work.sizes, work.half or fit.mixed_precision != "no"
-    frozen = 0 if whole else sizes.parameters * (2 if work.half else 4 + COPY * autocast)
+    frozen = sizes.parameters * (2 if work.half else 4 + COPY * autocast) if layers else 0
+    if layers and fit.accumulation > 1 and _columns(config.adapter) is None:
+        frozen += sum(k * d for k, d in layers.values()) * (2 if autocast else 4)
     states = trained * (ADAM_BYTES + COPY * autocast)
     positions = fit.micro_batch * parts * work.longest
     blocks = ACTIVATION * sizes.depth

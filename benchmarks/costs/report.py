@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stable_forgetting.benchmarks.costs import layer as formulas
 from stable_forgetting.benchmarks.costs.estimate import A100, Card, Estimate, total_hours
+from stable_forgetting.benchmarks.costs.layer import FACTOR_BYTES
 from stable_forgetting.benchmarks.costs.model import MODELS, LayerCosts
 from stable_forgetting.benchmarks.report.cells import MISSING, giga, size, span
 from stable_forgetting.benchmarks.report.section import Section, table
@@ -120,7 +122,8 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
     """Steps, tokens, memory and hours per row; nothing without lines."""
     if not lines:
         return []
-    heads = ["row", "steps", "tokens per step", "trained", "GB", "cards", "hours", "runs", "in all"]
+    heads = ["row", "steps", "tokens per step", "trained", "GB", "cards", "hours", "runs"]
+    heads += ["in all", "disk"]
     rows = [
         [
             line.row,
@@ -132,6 +135,7 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
             f"{line.hours:.2g}",
             f"{line.runs}",
             f"{line.hours * line.runs:.2g}",
+            f"{line.stored * line.runs / 1e9:.1f}",
         ]
         for line in lines
     ]
@@ -139,10 +143,18 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
         f"Derived from sizes, not measured: {card.flops / 1e12:.0f} TFLOP/s at {card.used:.0%},"
         " 16 bytes per trained parameter, 2 or 4 per frozen one; tokens padded (patches of"
         " images); evaluation included, decoding at most.  Frozen copies (KL, NPO, DPO,"
-        " distillation) and methods without steps cost more than is said here."
+        " distillation), probes and methods without steps cost more than is said here."
+    )
+    disk = math.fsum(line.stored * line.runs for line in lines)
+    growing = 3 * FACTOR_BYTES * max((line.trained for line in lines if line.memory), default=0)
+    places = (
+        f"Stored weights: {disk / 1e9:,.0f} GB in all (the column disk, in GB), and up to"
+        f" {growing / 1e9:,.1f} GB for the checkpoint of each training under way.  Main memory:"
+        f" {max(line.read for line in lines) / 1e9:,.1f} GB per process while weights are read,"
+        " beside Python and data."
     )
     title = f"On {card.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
-    return [Section(title, (text,), table(heads, rows))]
+    return [Section(title, (text, places), table(heads, rows))]
 
 
 def cards(line: Estimate, card: Card) -> int:

@@ -20,7 +20,6 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
 from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_plan, run_suite
-from stable_forgetting.benchmarks.pipeline.worksite import check_device
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Picture
@@ -29,7 +28,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import Damaged, UserError
 from stable_forgetting.common.base.registry import METHODS, load_plugins
-from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.benchmark import Runtime, check_device
 from stable_forgetting.common.store.stages import StageStore, check_writable
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ class ProbeModel(StageKind[ProbeSpec]):
             table = ProbeTable({})
             if facts["status"] == "ok":
                 try:
-                    model = site.model("model", exact=True).eval()
-                    table = probe.measure(model, site.benchmark)
+                    with site.scoring("model") as model:
+                        table = probe.measure(model, site.benchmark)
                 except Diverged as error:
                     facts = {"status": "diverged", "status_detail": error.reason}
             site.about |= {key: facts[key] for key in ("status", "status_detail") if key in facts}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.position import PositionFile
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite, check_device
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.protocol.benchmark import Runtime, pick_device
+from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:

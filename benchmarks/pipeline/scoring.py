@@ -44,8 +44,8 @@ class Score(StageKind[ScoreSpec]):
                 if site.stage.parents["model"].kind != "original":
                     parts = {p: ids for p, ids in parts.items() if not benchmark.of_goal(p)}
                 try:
-                    loaded = site.model("model", exact=True).eval()
-                    scores = benchmark.score(loaded, parts, trial=spec.trial)
+                    with site.scoring("model") as loaded:
+                        scores = benchmark.score(loaded, parts, trial=spec.trial)
                     save_scores(without_probs(scores) if spec.trial else scores, folder / SCORES)
                 except Diverged as error:
                     status, detail = "diverged", error.reason

@@ -17,6 +17,9 @@ from stable_forgetting.common.train.rehearsal import Rehearsal
 ASSUMED = "assumed"
 """Training data of a published model that says nothing of them."""
 
+REFERRED = "weights_sha256"
+"""Fact of a stage whose published weights stay where they are: their digest."""
+
 PRETRAINED = "pretrained"
 """Role of the pretraining that Original and Retrain start from."""
 

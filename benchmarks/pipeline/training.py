@@ -9,11 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
-from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, StageSpec
+from stable_forgetting.benchmarks.pipeline.stage import (
+    ASSUMED,
+    PRETRAINED,
+    REFERRED,
+    ModelSpec,
+    StageSpec,
+)
 from stable_forgetting.benchmarks.pipeline.unlearning import trained
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
-from stable_forgetting.common.store.weights import save_weights
+from stable_forgetting.common.store.weights import save_weights, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,9 +151,9 @@ def _train(
     Raises:
         DataError: The published model claims other training data.
     """
-    from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
+    from stable_forgetting.common.data.splits import ids_digest
 
-    published = site.benchmark.published(site.stage.kind, split)
+    published = site.benchmark.published(site.stage.kind)
     ids = split.union(split.kept_parts) if site.stage.kind == "retrain" else split.train
     trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
     task = site.task(split, access, model=published)
@@ -159,7 +165,10 @@ def _train(
         "data": split.source_digest,
     }
     if outcome.model is not None and processes.is_main():
-        save_weights(outcome.model, folder)
+        if published is None:
+            save_weights(outcome.model, folder)
+        else:  # not copied: it is read again from where it came
+            site.about[REFERRED] = weights_digest(outcome.model)
         try:
             site.about["train_accuracy"] = site.benchmark.collect(outcome.model, ids).accuracy
         except Diverged as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import shutil
 import tempfile
 import time
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.models import benchmark_of, stored_model
 from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
 from stable_forgetting.benchmarks.pipeline.stage import (
     ASSUMED,
@@ -25,19 +24,21 @@ from stable_forgetting.benchmarks.pipeline.stage import (
 )
 from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
 from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.config import validate
-from stable_forgetting.common.base.errors import ConfigError, DataError, GateError
-from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
+from stable_forgetting.common.base.errors import DataError, GateError
+from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.base.seeding import derive
-from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime
+from stable_forgetting.common.protocol.benchmark import (
+    Benchmark,
+    Runtime,
+    pick_device,
+)
 from stable_forgetting.common.store.records import environment
 from stable_forgetting.common.store.stages import DONE, StageStore
-from stable_forgetting.common.store.weights import WEIGHTS, load_weights
+from stable_forgetting.common.store.weights import WEIGHTS
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from stable_forgetting.common.train.protocols import EvaluateDuring, Progress
@@ -76,8 +77,7 @@ class Worksite:
     @property
     def benchmark(self) -> Benchmark:
         """The stage's benchmark, made once per process."""
-        spec = self.stage.spec
-        return _benchmark(spec.benchmark, json.dumps(spec.protocol), self.runtime)
+        return benchmark_of(self.stage, self.runtime)
 
     # What is read --------------------------------------------------------------------------------
 
@@ -140,28 +140,16 @@ class Worksite:
                 all are merged, since methods and audits take plain layers.
         """
         self.facts(role)
-        return self._model(self.stage.parents[role], exact=exact)
+        return stored_model(self.stage.parents[role], self._store, self.benchmark, exact=exact)
 
-    def _model(self, stage: Stage, *, exact: bool = False) -> nn.Module:
-        from stable_forgetting.common.bounded.attach import detach, merges_exactly
-        from stable_forgetting.common.bounded.files import ADAPTER_CONFIG, load_adapter
+    @contextmanager
+    def scoring(self, role: str) -> Iterator[nn.Module]:
+        """A parent's model as it is measured: in eval mode, float32 products in TF32 on a card."""
+        from stable_forgetting.common.train.precision import tensor_float
 
-        folder = self._store.checked(stage.kind, stage.key)
-        if stage.start is not None and (folder / ADAPTER_CONFIG).is_file():
-            model = self._model(stage.start)
-            load_adapter(model, folder)
-            return model if exact and not merges_exactly(model) else detach(model)
-        model = self._empty(stage)
-        load_weights(model, folder / WEIGHTS)
-        return model
-
-    def _empty(self, stage: Stage) -> nn.Module:
-        """What a stage's stored weights are loaded into."""
-        spec, blank = stage.spec, self.benchmark.blank
-        if not isinstance(spec, ModelSpec) or stage.start is None:
-            return blank()
-        cls = METHODS[spec.method]
-        return cls.vessel(validate(cls.Config, spec.params, stage.name), blank)
+        model = self.model(role, exact=True).eval()
+        with tensor_float(pick_device(self.runtime.device)):
+            yield model
 
     # What is checked -----------------------------------------------------------------------------
 
@@ -211,7 +199,9 @@ class Worksite:
     @property
     def hardware(self) -> dict[str, Any]:
         """What may move bits between two runs of a stage, besides packages."""
-        return {"threads": self.runtime.threads, "device": self.runtime.device}
+        here = {"threads": self.runtime.threads, "device": self.runtime.device}
+        card = pick_device(self.runtime.device).startswith("cuda")
+        return here | ({"scored_float32_as": "tf32"} if card else {})
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
@@ -312,37 +302,9 @@ def _sweep(scratch: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-@functools.lru_cache(maxsize=4)
-def _benchmark(name: str, protocol: str, runtime: Runtime) -> Benchmark:
-    cls = BENCHMARKS[name]
-    check_device(runtime.device)
-    return cls(validate(cls.Config, json.loads(protocol), f"protocol of {name}"), runtime)
-
-
 def with_its_code(stage: Stage) -> Stage:
     """A stage, or DataError where this process has loaded other plugins than its plan names."""
     code = foreign_code(stage.kind, stage.spec)
     if code.get("plugin_code") != stage.identity.get("plugin_code"):
         raise DataError(f"{stage.name}: its plugin was edited while the run went on; run again")
     return stage
-
-
-def check_device(name: str) -> None:
-    """Raises ConfigError where torch has no such device here."""
-    if name == "auto":
-        return
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):  # torch without CUDA asserts
-        raise ConfigError(
-            f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
-        ) from None
-
-
-def ids_digest(ids: np.ndarray) -> str:
-    """SHA-256 of a set of indices."""
-    import numpy as np
-
-    return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()

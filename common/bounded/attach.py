@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -205,34 +205,35 @@ def adapter_statistics(model: nn.Module) -> dict[str, float]:
         With a polynomial mode also ``polynomial_layers``: share of the layers whose dW is a product
         of monomials at these factors; ``polynomial_error``: the largest relative error of theirs.
     """
-    delta2 = base2 = active = entries = ceiling2 = 0.0
-    worst = largest = 0.0
-    measurable, fitted = True, []
+    layers = [layer for _, layer in adapted_layers(model)]
     with torch.no_grad():
-        for _, layer in adapted_layers(model):
-            moved = float(layer.delta().float().square().sum())
-            weight = base_weight(layer)
-            measurable = measurable and weight is not None
-            base = 0.0 if weight is None else float(weight.float().square().sum())
-            arguments = layer.arguments().abs()
-            delta2, base2 = delta2 + moved, base2 + base
-            worst = max(worst, math.sqrt(moved / base) if base else 0.0)
-            largest = max(largest, float(arguments.max()))
-            active += float((arguments > layer.bound.curved_from).sum())
-            entries += arguments.numel()
-            ceiling2 += layer.entry_bound**2 * arguments.numel()
-            if layer.config.polynomial:
-                fitted.append(layer.polynomial())
+        seen = [_moved(layer) for layer in layers]
+    table = torch.stack([row.to(seen[0].device) for row in seen]).tolist() if seen else []
+    delta2, base2 = sum(row[0] for row in table), sum(max(row[1], 0.0) for row in table)
+    entries = [len(layer.A) * layer.Bt.shape[1] for layer in layers]
+    ceiling2 = sum(
+        layer.entry_bound**2 * count for layer, count in zip(layers, entries, strict=True)
+    )
     ratios = {
         "delta_ratio": math.sqrt(delta2 / base2) if base2 else 0.0,
-        "delta_ratio_max": worst,
+        "delta_ratio_max": max([0.0, *(math.sqrt(r[0] / r[1]) for r in table if r[1] > 0)]),
     }
-    return (ratios if measurable else {}) | {
-        "max_argument": largest,
-        "bound_active": active / max(entries, 1.0),
+    fitted = [layer.polynomial() for layer in layers if layer.config.polynomial]
+    return (ratios if all(row[1] >= 0 for row in table) else {}) | {
+        "max_argument": max([0.0, *(row[2] for row in table)]),
+        "bound_active": sum(row[3] for row in table) / max(sum(entries), 1.0),
         "certificate": math.sqrt(delta2 / ceiling2) if math.isfinite(ceiling2) else 0.0,
         **_polynomials(fitted),
     }
+
+
+def _moved(layer: BoundedLinear) -> Tensor:
+    """||dW||^2, ||W0||^2 (-1 if unknown), max |argument|, arguments in the bend; nothing waits."""
+    moved, weight = layer.delta().float().square().sum(), base_weight(layer)
+    base = moved.new_tensor(-1.0) if weight is None else weight.float().square().sum()
+    arguments = layer.arguments().abs()
+    active = (arguments > layer.bound.curved_from).sum()
+    return torch.stack([v.double() for v in (moved, base, arguments.max(), active)])
 
 
 def _polynomials(fitted: Sequence[OddPolynomial | None]) -> dict[str, float]:

@@ -17,6 +17,13 @@ IGNORE = -100
 """The label of a position that counts for nothing."""
 
 
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A copy on a device; to a card from pinned memory, so that nothing waits for it."""
+    if torch.device(device).type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch, to_device
 
 
 class DatasetSource:
@@ -39,4 +39,5 @@ class DatasetSource:
         pairs = [self.dataset[index] for index in indices.tolist()]
         inputs = torch.stack([torch.as_tensor(x) for x, _ in pairs])
         labels = torch.tensor([int(y) for _, y in pairs])
-        return Batch({"x": inputs.to(self.device)}, labels.to(self.device), indices)
+        moved = {"x": to_device(inputs, self.device)}
+        return Batch(moved, to_device(labels, self.device), indices)

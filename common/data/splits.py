@@ -161,3 +161,8 @@ def balanced_draw(
         seen[label] = seen.get(label, 0) + 1
     chosen = np.argsort(rank_in_class, kind="stable")[:count]
     return np.sort(ordered[chosen])
+
+
+def ids_digest(ids: np.ndarray) -> str:
+    """SHA-256 of a set of indices."""
+    return hashlib.sha256(np.ascontiguousarray(np.sort(ids), dtype="<i8").tobytes()).hexdigest()

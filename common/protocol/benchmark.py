@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
@@ -56,6 +57,20 @@ def pick_device(name: str) -> str:
         return name
     rank = os.environ.get("LOCAL_RANK", "0")
     return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(name: str) -> None:
+    """Raises ConfigError where torch has no such device here."""
+    if name == "auto":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # torch without CUDA asserts
+        raise ConfigError(
+            f"--device {name}: not a device that torch has here; use auto, cpu, cuda or cuda:N"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -199,12 +214,11 @@ class Benchmark(ModelFamily, Pretrainable):
     def blank(self) -> nn.Module:
         """The architecture alone, ready to receive stored weights."""
 
-    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+    def published(self, role: str) -> nn.Module | None:
         """A trained Original or Retrain that the config names, to take instead of training one.
 
         Args:
             role: ``original`` or ``retrain``.
-            split: Which data Retrain must not have seen.
         """
         return None
 

@@ -194,7 +194,7 @@ class GivenBenchmark(Benchmark):
         frozen = not any(parameter.requires_grad for parameter in model.parameters())
         return model.requires_grad_() if frozen else model
 
-    def published(self, role: str, split: ForgetSplit) -> nn.Module | None:
+    def published(self, role: str) -> nn.Module | None:
         """The given model; there is no Retrain."""
         return self.original if role == "original" else None
 

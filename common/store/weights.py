@@ -57,6 +57,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from None
 
 
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 of names, types and bytes of a model's state; one tensor at a time leaves a GPU."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def keep_metadata(written: Path, given: Path) -> None:
     """Puts the metadata of one safetensors file into the header of another, beside its own.
 

@@ -26,6 +26,23 @@ def in_low_precision(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
+def tensor_float(device: torch.device | str) -> Iterator[None]:
+    """On a card, float32 products round their operands to TF32 inside: for scores, 8 times faster.
+
+    It is as deterministic as float32, and records say it.  Elsewhere nothing changes.
+    """
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
 def full_precision(
     model: nn.Module, config: FitConfig
 ) -> Iterator[tuple[FitConfig, Mapping[str, torch.dtype]]]:

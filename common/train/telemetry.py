@@ -15,6 +15,7 @@ from stable_forgetting.common.bounded.quantised import dense_weight
 from stable_forgetting.common.bounded.reuse import reuse_weights
 from stable_forgetting.common.data.batch import Batch, Forward
 from stable_forgetting.common.objectives.objectives import Objective
+from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.common.train.sharding import whole_tensor
 
 
@@ -158,7 +159,7 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def looking(model: nn.Module, device: torch.device) -> Iterator[None]:
     """The model in eval mode, its weights built once; random streams and modes are put back."""
-    with fork_rng(device), reuse_weights(model), evaluating(model):
+    with fork_rng(device), reuse_weights(model), evaluating(model), tensor_float(device):
         yield
 
 

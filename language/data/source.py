@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.data.batch import IGNORE, Batch, to_device
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
@@ -341,5 +341,5 @@ def collate(
         positions[row, :count] = np.arange(pair.start - 1, total - 1)
         labels[row, :count] = pair.labels
     inputs = {"input_ids": ids, "attention_mask": mask, "positions": positions}
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
-    return Batch(tensors, torch.from_numpy(labels).to(device), indices)
+    moved = {n: to_device(torch.from_numpy(a), device) for n, a in {**inputs, "": labels}.items()}
+    return Batch({n: moved[n] for n in inputs}, moved[""], indices)

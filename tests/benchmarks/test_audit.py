@@ -264,7 +264,7 @@ def test_halves_never_train_on_what_is_left_out(run):
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
     suite, store = load_suite(str(run.path)), StageStore(run.store)
     plan = AuditPlanner(suite, store).shadow_plan(Shadows(6, "halves"))
-    from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
+    from stable_forgetting.common.data.splits import ids_digest
 
     for stage in plan.stages():
         if stage.kind == "unlearn":

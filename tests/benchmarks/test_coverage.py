@@ -109,7 +109,9 @@ def test_an_estimate_by_hand():
     assert gd.trained == 6_738_415_616 and sine.trained == lora.trained == 5_799_936
     assert gd.memory == pytest.approx(18 * gd.trained, rel=0.02), "states, and a little more"
     assert lora.memory == pytest.approx(2 * gd.trained, rel=0.15)
-    assert gd.hours > sine.hours > lora.hours > gd.hours / 2
+    assert sine.memory - lora.memory == pytest.approx(96 * 4096 * 11008 * 2), "micro-batches share"
+    assert sine.memory / 1e9 == pytest.approx(24, abs=1), "on a card of 24 GB there is no room"
+    assert sine.hours > gd.hours > lora.hours > gd.hours / 2, "mode: split, activations recomputed"
     weights = 6_738_415_616 - 32_000 * 4096  # every matrix but the embeddings
     floor = 4 * 2 * weights * gd.steps * gd.positions / (A100.flops * A100.used) / 3600
     assert floor < gd.hours < 1.5 * floor, "and an evaluation"
@@ -118,6 +120,29 @@ def test_an_estimate_by_hand():
     slow = replace(A100, flops=A100.flops / 2)
     again = {line.row: line for line in estimates(suite, slow)}
     assert again["gd"].hours > 1.8 * gd.hours
+
+
+def test_disk_and_main_memory_by_hand(cli):
+    """Every whole model stays, 13.5 GB of bfloat16; a published one is not stored again."""
+    size = 2 * 6_738_415_616 / 1e9
+    tofu = estimates(load_suite("tofu-llama2-7b-forget10"))
+    whole = sum(line.runs for line in tofu if line.trained > 6e9)
+    assert sum(line.stored * line.runs for line in tofu) / 1e9 == pytest.approx(whole * size, 0.01)
+    assert whole == 45 and tofu[0].read / 1e9 == pytest.approx(size, 0.01)
+    muse = {line.row: line.stored for line in estimates(load_suite("muse-news-llama2-7b"))}
+    assert muse["original"] == muse["retrain"] == 0 < muse["gd"]
+    shown = " ".join(cli("plan", "tofu-llama2-7b-forget10").out.split())
+    assert "Stored weights: 609 GB in all" in shown and "Main memory: 13.5 GB" in shown
+    assert "80.9 GB for the checkpoint" in shown, "weights and both moments, in float32"
+
+
+def test_float32_is_slower_than_bfloat16():
+    """Trained in float32, scored in TF32."""
+    slow = replace(A100, float32=A100.float32 / 2)
+    suite = load_suite("tdec-gpt-neo-2.7b", ['defaults.mixed_precision="no"'], only=["gd"])
+    low = {line.row: line.hours for line in estimates(suite, slow)}
+    high = {line.row: line.hours for line in estimates(suite)}
+    assert low["gd"] > high["gd"] and low["original"] == high["original"]
 
 
 def test_trials_are_counted_and_small_models_are_not():
@@ -149,7 +174,7 @@ def test_sets_to_extract_from_by_hand():
     decoding = 10 * -(-32 * 190 // 128) * read
     positions = 532 * 200 + 32 * 190 * 100  # every text once, and every prefix
     blocks = 12 * 12 * 768**2
-    evaluation = decoding + positions * 2 * blocks / (A100.flops * A100.used)
+    evaluation = decoding + positions * 2 * blocks / (A100.tf32 * A100.used)
     assert 21 * evaluation < 3600 * ga.hours < 2 * 21 * evaluation, "one per step, and the last"
     assert "GB" in coverage.state_of("tdec-gpt-neo-1.3b")
 

@@ -90,9 +90,9 @@ def test_a_card_that_is_full_is_told_with_its_mends():
     told = run.with_mends(full, text)
     assert told.startswith(text) and f"it holds {planned:.0f} GB by unlearn plan" in told
     less = {way: size for size, way in re.findall(r"(\d+) GB with ([\w. :]+)", told)}
-    assert {"accumulation: 32", "an adapter of rank 8", "FSDP on 8 cards"} <= less.keys()
+    assert {"accumulation: 32", "LoRA of rank 8", "FSDP on 8 cards"} <= less.keys()
     assert all(int(size) < planned for size in less.values())
-    assert int(less["an adapter of rank 8"]) < 20, "the weights in bfloat16, and little more"
+    assert int(less["LoRA of rank 8"]) < 20, "the weights in bfloat16, and little more"
     small = run.with_mends(load_suite("digits-class"), text)
     assert "accumulation" in small and "FSDP" in small
     assert run.with_mends(full, "gd/seed-1: ValueError: no") == "gd/seed-1: ValueError: no"

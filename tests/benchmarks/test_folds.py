@@ -11,12 +11,11 @@ import pytest
 from stable_forgetting.benchmarks.pipeline.measuring import read_record
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
-from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import AccessError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.access import DataAccess
-from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.store.weights import WEIGHTS, load_weights

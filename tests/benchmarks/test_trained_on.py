@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file, save_file
 
+from stable_forgetting.benchmarks.pipeline import models
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.worksite import ids_digest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.data.splits import ids_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
@@ -51,6 +52,27 @@ def test_training_data_that_are_assumed_are_called_so(published, cli, tmp_path):
         assert ("trained_on" in RunRecord.load(record_path).data) == original
     text = cli("report", path, "--store", store).out
     assert "Published without a statement of its training data: Original." in " ".join(text.split())
+
+
+def test_published_weights_are_not_copied(published, cli, tmp_path, monkeypatch):
+    """They are read from where they came, and a change there is told."""
+    path, folder, _ = published
+    claim(folder, None)
+    store, weights = tmp_path / "store", folder / "model.safetensors"
+    run = ("run", path, "--store", store, "--workers", 1)
+    assert cli(*run, "--only", "original,retrain").code == 0
+    stored = {file.parent.name.partition("-")[0] for file in store.rglob("model.safetensors")}
+    assert stored == {"retrain"}
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    monkeypatch.setattr(models, "COMPARED", set())
+    done = cli(*run)
+    line = done.err.splitlines()[-1]
+    assert done.code == 2 and "published weights are no longer those of original/seed-1" in line
+    weights.write_bytes(content)
+    assert cli(*run).code == 0
+    stored = {file.parent.name.partition("-")[0] for file in store.rglob("model.safetensors")}
+    assert stored == {"retrain", "unlearn"}
 
 
 def test_a_claim_counts_where_it_is_right(published, cli, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.bounded.attach import (
@@ -631,3 +632,22 @@ def test_adapters_that_are_not_trained_change_no_rate_and_two_slopes_are_refused
     net.get_submodule("blocks.0.mlp.fc1").A.requires_grad_(True)
     with pytest.raises(ConfigError, match=r"several slopes \(1, 100\).*lr_scaling='none'"):
         fit(net, CrossEntropy(), loaders, config, **options)
+
+
+def test_statistics_wait_for_no_single_number(tiny):
+    """On a card every ``float(tensor)`` stops the queue: there were four per layer."""
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    model = tiny.net()
+    attach(model, MLP, CONFIGS["sine"], stream())
+    with Waits() as waits:
+        assert adapter_statistics(model)["max_argument"] == 0.0
+        assert waits.count == 0
+        float(torch.ones(1))
+    assert waits.count == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
-from stable_forgetting.common.data.batch import Batch, concatenate, ordered_batches
+from stable_forgetting.common.data.batch import Batch, concatenate, ordered_batches, to_device
 from stable_forgetting.common.data.labels import class_labels
 from stable_forgetting.common.data.loader import ChainedLoader, Loader, RelabelledLoader
 
@@ -259,3 +259,17 @@ def test_slices_and_concatenation_are_inverse(source):
     assert equal(concatenate([whole.slice(0, 3), whole.slice(3, 10)]), whole)
     swapped = whole.with_labels(torch.zeros(10, dtype=torch.int64))
     assert len(swapped) == 10 and swapped.inputs is whole.inputs and not swapped.labels.any()
+
+
+def test_copies_to_a_card_are_pinned_and_asynchronous(monkeypatch):
+    given = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: given.append("pinned") or self)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *where, **how: given.append((*where, how)) or self
+    )
+    tensor = torch.ones(2)
+    assert to_device(tensor, "cuda:1") is tensor
+    assert given == ["pinned", ("cuda:1", {"non_blocking": True})]
+    given.clear()
+    to_device(tensor, "cpu")
+    assert given == [("cpu", {})]

@@ -11,6 +11,7 @@ from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
+from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.common.train.protocols import Telemetry
 
 RECIPE = {
@@ -150,3 +151,13 @@ def test_whoever_looks_sees_the_weights_as_they_will_be_kept(llama):
     assert first == last == {torch.bfloat16}
     assert torch.equal(after, llama.get_input_embeddings().weight)
     assert not torch.equal(before, after), "training goes on in float32"
+
+
+def test_scores_round_to_tf32_on_a_card_alone():
+    before = torch.get_float32_matmul_precision()
+    with tensor_float("cpu"):
+        assert torch.get_float32_matmul_precision() == before == "highest"
+    with pytest.raises(ZeroDivisionError), tensor_float("cuda:1"):
+        assert torch.get_float32_matmul_precision() == "high"
+        _ = 1 / 0
+    assert torch.get_float32_matmul_precision() == before

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.data.batch import Batch, Source, concatenate
+from stable_forgetting.common.data.batch import Batch, Source, concatenate, to_device
 
 
 def crop_flip(
@@ -30,8 +30,8 @@ def crop_flip(
     """
     count, channels, height, width = images.shape
     device = images.device
-    corner = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(device)
-    mirrored = torch.rand(count, generator=generator).to(device) < (0.5 if flip else 0.0)
+    corner = to_device(torch.randint(0, 2 * padding + 1, (2, count), generator=generator), device)
+    mirrored = to_device(torch.rand(count, generator=generator), device) < (0.5 if flip else 0.0)
     rows = corner[0, :, None] + torch.arange(height, device=device)
     columns = corner[1, :, None] + torch.arange(width, device=device)
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)

@@ -22,7 +22,7 @@ from torch import Tensor
 from stable_forgetting.common.base.config import digest as config_digest
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.seeding import generator
-from stable_forgetting.common.data.batch import Batch
+from stable_forgetting.common.data.batch import Batch, to_device
 from stable_forgetting.common.data.splits import balanced_draw
 from stable_forgetting.vision.config import DataConfig
 from stable_forgetting.vision.data.augment import crop_flip
@@ -140,7 +140,7 @@ class ImageSource:
 
     def native(self, indices: Tensor) -> Tensor:
         """Images at native size, not normalised: (N, C, H, W) float32, [0, 1] without noise."""
-        chosen = indices.to(self.device)
+        chosen = to_device(indices, self.device)
         images = self._images[chosen].float().div_(255)
         if self._noise is not None:
             images += self._noise[chosen].float() * self._std
@@ -165,14 +165,15 @@ class ImageSource:
         Returns:
             Inputs ``x`` (N, C, S, S) float32 and labels (N,) int64, on the source's device.
         """
-        images = self.native(indices)
+        chosen = to_device(indices, self.device)
+        images = self.native(chosen)
         if augment is not None and self.config.augment:
             images = crop_flip(
                 images, augment, padding=self.config.crop_padding, flip=self.config.flip
             )
         # in place: fresh pages for three more copies of a large batch cost more than the arithmetic
         x = self._resized(images).sub_(self._mean).div_(self._std)
-        return Batch({"x": x}, self._targets[indices.to(self.device)], indices)
+        return Batch({"x": x}, self._targets[chosen], indices)
 
     def _resized(self, images: Tensor) -> Tensor:
         size = (self.input_size, self.input_size)
