@@ -206,6 +206,20 @@ def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values
     assert filled in prose(document), f"{document} should say: {filled}"
 
 
+def test_the_largest_argument_by_width_is_as_said():
+    (_, table), *_ = tables("theory/width.md")
+    for family, said in (("vit", "{}, {}, {} and {} at widths"), ("gpt_neo", "{}, {} and {} at")):
+        found = {
+            int(row[1]): row[table.heads.index("largest")].lstrip("0")
+            for row in table.rows
+            if (row[0], *row[2:7]) == (family, "2", "adamw", "sine", "500", "1")
+        }
+        values = [found[width] for width in sorted(found)][: said.count("{}")]
+        assert said.format(*values) in prose(FINDINGS)
+    column = table.heads.index("past 0.5")
+    assert all(row[column] == "0.00 %" for row in table.rows)
+
+
 def test_the_rank_correlation_of_ag4_and_js_is_as_said():
     for suite, path, said in (
         ("digits-all-class", ALL, "-.11"),
