@@ -102,6 +102,7 @@ def interval(suite: str, first: str, second: str) -> str:
 BOUND = "maps/digits-class-bound/MAP.md"
 CLASSES = "maps/cifar100-class10-bound/MAP.md"
 ALL = "digits-all-class/LEADERBOARD.md"
+IMAGENET, PUBLISHED = "cifar10-imagenet-class", "cifar10-imagenet-class/LEADERBOARD.md"
 TDEC, PILE = "tdec-small/LEADERBOARD.md", "pile PPL (first 20 rows) ↓"
 TRANSFER = "cifar10-transfer/LEADERBOARD.md"
 
@@ -121,6 +122,19 @@ def changed(path: str, row: str) -> str:
 CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "In {} of {} tables the two are equal to two decimals.",
      lambda: (readings(SINE).count("same"), len(readings(SINE)))),
+    (FINDINGS, "sine is at {} and its control at {}. The largest argument is {}. "
+               "LoRA is at {} too.",
+     lambda: (*(f"{distance(IMAGENET, row):.2f}" for row in ("gd_sine", "gd_lora_omega")),
+              f"{cell(PUBLISHED, 'bound act', 'gd_sine', 'max |arg|')}".lstrip("0"),
+              f"{distance(IMAGENET, 'gd_lora'):.2f}")),
+    (FINDINGS, "answer {} % (sine) and {} % (LoRA) of the forgotten images otherwise than Retrain "
+               "does, a second Retrain {} %.",
+     lambda: tuple(f"{cell(PUBLISHED, 'measured', row, 'changed_f ↓') + .01:.0f}"
+                   for row in ("gd_sine", "gd_lora", "retrain (second)"))),
+    (FINDINGS, "saturating loss without a bound ({}; a second Retrain {}). The tight bound with "
+               "that loss is at {},",
+     lambda: tuple(f"{distance(IMAGENET, row):.2f}"
+                   for row in ("gd_ul", "retrain (second)", "gd_ul_tanh_tight"))),
     (FINDINGS, "In the other {} no difference is shown",
      lambda: (readings(SINE).count("not apart"),)),
     (FINDINGS, "Sine is nearer to Retrain than LoRA in {} of the {} tables. LoRA is nearer in {}",
@@ -132,10 +146,10 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "accepts {} % of the settings, its control {} %",
      lambda: (accepted("tanh_c1"), accepted("gd_lora_omega"))),
     (FINDINGS, "At a tuned rate there is no general gain. By ascent no difference is shown in {}",
-     lambda: ({11: "eleven"}[readings(TIGHT).count("not apart")],)),
+     lambda: ({12: "twelve"}[readings(TIGHT).count("not apart")],)),
     (FINDINGS, "With the saturating loss it is nearer in {} of {} and farther in {}.",
      lambda: ({1: "one"}[readings(SATURATING).count("nearer")],
-              {12: "twelve"}[len(readings(SATURATING))],
+              {13: "thirteen"}[len(readings(SATURATING))],
               {1: "one"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
@@ -185,7 +199,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
               f"{distance('lethevit-cifar10-small', 'gd_ul'):.1f}")),
     (README, "On one digit {} of {} methods are not shown to differ",
      lambda: (words("digits-all-class").count("undecided"), len(methods("digits-all-class")))),
-    (README, "In {} tables from about ten settings, sine and its unbounded control are equal to "
+    (README, "In {} tables from about eleven settings, sine and its unbounded control are equal to "
              "two decimals in {} and different in {}.",
      lambda: (len(readings(SINE)), readings(SINE).count("same"),
               "none" if not {"nearer", "farther"} & set(readings(SINE)) else "some")),
@@ -204,6 +218,20 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
 def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values):
     filled = sentence.format(*values())
     assert filled in prose(document), f"{document} should say: {filled}"
+
+
+def test_the_largest_argument_by_width_is_as_said():
+    (_, table), *_ = tables("theory/width.md")
+    for family, said in (("vit", "{}, {}, {} and {} at widths"), ("gpt_neo", "{}, {} and {} at")):
+        found = {
+            int(row[1]): row[table.heads.index("largest")].lstrip("0")
+            for row in table.rows
+            if (row[0], *row[2:7]) == (family, "2", "adamw", "sine", "500", "1")
+        }
+        values = [found[width] for width in sorted(found)][: said.count("{}")]
+        assert said.format(*values) in prose(FINDINGS)
+    column = table.heads.index("past 0.5")
+    assert all(row[column] == "0.00 %" for row in table.rows)
 
 
 def test_the_rank_correlation_of_ag4_and_js_is_as_said():

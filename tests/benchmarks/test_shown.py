@@ -140,12 +140,13 @@ def test_what_next_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
     monkeypatch.setattr(demo.shutil, "which", lambda _: None)
-    page, events, _, *commands = demo.look_lines("a+1", tmp_path / "runs", Path("runs"))
+    page, samples, events, _, *commands = demo.look_lines("a+1", tmp_path / "runs", Path("runs"))
     assert page.endswith("runs/suites/a+1/leaderboard.html")
+    assert samples.endswith("runs/suites/a+1/samples.html")
     assert events.endswith(".venv/bin/tensorboard --logdir runs/tensorboard/a+1/summary")
     assert all(line.startswith(".venv/bin/unlearn ") for line in commands[:-1])
     monkeypatch.setattr(demo.shutil, "which", lambda _: "/usr/bin/unlearn")
-    first = [*demo.look_lines("a+1", tmp_path / "x", Path("x"))][3]
+    first = [*demo.look_lines("a+1", tmp_path / "x", Path("x"))][4]
     assert first.startswith("unlearn report a+1 --store x ")
 
 

@@ -18,7 +18,7 @@ ROWS = {
 }
 
 
-def test_rows_that_evaluate_in_training_get_a_trajectory(tiny_suite, tmp_path, cli):
+def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp_path, cli):
     path = tiny_suite(tmp_path, suite="watched", methods=ROWS, columns=["fa", "ra"])
     done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
     assert done.code == 0, done.err
@@ -39,7 +39,7 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(tiny_suite, tmp_path, c
     whole = log.read_bytes()
     log.write_bytes(whole.replace(b"evaluation/fa", b"evaluation/fb"))
     done = cli("run", path, "--store", tmp_path / "store", "--workers", 1)
-    assert done.code == 0 and "scalars.jsonl: is not what was written" in done.err
+    assert done.code == 0 and "scalars.jsonl: is not what was written" in caplog.text
     assert log.read_bytes() == whole
     assert json.loads((folder / "trajectory.json").read_text()) == found
 
