@@ -222,16 +222,21 @@ def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values
 
 def test_the_largest_argument_by_width_is_as_said():
     (_, table), *_ = tables("theory/width.md")
-    for family, said in (("vit", "{}, {}, {} and {} at widths"), ("gpt_neo", "{}, {} and {} at")):
+    largest, past = (table.heads.index(head) for head in ("largest", "past 0.5"))
+    sine = [row for row in table.rows if (*row[2:5], row[6]) == ("2", "adamw", "sine", "1")]
+    for family, said in (("vit", "{}, {}, {} and {} at widths"), ("gpt_neo", "{}, {}, {} and {}.")):
         found = {
-            int(row[1]): row[table.heads.index("largest")].lstrip("0")
-            for row in table.rows
-            if (row[0], *row[2:7]) == (family, "2", "adamw", "sine", "500", "1")
+            int(row[1]): row[largest].lstrip("0")
+            for row in sine
+            if (row[0], row[5]) == (family, "500")
         }
-        values = [found[width] for width in sorted(found)][: said.count("{}")]
-        assert said.format(*values) in prose(FINDINGS)
-    column = table.heads.index("past 0.5")
-    assert all(row[column] == "0.00 %" for row in table.rows)
+        assert said.format(*(found[width] for width in sorted(found))) in prose(FINDINGS)
+    assert all(row[past] == "0.00 %" for row in table.rows if row[5] == "500")
+    long = {row[0]: row for row in sine if row[1] == "64" and row[5] == "5000"}
+    vit, text = long["vit"], long["gpt_neo"]
+    shares = f"{vit[past].removesuffix(' %')} and {text[past]} of the entries pass 0.5"
+    assert f"{vit[largest]} (ViT) and {text[largest]} (GPT-Neo)" in prose(FINDINGS)
+    assert shares in prose(FINDINGS)
 
 
 def test_the_rank_correlation_of_ag4_and_js_is_as_said():
