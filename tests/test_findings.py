@@ -237,6 +237,8 @@ def test_the_largest_argument_by_width_is_as_said():
     shares = f"{vit[past].removesuffix(' %')} and {text[past]} of the entries pass 0.5"
     assert f"{vit[largest]} (ViT) and {text[largest]} (GPT-Neo)" in prose(FINDINGS)
     assert shares in prose(FINDINGS)
+    wide = next(row for row in sine if (row[0], row[1], row[5]) == ("vit", "192", "5000"))
+    assert f"width 192 it is {wide[largest]}, and {wide[past]} pass" in prose(FINDINGS)
 
 
 def test_the_rank_correlation_of_ag4_and_js_is_as_said():
