@@ -101,4 +101,4 @@ def disconnect() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         group.cache_clear()
-        distributed.destroy_processgroup()
+        distributed.destroy_process_group()
