@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +30,10 @@ from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.benchmarks.suite.suite import FLOOR
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.store.stages import StageStore
+
+logger = logging.getLogger(__name__)
 
 
 def write_site(out: Path, submissions: Path | None, store: Path | None = None) -> list[str]:
@@ -100,7 +103,12 @@ def _of_store(store: Path) -> Iterator[Page]:
     if not (store / "suites").is_dir():
         raise ConfigError(f"--store {store}: holds no suites; run one first")
     for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):
-        board = make_leaderboard(load_suite(remembered(folder.name, store)), StageStore(store))
+        try:
+            suite = load_suite(remembered(folder.name, store))
+        except UserError as error:  # of a file or plugin that is not here
+            logger.warning("left out: %s: %s", folder.name, error)
+            continue
+        board = make_leaderboard(suite, StageStore(store))
         if board.records:
             name = re.sub(r"[^\w.+=-]+", "-", folder.name)
             title, pieces = board.suite.spec.title, sections(board)
