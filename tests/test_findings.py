@@ -220,6 +220,16 @@ def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values
     assert filled in prose(document), f"{document} should say: {filled}"
 
 
+def test_the_papers_bound_is_active_in_no_table():
+    suites = {own.suite for own in versus.encounters([SINE], [RESULTS])[0]}
+    found = {suite: cell(f"{suite}/LEADERBOARD.md", "bound act", "gd_sine", "bound active")
+             for suite in suites}  # fmt: skip
+    assert len(found) >= 15 and set(found.values()) == {0.0}
+    (_, table), *_ = tables("theory/width.md")
+    most = max(float(row[table.heads.index("past 0.5")].removesuffix(" %")) for row in table.rows)
+    assert f"it acts in at most {most} % (one seed)" in prose(README)
+
+
 def test_the_largest_argument_by_width_is_as_said():
     (_, table), *_ = tables("theory/width.md")
     largest, past = (table.heads.index(head) for head in ("largest", "past 0.5"))
