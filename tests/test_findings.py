@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board, rea
 from stable_forgetting.benchmarks.sharing import versus
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.gaps import paired_difference
+from stable_forgetting.common.measure.verdict import LEVEL, benjamini_hochberg
 
 ROOT = Path(__file__).resolve().parents[1]
 README, FINDINGS = "README.md", "docs/findings.md"
@@ -218,6 +219,30 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
 def test_a_number_in_the_prose_is_that_of_the_reports(document, sentence, values):
     filled = sentence.format(*values())
     assert filled in prose(document), f"{document} should say: {filled}"
+
+
+def test_corrections_by_benjamini_hochberg_are_as_said():
+    q, farther = {}, {}
+    for pair in (LORA, TIGHT):
+        met = versus.encounters([pair], [RESULTS])[0]
+        q[pair] = benjamini_hochberg([own.difference.p_value for own in met])
+        farther[pair] = [own.difference.summary.mean > 0 for own in met]
+    lora = sum(value <= LEVEL for value in q[LORA])
+    assert f"{lora} with Benjamini-Hochberg" in prose(FINDINGS) and all(
+        far for value, far in zip(q[LORA], farther[LORA], strict=True) if value <= LEVEL
+    )
+    nearest = sorted(zip(q[TIGHT], farther[TIGHT], strict=True))[:3]
+    assert {f"{value:.3f}" for value, _ in nearest} == {"0.052"} and all(f for _, f in nearest)
+
+
+def test_the_papers_bound_is_active_in_no_table():
+    suites = {own.suite for own in versus.encounters([SINE], [RESULTS])[0]}
+    found = {suite: cell(f"{suite}/LEADERBOARD.md", "bound act", "gd_sine", "bound active")
+             for suite in suites}  # fmt: skip
+    assert len(found) >= 15 and set(found.values()) == {0.0}
+    (_, table), *_ = tables("theory/width.md")
+    most = max(float(row[table.heads.index("past 0.5")].removesuffix(" %")) for row in table.rows)
+    assert f"it acts in at most {most} % (one seed)" in prose(README)
 
 
 def test_the_largest_argument_by_width_is_as_said():

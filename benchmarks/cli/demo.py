@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 IMAGES, PAGE_IMAGES = 6, 100
 TEXTS, PAGE_TEXTS = 3, 12
 """Samples on the screen, and on the page of samples."""
-ANSWERS = ("original", "retrain")
-"""Rows whose answers are shown beside those of two methods."""
 SHORTER = ["protocol.train.epochs=30", "protocol.minimum_train_accuracy=95"]
 
 
@@ -105,7 +103,7 @@ def _show_brief(
     if board.complete and whole:
         text = BENCHMARKS[suite.spec.benchmark].modality != "vision"
         chosen = write_samples(board, runtime, PAGE_TEXTS if text else PAGE_IMAGES)
-        few = [only(sample, (*ANSWERS, *methods)) for sample in chosen]
+        few = [only(sample, (*REFERENCES, *methods)) for sample in chosen]
         show(console, [text_section(few[:TEXTS]) if text else image_section(few[:IMAGES])])
 
 

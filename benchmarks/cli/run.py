@@ -243,7 +243,9 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
     ] = False,
-    port: Annotated[int, typer.Option(help="Of that page; 0 takes a free one.")] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of that page; 0 takes a free one.")
+    ] = 8765,
 ) -> None:
     """Print a suite's leaderboard from stored records; run nothing.
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stable_forgetting.common.protocol.benchmark import Runtime
 
 FORGET = "forget"
-FIRST = ("original", "retrain")
 PAGE = "samples.html"
 
 
@@ -246,10 +245,10 @@ def card_of(sample: Sample) -> Card:
     told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
     reference = sample.answers.get("retrain")
     replies = []
-    for who in sorted(sample.answers, key=lambda who: who not in FIRST):
+    for who in sorted(sample.answers, key=lambda who: who not in REFERENCES):
         answer = sample.answers[who]
         same = reference is None or not _differs(answer, reference, told)
-        mark = "" if who in FIRST else "same" if same else "other"
+        mark = "" if who in REFERENCES else "same" if same else "other"
         share = f"{100 * answer.probability:.0f} %"
         replies.append(Reply(who, answer.text or "(nothing)", share, answer.known, mark, told))
     shown = tuple(line for line in lines if line)

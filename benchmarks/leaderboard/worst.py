@@ -18,15 +18,13 @@ from stable_forgetting.benchmarks.leaderboard.board import (
     Worst,
 )
 from stable_forgetting.benchmarks.leaderboard.judge import label_of
+from stable_forgetting.benchmarks.leaderboard.verdicts import STEP
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.measure.gaps import gap
 from stable_forgetting.common.measure.ranking import ranks, shown
 from stable_forgetting.common.measure.rules import Rule
 from stable_forgetting.common.store.records import RunRecord
-
-STEP = 1e-9
-"""Distances below are rounding."""
 
 
 def add_worst(

@@ -71,10 +71,12 @@ def lists(pages: Sequence[Page]) -> dict[str, str]:
     methods = _of_methods(boards)
     home = (INDEX, "All results")
     files = {INDEX: html.write(_index(pages, methods))}
-    every = [Section("Every row", content=_every(boards), depth=1)]
+    rows = [line for page in boards for line in _rows(page)]
+    links = {_name(page): page.file for page in boards}
+    every = [Section("Every row", content=_every(rows, links), depth=1)]
     files[ROWS] = html.write(every, home=home)
-    for method, lines in methods.items():
-        files[_method_file(method)] = html.write(_method_page(method, lines), home=home)
+    for method, own in methods.items():
+        files[_method_file(method)] = html.write(_method_page(method, own), home=home)
     return files
 
 
@@ -136,15 +138,15 @@ def _method_file(row: str) -> str:
     return f"method-{re.sub(r'[^A-Za-z0-9_.]+', '-', row)}.html"
 
 
-def _of_methods(boards: Sequence[Page]) -> dict[str, list[tuple[Page, Mapping[str, Any]]]]:
+def _of_methods(boards: Sequence[Page]) -> dict[str, list[Page]]:
     """Row that is named as its method is -> the tables that have it, where they are enough."""
-    found: dict[str, list[tuple[Page, Mapping[str, Any]]]] = {}
+    found: dict[str, list[Page]] = {}
     for page in boards:
         for row in _methods(page):
             if row["row"] == row["method"]:
-                found.setdefault(row["row"], []).append((page, row))
-    measured = {name: [page for page, _ in lines if _floor(page)] for name, lines in found.items()}
-    return {name: found[name] for name in found if len(measured[name]) >= heat.LEAST_SUITES}
+                found.setdefault(row["row"], []).append(page)
+    least = heat.LEAST_SUITES
+    return {name: own for name, own in found.items() if len([*filter(_floor, own)]) >= least}
 
 
 def _floor(page: Page) -> float | None:
@@ -153,37 +155,13 @@ def _floor(page: Page) -> float | None:
     return (floor["mean"] or None) if floor else None
 
 
-def _method_page(method: str, lines: Sequence[tuple[Page, Mapping[str, Any]]]) -> list[Section]:
-    rows, links = [], {}
-    for page, row in lines:
-        distance = row["derived"]["ag"]
-        links[_name(page)] = f"{page.file}#{place_of(method)}"
-        rows.append(
-            [
-                _name(page),
-                page.title,
-                str(len(row["seeds"])),
-                number(distance["mean"], 2),
-                MARKS[row["verdict"]["word"]] if row["verdict"] else "",
-                number(_floor(page), 2),
-                str(row["rank"]["rank"]) if row["rank"] else MISSING,
-                str(len(_methods(page))),
-            ]
-        )
-    heads: list[str | Column] = [
-        "suite",
-        Column("what", "words"),
-        Column("n", doc="counts the seeds"),
-        Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
-        Column("", "mark"),
-        Column("floor", doc="is the distance of a second Retrain"),
-        Column("rank", doc="is the place in the table"),
-        Column("of", doc="counts the table's methods"),
-    ]
+def _method_page(method: str, pages: Sequence[Page]) -> list[Section]:
+    """Every table that has the method, and where the method comes from."""
     info = info_of(method)
     text = (f"Source: {info.paper}.",) if info and info.paper else ()
-    content = replace(table(heads, rows), links=links, notes=NOTES)
-    return [Section(method, text, content, depth=1)]
+    links = {_name(page): f"{page.file}#{place_of(method)}" for page in pages}
+    rows = [line for page in pages for line in _rows(page) if line[1] == method]
+    return [Section(method, text, _every(rows, links), depth=1)]
 
 
 def _suites(pages: Sequence[Page]) -> Table:
@@ -233,12 +211,13 @@ def _rows(page: Page) -> Iterator[list[str]]:
             number(distance["mean"], 2),
             MARKS[verdict["word"]] if verdict else "",
             MISSING if MISSING in ends else f"{ends[0]} to {ends[1]}",
+            number(_floor(page), 2),
             str(row["rank"]["rank"]) if row["rank"] else MISSING,
+            str(len(_methods(page))),
         ]
 
 
-def _every(pages: Sequence[Page]) -> Table:
-    rows = [line for page in pages for line in _rows(page)]
+def _every(rows: Sequence[Sequence[str]], links: Mapping[str, str]) -> Table:
     heads: list[str | Column] = [
         "suite",
         Column("row", "label"),
@@ -246,7 +225,8 @@ def _every(pages: Sequence[Page]) -> Table:
         Column("distance", doc="is the mean over seeds, in the unit of the suite's page"),
         Column("", "mark"),
         Column("95 % CI", doc="is of that mean, by Student's t"),
+        Column("floor", doc="is the distance of a second Retrain"),
         Column("rank", doc="is the place in its suite"),
+        Column("of", doc="counts the suite's methods"),
     ]
-    links = {_name(page): page.file for page in pages}
     return replace(table(heads, rows), links=links, notes=NOTES)

@@ -89,3 +89,10 @@ def test_the_page_is_served_on_this_machine_and_says_what_is_damaged(copied):
         with urllib.request.urlopen(address) as answer:
             assert "belongs to another stage" in answer.read().decode()
         server.shutdown()
+
+
+def test_a_port_that_cannot_be_is_refused_in_a_line(cli, one_line_error, tmp_path):
+    asked = cli("report", "digits-class", "--store", tmp_path, "--watch", "--port", 99999)
+    assert "65535" in one_line_error(asked)
+    asked = cli("report", "--records", tmp_path, "--watch")
+    assert "give a suite" in one_line_error(asked)
