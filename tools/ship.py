@@ -1,7 +1,7 @@
 """Puts the report of a suite of a store among the results that come with the project.
 
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
-``leaderboard.json`` it keeps what the site, ``versus`` and ``compare`` read: metrics of every row
+``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
 are in ``leaderboard.csv`` and ``runs.csv`` too.
 """
 

@@ -1,4 +1,4 @@
-"""``unlearn convert``: a file of pickled weights becomes a folder that ``unlearn apply`` takes."""
+"""``unlearn apply --convert``: pickled weights become a folder that ``unlearn apply`` takes."""
 
 from __future__ import annotations
 

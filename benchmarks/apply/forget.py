@@ -95,7 +95,7 @@ def forget(
         forget: What to forget: a map-style data set (of torch, of ``datasets``, or a list), or a
             path; see :mod:`benchmarks.apply.forget`.
         retain: What to keep, in the same form; most methods read it.
-        method: One of ``unlearn ls methods``.  Of several, one is chosen on retained samples that
+        method: One of ``unlearn show methods``.  Of several, one is chosen on retained samples that
             are held out.
         test: What the model never saw, in the same form; measured, never trained on.
         params: Settings of the method, such as ``{"steps": 60, "adapter": {"rank": 8}}``; or

@@ -1,4 +1,4 @@
-"""The commands ``apply`` and ``convert``."""
+"""The command ``apply``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.methods.base import ALIASES
 
 TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try --method a,b,c."
@@ -26,30 +27,30 @@ TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try
 class Order:
     """The options of one application."""
 
+    out: Annotated[
+        Path, typer.Option(help="New folder: merged model, adapter, statement, card, report.html.")
+    ]
     model: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="Images: folder (model.safetensors + config.json) or .safetensors file. Text: "
             "folder of a Hugging Face causal LM with its tokenizer, of a PEFT adapter, or hub id."
         ),
-    ]
+    ] = None
     forget: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help='What to forget: a folder CLASS/x.png, or a .jsonl of {"question", "answer"} or '
             '{"text"} rows.'
         ),
-    ]
+    ] = None
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="A method (see below, and unlearn ls methods), or several: a,b,c tries each and "
+            help="A method (see below, and unlearn show methods), or several: a,b,c tries each and "
             "chooses on retained samples that are held out."
         ),
-    ]
-    out: Annotated[
-        Path, typer.Option(help="New folder: merged model, adapter, statement, card, report.html.")
-    ]
+    ] = None
     retain: Annotated[Path | None, typer.Option(help="Samples to keep, in the same form.")] = None
     test: Annotated[
         Path | None, typer.Option(help="Samples the model never saw, for the statement only.")
@@ -101,6 +102,16 @@ class Order:
         bool,
         typer.Option("--strict", help="Exit code 3 where the model has hardly changed."),
     ] = False
+    convert: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only make a folder for --model from a .pth, .pt, .bin or .safetensors file. "
+            "Weights alone are read, and no code runs."
+        ),
+    ] = None
+    label_names: Annotated[
+        str | None, typer.Option(help="Of --convert: names of the classes, comma-separated, by id.")
+    ] = None
 
 
 @command(
@@ -114,6 +125,8 @@ class Order:
     "forget.jsonl --retain retain.jsonl --method npo_gdr --out forgotten/",
     "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --test test/ --method "
     "gd,gd_ul,scrub --audits relearn --out forgotten/",
+    "unlearn apply --convert my_vit.pth --arch vit_tiny_patch16_224 --out my_vit/",
+    "unlearn apply --convert hf/pytorch_model.bin --out hf_safe/",
 )
 def apply(order: Order, plugin: Plugins = None) -> None:
     """Make your own model forget your own images (timm) or texts (Hugging Face causal LM).
@@ -122,17 +135,35 @@ def apply(order: Order, plugin: Plugins = None) -> None:
     gd_lora, gd_ball, gd_ul. Some images: finetune, gd_sine, gd_lora. Passages: gd_lora, gd,
     ihl_lora. Answers: gd_ball, npo_gdr, gd_lora. Give several, separated by commas, and one is
     chosen on retained samples kept out of training. docs/use.md has the numbers.
+
+    Pickled weights: --convert makes a folder of them, which --model takes.
     """
+    needed = {f"--{name}": getattr(order, name) for name in ("model", "forget", "method")}
+    given = ", ".join(name for name, value in needed.items() if value)
+    missing = ", ".join(name for name, value in needed.items() if not value)
+    if order.convert is not None and given:
+        raise ConfigError(f"apply: --convert only makes a folder; leave {given} out")
+    if order.convert is not None:
+        _convert(order)
+        return
+    if missing:
+        raise ConfigError(f"apply: give {missing}; or --convert FILE")
     register_all(plugin)
+    _apply(order)
+
+
+def _apply(order: Order) -> None:
     from stable_forgetting.benchmarks.apply import forget
     from stable_forgetting.benchmarks.cli.progress import StepBar
     from stable_forgetting.benchmarks.report.terminal import show
 
     options = dict(vars(order))
     strict = options.pop("strict")
-    options["method"] = [ALIASES.get(name, name) for name in order.method.split(",")]
+    del options["convert"], options["label_names"]
+    method = str(order.method)
+    options["method"] = [ALIASES.get(name, name) for name in method.split(",")]
     options["audits"] = tuple(filter(None, (order.audits or "").split(",")))
-    with StepBar(console, order.method) as progress:
+    with StepBar(console, method) as progress:
         result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":
         console.print(result.message, highlight=False, markup=False)
@@ -146,33 +177,12 @@ def apply(order: Order, plugin: Plugins = None) -> None:
             raise typer.Exit(3)
 
 
-@dataclass(frozen=True)
-class Source:
-    """The options of one conversion."""
+def _convert(order: Order) -> None:
+    """Makes a folder for --model of pickled weights."""
+    from stable_forgetting.benchmarks.apply import Conversion, convert
 
-    file: Annotated[Path, typer.Argument(help="A .pth, .pt, .bin or .safetensors file.")]
-    out: Annotated[Path, typer.Option(help="New folder: model.safetensors and its config.")]
-    arch: Annotated[
-        str | None, typer.Option(help="Images: timm name; writes config.json from the weights.")
-    ] = None
-    image_size: Annotated[
-        int | None, typer.Option(help="Images: side in px, if the weights do not give it.", min=1)
-    ] = None
-    label_names: Annotated[
-        str | None, typer.Option(help="Images: names of the classes in the order of their ids.")
-    ] = None
-
-
-@command(
-    "unlearn convert my_vit.pth --arch vit_tiny_patch16_224 --out my_vit/",
-    "unlearn convert hf/pytorch_model.bin --out hf_safe/",
-)
-def convert(source: Source) -> None:
-    """Turn pickled weights into a folder for apply. Only weights are read, and no code runs."""
-    from stable_forgetting.benchmarks.apply import Conversion
-    from stable_forgetting.benchmarks.apply import convert as run_convert
-
-    options = dict(vars(source))
-    names = tuple(filter(None, (options.pop("label_names") or "").split(",")))
-    for line in run_convert(Conversion(label_names=names, **options)):
+    assert order.convert is not None
+    names = tuple(filter(None, (order.label_names or "").split(",")))
+    options = {key: getattr(order, key) for key in ("out", "arch", "image_size")}
+    for line in convert(Conversion(order.convert, label_names=names, **options)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -104,7 +104,7 @@ def audit(
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
     from stable_forgetting.benchmarks.audits.plan import AuditPlanner
-    from stable_forgetting.benchmarks.cli.shipped import show_shipped
+    from stable_forgetting.benchmarks.cli.report import show_shipped
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()

@@ -1,11 +1,10 @@
-"""The commands on suites: ``plan``, ``run``, ``report`` and ``stage``."""
+"""The commands that plan and run suites: ``plan`` and ``run``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +104,38 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     return [*([by_stage] if keys else ()), Section(title, tuple(text), by_kind), *of_grid]
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a suite is run: whole, a single stage of it, or on trial."""
+
+    fresh: Annotated[
+        str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
+    ] = None
+    samples: Annotated[
+        bool,
+        typer.Option("--samples", help="Write a page of forgotten samples and models' answers."),
+    ] = False
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Dry run on the CPU: small random models, few samples, first and last steps. It "
+            "is deleted unless --store is given.",
+        ),
+    ] = False
+    record: Annotated[
+        Path | None,
+        typer.Option(help="With --rehearse: write into this JSON file which suites succeeded."),
+    ] = None
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="Run one stage in this process, for launchers and big models: the start of its "
+            "key (see plan --keys)."
+        ),
+    ] = None
+
+
 @command(
     "unlearn run digits-class",
     "unlearn run cifar100-class10-small --data-root data",
@@ -112,31 +143,88 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=300",
     "unlearn run digits-class --fresh gd_sine",
     "unlearn run digits-class --samples",
+    "unlearn run tofu-llama2-7b-forget10 --rehearse",
+    "unlearn run full --rehearse --record rehearsals.json",
+    "unlearn run digits-class --stage KEY",
+    "accelerate launch --multi_gpu -m stable_forgetting.benchmarks run lethevit-cifar10 "
+    "--stage KEY",
 )
 def run(
-    suite: Annotated[str, typer.Argument(help="Suite name, group of suites, or YAML file.")],
+    context: typer.Context,
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="Suite name, group of suites, or YAML file; with --rehearse also full: all for a "
+            "GPU."
+        ),
+    ],
     machine: Machine,
     selection: Selection,
     pool: Pool,
-    fresh: Annotated[
-        str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
-    ] = None,
-    samples: Annotated[
-        bool,
-        typer.Option("--samples", help="Write a page of forgotten samples and models' answers."),
-    ] = False,
+    way: Way,
 ) -> None:
-    """Run what the store lacks of a suite, and print its leaderboard."""
-    suites, runtime = selection.suites(suite, machine.store), machine.runtime()
-    if fresh:
-        _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
+    """Run what the store lacks of a suite, and print its leaderboard.
+
+    --rehearse tries every row from end to end first. --stage runs a single stage.
+    """
+    given = [
+        f"--{name}" for name in ("fresh", "samples", "rehearse", "stage") if getattr(way, name)
+    ]
+    if len(given) > 1 and given != ["--fresh", "--samples"]:
+        raise ConfigError(f"{' and '.join(given)} do not go together; keep one")
+    if way.record is not None and not way.rehearse:
+        raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
+    if way.rehearse:
+        from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
+
+        chosen = {name for name in context.params if _is_given(context, name)}
+        rehearse_suites(suite, selection, machine, chosen, way.record)
+    elif way.stage is not None:
+        _run_stage(suite, way.stage, selection, machine)
+    else:
+        _run_suites(selection.suites(suite, machine.store), machine, pool, way)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line or in the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _run_suites(suites: Sequence[ResolvedSuite], machine: Machine, pool: Pool, way: Way) -> None:
+    runtime = machine.runtime()
+    if way.fresh:
+        _remove_rows(suites, [label.strip() for label in way.fresh.split(",")], runtime)
     failed: dict[str, str] = {}
     with executing(runtime, pool) as executor:
         for each in suites:
             board, failed_here = execute(each, runtime, pool, executor)
             failed |= failed_here
-            show_board(board, runtime, samples=samples)
+            show_board(board, runtime, samples=way.samples)
     finish(failed)
+
+
+def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> None:
+    from stable_forgetting.benchmarks.cli.progress import StepBar
+    from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
+    from stable_forgetting.benchmarks.pipeline.planner import make_plan
+    from stable_forgetting.benchmarks.pipeline.runner import run_stage
+    from stable_forgetting.benchmarks.pipeline.schedule import events_folder
+
+    resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
+    stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
+    hits = [stage for stage in stages if stage.key.startswith(key)]
+    if len(hits) != 1:
+        raise ConfigError(
+            f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
+            f"plan {suite} --keys"
+        )
+    StageStore(runtime.store).sweep()
+    prepare_worker(runtime.threads, runtime.plugins)
+    events = events_folder(runtime, resolved.name, hits[0])
+    with StepBar(console, hits[0].name) as progress:
+        status = run_stage(hits[0], runtime, events=events, progress=progress)
+    console.print(f"{hits[0].name}: {status}", highlight=False)
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
@@ -181,128 +269,3 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
 def short_path(path: Path) -> str:
     """A path as it can be typed here."""
     return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
-
-
-@command(
-    "unlearn plan digits-class --keys",
-    "unlearn stage digits-class KEY",
-    "accelerate launch --multi_gpu -m stable_forgetting.benchmarks stage lethevit-cifar10 KEY",
-)
-def stage(
-    suite: Annotated[str, typer.Argument(help="Suite name or YAML file.")],
-    key: Annotated[str, typer.Argument(help="Start of the stage's key (see plan --keys).")],
-    machine: Machine,
-    selection: Selection,
-) -> None:
-    """Run one stage in this process, for launchers and big models."""
-    from stable_forgetting.benchmarks.cli.progress import StepBar
-    from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
-    from stable_forgetting.benchmarks.pipeline.runner import run_stage
-    from stable_forgetting.benchmarks.pipeline.schedule import events_folder
-
-    resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
-    stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
-    hits = [stage for stage in stages if stage.key.startswith(key)]
-    if len(hits) != 1:
-        raise ConfigError(
-            f"key '{key}' fits {len(hits)} stages of {resolved.name}; see: unlearn "
-            f"plan {suite} --keys"
-        )
-    StageStore(runtime.store).sweep()
-    prepare_worker(runtime.threads, runtime.plugins)
-    with StepBar(console, hits[0].name) as progress:
-        status = run_stage(
-            hits[0],
-            runtime,
-            events=events_folder(runtime, resolved.name, hits[0]),
-            progress=progress,
-        )
-    console.print(f"{hits[0].name}: {status}", highlight=False)
-
-
-@command(
-    "unlearn report digits-class",
-    "unlearn report digits-class --format tex > board.tex",
-    "unlearn report digits-class --watch",
-    "unlearn report --records their-records.jsonl",
-)
-def report(
-    selection: Selection,
-    suite: Annotated[
-        str | None, typer.Argument(help="Suite name, group of suites, or YAML file.")
-    ] = None,
-    records: Annotated[
-        Path | None, typer.Option(help="Read a file of records, or a folder with one, instead.")
-    ] = None,
-    store: Store = STORE,
-    format_: Annotated[
-        str,
-        typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
-    ] = "table",
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of that page; 0 takes a free one.")
-    ] = 8765,
-) -> None:
-    """Print a suite's leaderboard from stored records; run nothing.
-
-    If there are no records, the report that comes with the project is shown.
-    """
-    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
-
-    if format_ not in ("table", *FORMATS):
-        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
-    if (suite is None) == (records is None):
-        raise ConfigError("report: give a suite, or --records FILE")
-    if watch:
-        if suite is None:
-            raise ConfigError("report --watch: give a suite; a file of records does not change")
-        _watch(selection.suite(suite, store), store, port)
-    elif records is not None:
-        from stable_forgetting.benchmarks.sharing.records import board_of, read_records
-
-        _print(board_of(read_records(records), records), format_)
-    elif format_ == "table":
-        for resolved in selection.suites(str(suite), store):
-            _report(resolved, str(suite), store, format_)
-    else:
-        _report(selection.suite(str(suite), store), str(suite), store, format_)
-
-
-def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
-    """Serves the page of a run until the user ends it."""
-    from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
-
-    with serve(suite, StageStore(store), port) as server:
-        console.print(f"{suite.name}: http://{HOST}:{server.server_port}", highlight=False)
-        console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
-
-
-def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.cli.shipped import show_shipped, write_shipped
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-
-    board = make_leaderboard(suite, StageStore(store))
-    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
-    if board.records:
-        _print(board, form)
-    elif form == "table":
-        show_shipped(suite.name, missing)
-    else:
-        write_shipped(suite.name, missing, form)
-
-
-def _print(board: Leaderboard, form: str) -> None:
-    from stable_forgetting.benchmarks.leaderboard.report import sections
-    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
-    from stable_forgetting.benchmarks.paper.report import published_sections
-
-    if form == "table":
-        show(console, sections(board) + published_sections(board.suite.spec.published))
-    else:
-        sys.stdout.write(FORMATS[form][1](board))

@@ -1,8 +1,9 @@
-"""The commands on results that come and go: ``compare``, ``versus``, ``submit``, ``site``."""
+"""The commands on results that come and go: ``compare``, ``submit`` and ``site``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.errors import ConfigError
@@ -25,90 +27,109 @@ from stable_forgetting.common.store.stages import StageStore
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 
-GIVEN = "Suite, STORE:SUITE, file of records, bundle, or folder of results."
+GIVEN = (
+    "Two results: each a suite, STORE:SUITE, file of records, bundle, or folder of results. Or "
+    "pairs of rows: FIRST,SECOND. Default: rows with and without a bound."
+)
 
 
 @command(
     "unlearn compare digits-class+85a134 digits-class",
     "unlearn compare runs:digits-class theirs/runs:digits-class",
     "unlearn compare digits-class their-records.jsonl --format csv",
+    "unlearn compare",
+    "unlearn compare gd_sine,gd_lora gd_ball,gd_lora --filter tofu",
+    "unlearn compare gd_ul_tanh_tight,gd_ul --format svg > bound.svg",
 )
 def compare(
-    first: Annotated[str, typer.Argument(help=GIVEN)],
-    second: Annotated[str, typer.Argument(help=GIVEN)],
     selection: Selection,
+    what: Annotated[list[str] | None, typer.Argument(help=GIVEN)] = None,
+    words: Annotated[
+        str,
+        typer.Option("--filter", help="Of pairs: only suites with all these words in their name."),
+    ] = "",
     store: Store = STORE,
     format_: Annotated[
-        str, typer.Option("--format", help="table, md, tex, html, or csv (every metric).")
+        str,
+        typer.Option(
+            "--format", help="table, md, tex, html, csv (every metric); of pairs also svg."
+        ),
     ] = "table",
 ) -> None:
-    """Compare two results, paired by row, seed and split: differences with 95 % CIs."""
-    from stable_forgetting.benchmarks.report import html, markdown, tex
+    """Compare two results, or two rows in every table that has both, shipped or in the store.
+
+    Results are paired by row, seed and split. Rows are paired by seed: their distances to Retrain
+    (or to the goals). Both print differences with 95 % CIs. p is corrected for the rows or the
+    tables.
+    """
+    given = what or []
+    pairs = [name for name in given if "," in name]
+    if len(pairs) == len(given):
+        if selection != Selection(plugin=selection.plugin):
+            raise ConfigError("compare FIRST,SECOND: --set, --seeds and --only are of two results")
+        _compare_rows(pairs, words, store, format_)
+    elif pairs or len(given) != 2:
+        raise ConfigError("compare: give two results, or pairs of rows as FIRST,SECOND")
+    elif words:
+        raise ConfigError("compare --filter: only pairs of rows have it (FIRST,SECOND)")
+    else:
+        _compare_results(given[0], given[1], selection, store, format_)
+
+
+def _compare_results(first: str, second: str, selection: Selection, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.sharing import compare as job
     from stable_forgetting.benchmarks.sharing.results import read_results
 
-    writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
-    if format_ not in ("table", "csv", *writers):
-        raise ConfigError(f"--format {format_}: choose table, csv, {', '.join(writers)}")
+    _check_format(form, "csv")
 
     def board(suite: str, own: Path | None) -> Leaderboard | None:
         return read_board(selection, suite, own or store)
 
     comparison = job.compare(read_results(first, board), read_results(second, board))
-    if format_ == "csv":
+    if form == "csv":
         sys.stdout.write(job.to_csv(comparison))
-    elif format_ == "table":
-        show(console, job.sections(comparison))
     else:
-        sys.stdout.write(writers[format_](job.sections(comparison)))
+        _put(job.sections(comparison), form)
 
 
-@command(
-    "unlearn versus",
-    "unlearn versus gd_sine,gd_lora gd_ball,gd_lora --filter tofu",
-    "unlearn versus gd_ul_tanh_tight,gd_ul --format svg > bound.svg",
-)
-def versus(
-    pairs: Annotated[
-        list[str] | None,
-        typer.Argument(help="Two rows, FIRST,SECOND. Default: rows with and without a bound."),
-    ] = None,
-    words: Annotated[
-        str, typer.Option("--filter", help="Only suites with all these words in their name.")
-    ] = "",
-    store: Store = STORE,
-    format_: Annotated[
-        str, typer.Option("--format", help="table, md, tex, html (with picture), csv, or svg.")
-    ] = "table",
-) -> None:
-    """Compare two rows in every table that has both, shipped or in the store.
-
-    Distances to Retrain (or to the goals) are paired by seed. p is corrected for the tables.
-    """
-    from stable_forgetting.benchmarks.report import html, markdown, tex
+def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.report.shipped import RESULTS
     from stable_forgetting.benchmarks.sharing import versus as job
     from stable_forgetting.benchmarks.sharing.versus_picture import picture
 
-    writers = {"md": markdown.write, "tex": tex.write, "html": html.write}
-    if format_ not in ("table", "csv", "svg", *writers):
-        raise ConfigError(f"--format {format_}: choose table, csv, svg, {', '.join(writers)}")
-    asked = [_two(pair) for pair in pairs or ()] or job.CLAIMS
+    _check_format(form, "csv", "svg")
+    asked = [_two(pair) for pair in pairs] or job.CLAIMS
     met, withdrawn = job.encounters(asked, [RESULTS, store / "suites"], words)
-    if format_ == "table":
-        show(console, job.sections(met, withdrawn))
-    elif format_ in writers:
-        drawn = [Section(content=picture(met))] if format_ == "html" else []
-        sys.stdout.write(writers[format_]([*job.sections(met, withdrawn), *drawn]))
+    if form == "csv":
+        sys.stdout.write(job.to_csv(met))
+    elif form == "svg":
+        sys.stdout.write(picture(met).svg)
     else:
-        sys.stdout.write(job.to_csv(met) if format_ == "csv" else picture(met).svg)
+        drawn = [Section(content=picture(met))] if form == "html" else []
+        _put([*job.sections(met, withdrawn), *drawn], form)
 
 
 def _two(pair: str) -> tuple[str, str]:
     names = [name.strip() for name in pair.split(",")]
     if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise ConfigError(f"versus {pair}: write two different rows as FIRST,SECOND")
+        raise ConfigError(f"compare {pair}: write two different rows as FIRST,SECOND")
     return names[0], names[1]
+
+
+WRITERS = {"md": markdown.write, "tex": tex.write, "html": html.write}
+
+
+def _check_format(form: str, *others: str) -> None:
+    if form not in ("table", *others, *WRITERS):
+        raise ConfigError(f"--format {form}: choose table, {', '.join([*others, *WRITERS])}")
+
+
+def _put(sections: list[Section], form: str) -> None:
+    """Prints sections, or writes them in a format."""
+    if form == "table":
+        show(console, sections)
+    else:
+        sys.stdout.write(WRITERS[form](sections))
 
 
 def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:

@@ -7,7 +7,8 @@ import inspect
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,9 +16,9 @@ import yaml
 from rich.markup import escape
 
 from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import Plugins, console, register_all
+from stable_forgetting.benchmarks.cli.lists import LISTS, show_lists, show_words
+from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
 from stable_forgetting.benchmarks.report.cells import settings
-from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
@@ -37,6 +38,10 @@ from stable_forgetting.common.methods.base import ALIASES
 
 
 @command(
+    "unlearn show",
+    "unlearn show methods",
+    "unlearn show suites --filter digits",
+    "unlearn show suites --paper",
     "unlearn show gd_sine",
     "unlearn show digits-class",
     "unlearn show metrics",
@@ -47,8 +52,19 @@ from stable_forgetting.common.methods.base import ALIASES
 )
 def show(
     name: Annotated[
-        str, typer.Argument(help="A method, suite, benchmark or metric; or: metrics, bounded.")
-    ],
+        str | None,
+        typer.Argument(
+            help="A method, suite, benchmark or metric; or a list: suites, sweeps, methods, "
+            "benchmarks; or: metrics, bounded. Without a name: every list."
+        ),
+    ] = None,
+    words: Annotated[
+        str | None, typer.Option("--filter", help="Of lists: only lines with all these words.")
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
+    ] = False,
+    store: Store = STORE,
     plan: Annotated[
         str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
     ] = None,
@@ -63,43 +79,67 @@ def show(
     ] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Show a method (formula, source, defaults), a suite, the metrics, or the bounded layer."""
+    """List suites, sweeps, methods and benchmarks, or show one of them, or a metric.
+
+    Of a method: formula, source and defaults. Of a suite: what it says. bounded: the bounded layer.
+    """
+    options = {"--plan": plan, "--resolved": resolved, "--published": published}
+    lists = {"--filter": words, "--paper": paper}
+    if name is None or name in LISTS:
+        _refuse(name, options, "name one suite or method, or bounded")
+        register_all(plugin)
+        _show_lists(name, words, paper, store)
+        return
+    _refuse(name, lists, f"only lists have it: {', '.join(LISTS)}")
+    register_all(plugin)
+    name = ALIASES.get(name.lower(), name)
     if name == "bounded":
         _show_bounded(plan, rank, tokens, placement)
         return
-    if name == "metrics":
-        _show_glossary()
-        return
-    if plan is not None:
-        raise ConfigError(f"show {name} --plan: only the layer has one: show bounded --plan {plan}")
-    register_all(plugin)
-    name = ALIASES.get(name.lower(), name)
+    _refuse(name, {"--plan": plan}, f"only the layer has one: show bounded --plan {plan}")
     is_suite = name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml"))
-    for option, given in (("--resolved", resolved), ("--published", published)):
-        if given and not is_suite:
-            raise ConfigError(f"show {name} {option}: only a suite has rows; name one")
-    if name in METHODS:
-        show_method(name)
-    elif is_suite:
+    if is_suite:
         path = find_suite(name)
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         (show_resolved if resolved else show_published if published else show_suite)(name)
+        return
+    _refuse(name, options, "only a suite has rows; name one")
+    if name == "metrics":
+        _show_glossary()
+    elif name in METHODS:
+        show_method(name)
     elif name in BENCHMARKS:
         show_benchmark(name)
     else:
         show_metric(name)
 
 
-def show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    """Prints a table of words."""
-    show_sections(console, [Section(title, content=table(heads, rows, words=True))])
+def _refuse(name: str | None, options: Mapping[str, object], mend: str) -> None:
+    """Refuses options that what is shown does not have.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    for option, value in options.items():
+        if value:
+            raise ConfigError(f"show {name or ''} {option}: {mend}".replace("  ", " "))
+
+
+def _show_lists(name: str | None, words: str | None, paper: bool, store: Path) -> None:
+    if not paper:
+        show_lists(name, words, store)
+        return
+    from stable_forgetting.benchmarks.paper.coverage import coverage_section
+
+    if name != "suites":
+        raise ConfigError("show --paper: suites measure the paper: show suites --paper")
+    show_sections(console, [coverage_section()])
 
 
 def _show_glossary() -> None:
     from stable_forgetting.benchmarks.machine.glossary import glossary
 
-    register_all(None)
     show_sections(console, glossary())
 
 
@@ -113,10 +153,17 @@ def show_metric(name: str) -> None:
 
     found = sections_of(name)
     if not found:
-        names = [*METHODS.names(), *suite_names(), *BENCHMARKS.names(), "bounded", "metrics"]
+        names = [
+            *LISTS,
+            *METHODS.names(),
+            *suite_names(),
+            *BENCHMARKS.names(),
+            "bounded",
+            "metrics",
+        ]
         hint = close_to(name, [*names, *ALIASES])
         raise ConfigError(
-            f"nothing is called '{name}'{hint}; see: unlearn ls, or of columns: unlearn show "
+            f"nothing is called '{name}'{hint}; see: unlearn show, or of columns: unlearn show "
             "metrics"
         )
     show_sections(console, found)

@@ -115,7 +115,7 @@ def run(
     """Runs what a store lacks of a suite, and makes its leaderboard.
 
     Args:
-        suite: A built-in name (``unlearn ls suites``) or the path of a YAML file.
+        suite: A built-in name (``unlearn show suites``) or the path of a YAML file.
         methods: Rows of the suite, or any methods, which run with their defaults; Original and
             Retrain are always there.  Empty for all rows.
         seeds: In the place of the suite's own.

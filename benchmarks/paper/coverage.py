@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.suite.suite import suite_names
 NOTE = (
     "measured here: its report is in benchmarks/results. withdrawn: its suite has changed since."
     " small: a suite for a CPU. rehearsed: every"
-    " row of the suite as it is now ran its first and last steps on stand-ins (unlearn rehearse)."
+    " row of the suite as it is now ran its first and last steps on stand-ins (run --rehearse)."
     " Hours and memory"
     f" of the others are derived for one card ({A100.name}; unlearn plan SUITE): hours of all rows"
     " and seeds in turn, memory of the row that needs most. Suites of one setting share Original"

@@ -204,8 +204,8 @@ def _missing(pair: tuple[str, str], boards: Mapping[str, Mapping[str, Any]]) -> 
     unknown = [label for label in pair if label not in known]
     told = f"; no table has {' and '.join(unknown)}" if unknown and known else ""
     return (
-        f"versus {','.join(pair)}: none of {len(boards)} tables has both rows{told}; see a table's "
-        "rows with: unlearn report SUITE"
+        f"compare {','.join(pair)}: none of {len(boards)} tables has both rows{told}; see a "
+        "table's rows with: unlearn report SUITE"
     )
 
 

@@ -265,7 +265,7 @@ def find_suite(name: str) -> Path:
     groups = suite_groups()
     if group := groups.get(name):
         raise ConfigError(f"'{name}' is several suites; name one: {', '.join(group)}")
-    hint = close_to(name, [*suite_names(), *sweeps(), *groups]) or "; see: unlearn ls suites"
+    hint = close_to(name, [*suite_names(), *sweeps(), *groups]) or "; see: unlearn show suites"
     raise ConfigError(f"unknown suite '{name}'{hint}")
 
 

@@ -119,7 +119,7 @@ def refuse_wrapped(path: Path, names: Iterable[str]) -> None:
     if prefix:
         raise CheckpointError(
             f"{path}: all its names begin with '{prefix}', which a wrapper such as "
-            f"DistributedDataParallel puts there; run: unlearn convert {path} --out FOLDER"
+            f"DistributedDataParallel puts there; run: unlearn apply --convert {path} --out FOLDER"
         )
 
 
@@ -128,5 +128,5 @@ def refuse_pickles(path: Path) -> None:
     if path.suffix.lower() in _PICKLED:
         raise CheckpointError(
             f"{path}: a pickled checkpoint can run code when it is loaded; only .safetensors is "
-            f"read: run unlearn convert {path} --out FOLDER, which reads weights alone"
+            f"read: run unlearn apply --convert {path} --out FOLDER, which reads weights alone"
         )

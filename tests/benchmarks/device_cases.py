@@ -50,7 +50,7 @@ def test_what_cuda_allows_is_allowed():
 
 @pytest.mark.parametrize("suite", ["cifar10-scratch-all", "cifar100-class10", "tofu-small"])
 def test_rows_take_their_first_and_last_steps(suite, cli, tmp_path):
-    shown = cli("rehearse", suite, "--store", tmp_path, "--device", "auto")
+    shown = cli("run", suite, "--rehearse", "--store", tmp_path, "--device", "auto")
     assert shown.code == 0, shown.out + shown.err
     assert "gd_sine: ok" in shown.out
 

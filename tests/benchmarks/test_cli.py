@@ -17,18 +17,34 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
 COMMANDS = sorted(command.callback.__name__ for command in cli_module.app.registered_commands)
-NAMES = {"list_all": "ls"}
 
 
 def test_the_commands_are_known():
-    wanted = {"list_all", "show", "plan", "run", "stage", "report", "check", "doctor", "demo"}
+    wanted = {"show", "plan", "run", "report", "check", "doctor", "demo"}
     assert wanted <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("map digits-class", "unlearn show sweeps"),
+        ("ls suites", "unlearn show suites"),
+        ("versus", "unlearn compare FIRST,SECOND"),
+        ("convert a.pth", "unlearn apply --convert FILE --out FOLDER"),
+        ("rehearse tofu-small", "unlearn run tofu-small --rehearse"),
+        ("rehearse --help", "unlearn run SUITE --rehearse"),
+        ("stage mine.yaml a1b2", "unlearn run mine.yaml --stage a1b2"),
+        ("stage mine.yaml", "unlearn run mine.yaml --stage KEY"),
+    ],
+)
+def test_a_command_of_former_times_names_the_new_spelling(cli, one_line_error, words, instead):
+    assert f"`{instead}`" in one_line_error(cli(*words.split()))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_ends_with_examples(command, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    shown = cli(NAMES.get(command, command), "--help")
+    shown = cli(command, "--help")
     assert shown.code == 0 and shown.err == ""
     text = " ".join(shown.out.split())
     head, found, tail = text.rpartition("Example")
@@ -43,12 +59,12 @@ def test_no_arguments_is_help(cli):
     assert bare.out == asked.out and "doctor" in bare.out and "Examples" in bare.out
 
 
-def test_ls_lists_everything(cli):
-    shown = cli("ls")
+def test_show_lists_everything(cli):
+    shown = cli("show")
     assert shown.code == 0
     for name in (*METHODS.names(), *BENCHMARKS.names(), *suite_names()):
         assert re.search(rf"^\s*{re.escape(name)}\s", shown.out, re.M), name
-    only = cli("ls", "suites").out
+    only = cli("show", "suites").out
     assert re.search(r"^  digits .* -class", only, re.M) and "gd_lora" not in only
 
 
@@ -111,7 +127,7 @@ def test_one_stage_runs_alone(cli, tmp_path, tiny_suite, find_stage):
     path = tiny_suite(tmp_path)
     store = tmp_path / "store"
     key = find_stage(path, store, "split", "split/seed-1").key
-    done = cli("stage", path, key[:12], "--store", store)
+    done = cli("run", path, "--stage", key[:12], "--store", store)
     assert done.code == 0 and "split/seed-1: ok" in done.out
     assert [p.name for p in (store / "stages").iterdir()] == [f"split-{key[:20]}"]
     told = json.loads((store / "stages" / f"split-{key[:20]}" / "done.json").read_text())
@@ -225,7 +241,7 @@ def test_executor_names(monkeypatch):
 
 def test_installed_command_is_the_module(spawn):
     entry = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['unlearn', 'ls', 'benchmarks']\n"
+        [sys.executable, "-c", "import sys; sys.argv = ['unlearn', 'show', 'benchmarks']\n"
          "from importlib.metadata import entry_points\n"
          "[p] = [p for p in entry_points(group='console_scripts') if p.name == 'unlearn']\n"
          "p.load()()"],

@@ -1,4 +1,4 @@
-"""``unlearn convert``: from a .pth of another image size to a checkpoint that apply takes."""
+"""``unlearn apply --convert``: from a .pth of another image size to a folder for --model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_pth_of_another_size_from_ddp_is_converted_and_unlearned(
     torch.save({"state_dict": wrapped, "epoch": 3}, tmp_path / "vit.pth")
     out = tmp_path / "converted"
     words = ("--arch", "test_vit", "--label-names", ",".join(NAMES))
-    done = cli("convert", tmp_path / "vit.pth", "--out", out, *words)
+    done = cli("apply", "--convert", tmp_path / "vit.pth", "--out", out, *words)
     assert done.code == 0, done.err
     assert "'module.'" in done.out and "'state_dict'" in done.out
     config = json.loads((out / "config.json").read_text())
@@ -86,7 +86,7 @@ def test_names_of_a_wrapper_are_named_with_the_mend(request_, state, tmp_path): 
     path = tmp_path / "ddp.safetensors"
     save_file({f"module.{name}": value for name, value in state.items()}, path)
     options = {"arch": "test_vit", "num_classes": 4, "image_size": 32}
-    with pytest.raises(CheckpointError, match=r"begin with 'module\.'.*run: unlearn convert"):
+    with pytest.raises(CheckpointError, match=r"begin with 'module\.'.*unlearn apply --convert"):
         apply(dataclasses.replace(request_, model=path, options=options))
     convert(Conversion(path, tmp_path / "mended", arch="test_vit"))
     assert load_file(tmp_path / "mended/model.safetensors").keys() == state.keys()

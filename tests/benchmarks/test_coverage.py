@@ -52,10 +52,10 @@ def test_the_list_says_how_far_a_suite_is(monkeypatch, cli):
     assert coverage.state_of("coun-cifar100-scratch").startswith("rehearsed, needs a GPU, ")
     monkeypatch.setattr(coverage, "state_of", lambda name: f"state of {name}")
     monkeypatch.setenv("COLUMNS", "250")
-    shown = cli("ls", "suites", "--paper").out
+    shown = cli("show", "suites", "--paper").out
     assert "tab:tofu_phi_rank16/forget05" in shown and "state of tofu-small-omega" in shown
-    refused = cli("ls", "methods", "--paper")
-    assert refused.code == 2 and "ls suites --paper" in refused.err
+    refused = cli("show", "methods", "--paper")
+    assert refused.code == 2 and "show suites --paper" in refused.err
 
 
 # A suite per value of a variable ------------------------------------------------------------------

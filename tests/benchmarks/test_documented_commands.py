@@ -104,8 +104,13 @@ def without(words: list[str], *options: str) -> list[str]:
 
 
 def planned(words: list[str]) -> list[str]:
-    """``plan`` of the same selection of rows, seeds and settings; of a group its first suite."""
-    words = [word for word in words if word != "--samples"]
+    """``plan`` of the same selection of rows, seeds and settings; of a group its first suite.
+
+    A single stage is run: that of the desk.
+    """
+    if "--stage" in words:
+        return small(words)
+    words = [word for word in words if word not in ("--samples", "--rehearse")]
     rest = without(words[1:], "--fresh", "--executor", "--workers", "--data-root", "--record")
     names = {"full": "tofu-llama2-7b-forget10"}
     names |= {name: suites[0] for name, suites in suite_groups().items() if name in rest}
@@ -120,6 +125,8 @@ def small(words: list[str]) -> list[str]:
 
 def briefly(words: list[str]) -> list[str]:
     """A few samples and steps on the desk's models, which stand for those of a hub."""
+    if "--convert" in words:
+        return words
     models = {"meta-llama/Llama-3.1-8B-Instruct": "my_llm"}
     kept = without(words, "--template", "--num-classes")
     brief = ["--set", "batch_size=4"]
@@ -149,12 +156,10 @@ class Way:
 
 
 HOW = {
-    "run": Way("a suite takes minutes or needs a GPU; test_run runs a tiny one", planned),
-    "rehearse": Way("takes a minute a suite; test_rehearse runs some", planned),
+    "run": Way("takes minutes or needs a GPU; test_run and test_rehearse run tiny ones", planned),
     "audit": Way("reads stored models: those of the desk, one row", one_row),
     "submit": Way("reads stored scores: those of the desk", small),
     "compare": Way("reads two stores: those of the desk", small),
-    "stage": Way("trains: on the desk's stage", small),
     "apply": Way("trains: on tiny models, two steps", briefly),
     "demo": Way("takes minutes; make demo is part of .ci/run", parse_only=True),
     "doctor": Way(
@@ -166,13 +171,13 @@ EXCEPT = {
     "EleutherAI/gpt-neo-125m": HUB,
     "--watch": "serves until it is ended: its words are parsed alone; test_live asks it",
 }
-SLOW = re.compile(r"check --all|audit .*--minutes|--tasks|unlearn site --out|ls suites --paper")
+SLOW = re.compile(r"check --all|audit .*--minutes|--tasks|unlearn site --out|show suites --paper")
 """Twenty processor seconds or more; their own tests are test_checks, test_audit, test_probes,
 test_sharing and test_coverage."""
 PLACEHOLDERS = {"DATA": "data", "F": "forget", "R": "retain", "T": "test", "CKPT": "my_vit"}
 PLACEHOLDERS |= {"HF_FOLDER": "my_llm", "SUITE": "digits-class", "NAME": "digits-class"}
 PLACEHOLDERS |= {"COMMAND": "run", "ROW": "gd_sine"}
-ALONE = ("doctor", "ls", "versus", "demo")
+ALONE = ("doctor", "show", "compare", "demo")
 """Commands that need no more words; another one that stands alone is named, not shown."""
 
 
@@ -192,7 +197,7 @@ def filled_in(words: list[str], desk: SimpleNamespace, out: Path) -> list[str]:
 
 
 def named(words: list[str]) -> bool:
-    """Whether prose only names a command, as in "``unlearn convert FILE`` makes a folder"."""
+    """Whether prose only names a command, as in "``unlearn report SUITE`` prints"."""
     rest = words[1:]
     return all(word == word.upper() for word in rest) if rest else words[0] not in ALONE
 

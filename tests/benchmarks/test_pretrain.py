@@ -121,7 +121,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(transferred, cli, spawn, 
     path, whole, _ = transferred
     stage = next(s for s in stages(path, tmp_path) if s.kind == "pretrain")
     checkpoint = StageStore(tmp_path).scratch("pretrain", stage.key) / "checkpoint.safetensors"
-    args = ("stage", path, stage.key, "--store", tmp_path)
+    args = ("run", path, "--stage", stage.key, "--store", tmp_path)
     process = spawn(*args)
     limit = time.monotonic() + 240
     while not checkpoint.is_file():
@@ -263,7 +263,9 @@ def test_a_text_pretraining_that_does_not_fit_is_one_line(
 
 
 def test_a_rehearsal_pretrains_on_stand_ins(transferred, cli, tmp_path):
-    shown = cli("rehearse", transferred[0], "--store", tmp_path, "--only", "original,retrain")
+    shown = cli(
+        "run", transferred[0], "--rehearse", "--store", tmp_path, "--only", "original,retrain"
+    )
     assert shown.code == 0, shown.out + shown.err
     (done,) = tmp_path.rglob("pretrain-*/done.json")
     assert json.loads(done.read_text())["cost"]["steps"] == 40

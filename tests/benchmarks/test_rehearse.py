@@ -53,7 +53,7 @@ def test_the_full_suites_are_known():
     ],
 )
 def test_rows_train_their_ends_at_the_whole_schedule(suite, rows, planned, cli, tmp_path):
-    shown = cli("rehearse", suite, "--only", ",".join(rows), "--store", tmp_path)
+    shown = cli("run", suite, "--rehearse", "--only", ",".join(rows), "--store", tmp_path)
     assert shown.code == 0, shown.out + shown.err
     assert WARNING in shown.out
     table = rows_of(shown.out)
@@ -86,35 +86,35 @@ def shared(tmp_path_factory):
 def test_every_full_suite_rehearses(suite, cli, shared, built_in):
     if not is_full(built_in(suite)):
         pytest.skip("it runs here as it is")
-    shown = cli("rehearse", suite, "--store", shared)
+    shown = cli("run", suite, "--rehearse", "--store", shared)
     assert shown.code == 0, shown.out + shown.err
 
 
 def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, monkeypatch):
     rows = {"original": None, "retrain": None, "finetune": None}
     path, record = tiny_suite(suite="noted", methods=rows), tmp_path / "rehearsals.json"
-    shown = cli("rehearse", path, "--record", record, "--store", tmp_path)
+    shown = cli("run", path, "--rehearse", "--record", record, "--store", tmp_path)
     assert shown.code == 0, shown.err
     entry = json.loads(record.read_text())["noted"]
     assert entry["rows"] == 3 and entry["cpu_seconds"] > 0
     monkeypatch.setattr(rehearsals.read_rehearsals, "__defaults__", (record,))
     assert is_rehearsed(load_suite(str(path)))
     assert not is_rehearsed(load_suite(str(path), ["methods.finetune.params.lr=0.5"]))
-    refused = cli("rehearse", path, "--record", record, "--only", "finetune")
+    refused = cli("run", path, "--rehearse", "--record", record, "--only", "finetune")
     assert refused.code == 2 and "rehearsed whole" in refused.err
 
 
 def test_a_row_that_fails_is_not_recorded(tiny_suite, cli, tmp_path):
     rows = {"original": None, "retrain": None, "gd": {"params": {"steps": 2, "loss_cap": 1e-9}}}
     record = tmp_path / "rehearsals.json"
-    shown = cli("rehearse", tiny_suite(suite="wild", methods=rows), "--record", record)
+    shown = cli("run", tiny_suite(suite="wild", methods=rows), "--rehearse", "--record", record)
     assert shown.code == 1 and not record.exists()
 
 
 def test_suites_of_one_setting_share_their_stages(cli, tmp_path):
     for rank in ("", "-rank8"):
         suite = f"tofu-phi-1.5-forget01{rank}"
-        shown = cli("rehearse", suite, "--only", "gd,gd_sine", "--store", tmp_path)
+        shown = cli("run", suite, "--rehearse", "--only", "gd,gd_sine", "--store", tmp_path)
         assert shown.code == 0, shown.out + shown.err
     done = [json.loads(path.read_text())["name"] for path in tmp_path.rglob("unlearn-*/done.json")]
     assert sorted(name.split("/")[0] for name in done) == ["gd", "gd_sine", "gd_sine"]
@@ -124,7 +124,7 @@ def test_suites_of_one_setting_share_their_stages(cli, tmp_path):
 def test_a_row_that_does_not_apply_is_no_failure(tiny_suite, cli, tmp_path):
     rows = {"original": None, "retrain": None, "novo": None}
     suite = tiny_suite(tmp_path, methods=rows, protocol={"scenario": {"kind": "random"}})
-    shown = cli("rehearse", suite, "--record", tmp_path / "record.json")
+    shown = cli("run", suite, "--rehearse", "--record", tmp_path / "record.json")
     assert shown.code == 0 and "not applicable: for class forgetting only" in shown.out
     assert "3 of 4 went well" in shown.out and "1 do not apply" in shown.out
     assert (tmp_path / "record.json").is_file()
@@ -144,7 +144,7 @@ def test_a_row_that_fails_hides_no_other(tiny_suite, cli, tmp_path):
         suite="breaks",
         methods={"original": None, "retrain": None, "broken": None, "finetune": None},
     )
-    shown = cli("rehearse", suite, "--plugin", plugin)
+    shown = cli("run", suite, "--rehearse", "--plugin", plugin)
     assert shown.code == 1
     table = rows_of(shown.out)
     assert table["finetune"][-1] == "ok" and table["report"][-1] == "ok"
@@ -166,7 +166,8 @@ def test_a_rehearsed_stage_is_never_a_real_one(tmp_path):
 def test_a_rehearsal_that_is_kept_lies_apart(tiny_suite, cli, tmp_path):
     store = tmp_path / "store"
     shown = cli(
-        "rehearse",
+        "run",
+        "--rehearse",
         tiny_suite(suite="apart", methods={"original": None, "retrain": None}),
         "--store",
         store,
@@ -178,5 +179,7 @@ def test_a_rehearsal_that_is_kept_lies_apart(tiny_suite, cli, tmp_path):
 
 
 def test_a_model_of_unknown_family_is_one_line(cli, one_line_error):
-    shown = cli("rehearse", "tofu-phi-1.5-forget01", "--set", "protocol.model.name=someone/model")
+    shown = cli(
+        "run", "tofu-phi-1.5-forget01", "--rehearse", "--set", "protocol.model.name=someone/model"
+    )
     assert "published.yaml" in one_line_error(shown)

@@ -120,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_used_starts_the_stage_again(suite, cli, tmp
             save_file({"x": np.zeros(1)}, checkpoint, metadata={"identity": "other"})
         else:
             checkpoint.write_bytes(content)
-        done = cli("stage", suite, stage.key, "--store", tmp_path)
+        done = cli("run", suite, "--stage", stage.key, "--store", tmp_path)
         assert done.code == 0
         assert words in caplog.messages[-1] and "starts again" in caplog.messages[-1]
         assert not checkpoint.parent.exists()

@@ -1,4 +1,4 @@
-"""What ``ls``, ``show``, ``plan``, ``--version`` and the demo's last lines tell a new user."""
+"""What ``show``, ``plan``, ``--version`` and the demo's last lines tell a new user."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import stable_forgetting
-from stable_forgetting.benchmarks.cli import demo, ls
-from stable_forgetting.benchmarks.cli.ls import _time
+from stable_forgetting.benchmarks.cli import demo, lists
+from stable_forgetting.benchmarks.cli.lists import _time
 from stable_forgetting.benchmarks.cli.show import documented, explained
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.benchmarks.report.cells import duration
@@ -49,14 +49,14 @@ def test_needs_follow_from_the_file(suite, needed):
 
 
 def test_ls_says_what_a_suite_needs_and_filters(cli):
-    shown = cli("ls", "suites", "--filter", "cifar10 gpu").out
+    shown = cli("show", "suites", "--filter", "cifar10 gpu").out
     assert re.search(r"lethevit-cifar10 +cifar10, .*, a GPU", shown)
     assert "digits-class" not in shown and "lethevit-cifar10-small" not in shown
-    assert "nothing" in cli("ls", "suites", "--filter", "digits-class").out
+    assert "nothing" in cli("show", "suites", "--filter", "digits-class").out
 
 
 def test_ls_says_how_long_a_suite_takes(cli, tmp_path):
-    args = ["ls", "suites", "--store", tmp_path, "--filter"]
+    args = ["show", "suites", "--store", tmp_path, "--filter"]
     shipped = cli(*args, "digits-random").out
     assert re.search(r"digits-random +nothing +~\d+ (s|min)", shipped), "from the shipped report"
     assert re.search(r"tofu-phi-1.5-clip +.*a GPU +–", cli(*args, "phi clip").out)
@@ -151,25 +151,27 @@ def test_what_next_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
 
 
 def test_suites_are_listed_by_family_in_forty_lines(cli, monkeypatch):
-    monkeypatch.setattr(ls.console, "_width", 80)
-    lines = cli("ls", "suites").out.splitlines()
+    monkeypatch.setattr(lists.console, "_width", 80)
+    lines = cli("show", "suites").out.splitlines()
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("Start here") and "Images" in lines and "TOFU" in lines
     assert any(line.startswith("  tofu-phi-1.5 ") and "needs a GPU" in line for line in lines)
-    assert any(line.startswith("Sweeps (unlearn ls sweeps)") for line in lines)
-    listed = [name for of in ls.families_of(suite_names()).values() for f in of for name in f.names]
+    assert any(line.startswith("Sweeps (unlearn show sweeps)") for line in lines)
+    listed = [
+        name for of in lists.families_of(suite_names()).values() for f in of for name in f.names
+    ]
     assert sorted(listed) == suite_names(), "each suite is in one family"
 
 
 def test_a_filter_without_a_match_says_so(cli):
     for what in ("suites", "methods", "sweeps"):
-        assert "nothing matches 'zzz'" in cli("ls", what, "--filter", "zzz").out
+        assert "nothing matches 'zzz'" in cli("show", what, "--filter", "zzz").out
 
 
 def test_an_unknown_name_is_not_answered_with_all_names(cli):
     for command in (["run", "qqqqqq"], ["show", "qqqqqq"]):
         done = cli(*command)
-        assert done.code == 2 and len(done.err) < 200 and "see: unlearn ls" in done.err
+        assert done.code == 2 and len(done.err) < 200 and "see: unlearn show" in done.err
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_lists_plans_and_reports_needs_no_library(loaded, filled):
     path, store = str(filled.paths["class"]), str(filled.store)
     imports = "\n".join(f"import stable_forgetting.{name}" for name in LIGHT)
     commands = [
-        ("ls", "suites"),
+        ("show", "suites"),
         ("show", "digits-class"),
         ("plan", path, "--store", store),
         ("report", path, "--store", store),

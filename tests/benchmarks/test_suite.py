@@ -26,7 +26,7 @@ from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.store.stages import StageStore
 suite, store, *names = sys.argv[1:]
 codes = []
-for args in (["ls"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
+for args in (["show"], ["plan", "digits-class", "--keys"], ["plan", suite, "--store", store],
              ["show", "gd_sine"], ["show", "image_classification"],
              ["report", suite, "--store", store], ["report", suite, "--store", store, "--format",
              "html"]):

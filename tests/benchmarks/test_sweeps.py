@@ -364,21 +364,9 @@ def test_unknown_sweeps_and_rows(tiny_sweep, cli, one_line_error, tmp_path):
 
 
 def test_listing_and_planning(tiny_sweep, cli):
-    assert "digits-class-sweep" in cli("ls", "sweeps").out
+    assert "digits-class-sweep" in cli("show", "sweeps").out
     done = cli("plan", tiny_sweep())
     assert done.code == 0 and "gd_ball" in done.out and "at once" in done.out
-
-
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        (("digits-class-bound", "--report"), "use `unlearn run digits-class-bound`"),
-        (("digits-class",), "use `unlearn run digits-class-sweep`"),
-        (("--plan",), "use `unlearn run SUITE`"),
-    ],
-)
-def test_the_command_map_names_what_to_type(cli, one_line_error, words, instead):
-    assert instead in one_line_error(cli("map", *words))
 
 
 def test_a_shipped_sweep_is_read(cli, tmp_path):

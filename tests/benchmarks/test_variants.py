@@ -102,7 +102,7 @@ def test_lambda_has_one_accessor():
 
 
 def test_the_command_line_lists_shows_and_checks_crossings(cli):
-    listed = cli("ls", "methods")
+    listed = cli("show", "methods")
     assert listed.code == 0 and "METHOD_sine_weight_clip" in listed.out
     shown = cli("show", "salun_sine")
     assert shown.code == 0 and "phi: sine" in shown.out and "2310.12508" in shown.out

@@ -119,7 +119,7 @@ def test_every_format_says_the_same(put, cli, section_pages, tmp_path):
     assert float(lines[1]["mean"]) == pytest.approx(-2.0625)
     assert float(lines[1]["percent"]) == pytest.approx(-100 * 2.0625 / (1.0125 + 3.075))
     assert float(lines[0]["percent"]) == pytest.approx(100)
-    args = ("versus", "ours,theirs", "--store", tmp_path)
+    args = ("compare", "ours,theirs", "--store", tmp_path)
     said = cli(*args).out
     assert "2 tables: ours is nearer in 1, theirs in 1." in said
     drawn = cli(*args, "--format", "svg").out
@@ -128,14 +128,14 @@ def test_every_format_says_the_same(put, cli, section_pages, tmp_path):
 
 
 def test_shipped_tables_meet_and_withdrawn_ones_are_left_out(cli, tmp_path):
-    said = cli("versus", "gd_sine,gd_lora_omega", "--store", tmp_path, "--filter", "small").out
+    said = cli("compare", "gd_sine,gd_lora_omega", "--store", tmp_path, "--filter", "small").out
     assert "lethevit-cifar10-small" in said and "tofu-small" in said
     met, withdrawn = encounters([("gd_sine", "gd_lora_omega")], [RESULTS])
     assert not {own.suite for own in met} & set(withdrawn)
 
 
 def test_what_is_shipped_is_of_the_shipped_tables():
-    """To mend: unlearn versus --format svg|md > benchmarks/results/versus/..., and the README."""
+    """To mend: unlearn compare --format svg|md > benchmarks/results/versus/..., and the README."""
     met, withdrawn = encounters(CLAIMS, [RESULTS])
     assert (RESULTS / "versus/bound.svg").read_text("utf-8") == picture(met).svg
     report = markdown.write(sections(met, withdrawn))
@@ -145,13 +145,13 @@ def test_what_is_shipped_is_of_the_shipped_tables():
 @pytest.mark.parametrize(
     ("pair", "fault"),
     [
-        ("gd_sine", "write two different rows as FIRST,SECOND"),
+        ("gd_sine", "give two results, or pairs of rows as FIRST,SECOND"),
         ("gd_sine,gd_sine", "write two different rows as FIRST,SECOND"),
         ("gd_sine,gd_sin", "no table has gd_sin"),
     ],
 )
 def test_a_pair_that_is_none_is_one_line(cli, one_line_error, tmp_path, pair, fault):
-    assert fault in one_line_error(cli("versus", pair, "--store", tmp_path))
+    assert fault in one_line_error(cli("compare", pair, "--store", tmp_path))
 
 
 def test_a_damaged_table_is_one_line(put, cli, one_line_error, tmp_path):
@@ -159,7 +159,7 @@ def test_a_damaged_table_is_one_line(put, cli, one_line_error, tmp_path):
     board = json.loads((store / "odd" / "leaderboard.json").read_text())
     del board["rows"][0]["seeds"]
     (store / "odd" / "leaderboard.json").write_text(json.dumps(board))
-    assert "odd" in one_line_error(cli("versus", "ours,theirs", "--store", tmp_path))
+    assert "odd" in one_line_error(cli("compare", "ours,theirs", "--store", tmp_path))
 
 
 def test_no_table_at_all_is_told():

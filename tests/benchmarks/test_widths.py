@@ -18,8 +18,8 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 WIDTHS = (60, 70, 80, 100, 120, 200)
 REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class-sweep")
 COMMANDS = (
-    ("ls",),
-    ("ls", "suites", "--paper"),
+    ("show",),
+    ("show", "suites", "--paper"),
     ("plan", "digits-class"),
     ("plan", "tofu-phi-1.5-forget10", "--keys"),
     ("show", "digits-class"),
@@ -77,7 +77,7 @@ def test_the_ranking_column_is_in_the_first_piece_or_a_later_one(name):
 def test_commands_print_whole_tables_at_any_width(args, cli, tmp_path, monkeypatch):
     shown: list[Section] = []
     monkeypatch.setattr(terminal, "_show", lambda _, section: shown.append(section))
-    stored = args[0] in ("plan", "report", "audit", "ls")
+    stored = args[0] in ("plan", "report", "audit", "show")
     assert cli(*args, *(["--store", tmp_path] if stored else [])).code == 0
     monkeypatch.undo()
     assert any(isinstance(section.content, Table) for section in shown)

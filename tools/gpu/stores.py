@@ -83,7 +83,7 @@ def rehearsals(job: Job) -> Iterator[Row]:
     for suite, only in (REHEARSED_TINY if job.tiny else REHEARSED).items():
         rows = [] if only is None else ["--only", only]
         began = time.monotonic()
-        ended = unlearn(job, "rehearse", suite, *rows, *root)
+        ended = unlearn(job, "run", suite, "--rehearse", *rows, *root)
         seconds = time.monotonic() - began
         lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
         bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}

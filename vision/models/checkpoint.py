@@ -65,7 +65,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: only .safetensors files are read, because loading a pickle can run code;"
-            f" run: unlearn convert {path} --out FOLDER"
+            f" run: unlearn apply --convert {path} --out FOLDER"
         )
     try:
         return load_file(path)

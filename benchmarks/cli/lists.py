@@ -1,4 +1,4 @@
-"""The command ``ls``."""
+"""Lists of suites, sweeps, methods and benchmarks, for ``unlearn show``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from stable_forgetting.benchmarks.cli.command import command
-from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
-from stable_forgetting.benchmarks.cli.show import show_words
+from stable_forgetting.benchmarks.cli.options import console
 from stable_forgetting.benchmarks.report.cells import MISSING, duration
+from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import recorded_seconds
-from stable_forgetting.benchmarks.report.terminal import show as show_sections
+from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.needs import needs
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import suite_groups, suite_names, sweeps
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.bounded.presets import PRESETS
 
 TIMES = (
     "time: of the trainings one after the other, from this store's report or from the one that "
-    "comes with the project; – where there is none (of large models: ls suites --paper)."
+    "comes with the project; – where there is none (of large models: show suites --paper)."
 )
 START = "Start here: nothing to download, two CPU cores"
 OTHERS = "Other benchmarks"
@@ -58,33 +53,14 @@ class Family:
     gpu: bool
 
 
-@command(
-    "unlearn ls",
-    "unlearn ls methods",
-    "unlearn ls suites --filter digits",
-    "unlearn ls suites --paper",
-    name="ls",
-)
-def list_all(
-    what: Annotated[
-        str, typer.Argument(help="methods, suites, sweeps, benchmarks, or all.")
-    ] = "all",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
-    ] = False,
-    words: Annotated[
-        str | None, typer.Option("--filter", help="Only lines with all these words.")
-    ] = None,
-    store: Store = STORE,
-    plugin: Plugins = None,
-) -> None:
-    """List suites, sweeps, methods and benchmarks."""
-    register_all(plugin)
-    if paper:
-        _list_paper(what)
-        return
-    if what not in ("all", *LISTS):
-        raise ConfigError(f"ls {what}: choose methods, suites, sweeps, benchmarks or all")
+def show_lists(what: str | None, words: str | None, store: Path) -> None:
+    """Prints one list, or all.
+
+    Args:
+        what: One of :data:`LISTS`; None for all.
+        words: Only lines with all these words.
+        store: Whose reports say how long suites took.
+    """
     if what == "suites" and not words:
         _show_families(store)
         return
@@ -108,11 +84,11 @@ def list_all(
             for name, entries in registered.items()
         ),
     ):
-        if what in ("all", name):
+        if what in (None, name):
             _show_found(title, heads, rows, words)
-        if name == "suites" and what in ("all", name):
+        if name == "suites" and what in (None, name):
             console.print(TIMES, style="dim", highlight=False)
-    if what in ("all", "methods"):
+    if what in (None, "methods"):
         crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
         heads = ["name", "what is trained"]
         _show_found("Any method with an adapter, through", heads, crossed, words)
@@ -137,10 +113,10 @@ def _show_families(store: Path) -> None:
             console.print(_cut(line), highlight=False, markup=False)
     for head, names in (
         ("Several at once:", suite_groups()),
-        ("Sweeps (unlearn ls sweeps):", sweeps()),
+        ("Sweeps (unlearn show sweeps):", sweeps()),
     ):
         console.print(_cut(f"{head} {', '.join(names)}"), highlight=False, markup=False)
-    text = "All suites of a family, with needs and time: unlearn ls suites --filter WORDS"
+    text = "All suites of a family, with needs and time: unlearn show suites --filter WORDS"
     console.print(text, style="dim", highlight=False)
 
 
@@ -230,9 +206,6 @@ def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
     return [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
 
 
-def _list_paper(what: str) -> None:
-    from stable_forgetting.benchmarks.paper.coverage import coverage_section
-
-    if what != "suites":
-        raise ConfigError(f"ls {what} --paper: suites measure the paper: ls suites --paper")
-    show_sections(console, [coverage_section()])
+def show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    """Prints a table of words."""
+    show(console, [Section(title, content=table(heads, rows, words=True))])

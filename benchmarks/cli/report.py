@@ -1,0 +1,175 @@
+"""The command ``report``, and the reports that come with the project."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stable_forgetting.benchmarks.cli.command import command
+from stable_forgetting.benchmarks.cli.options import (
+    STORE,
+    Selection,
+    Store,
+    console,
+    error_console,
+)
+from stable_forgetting.benchmarks.report import html, tex
+from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_report
+from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.suite.reading import suite_version
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.suite.suite import suite_names
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.stages import StageStore
+
+if TYPE_CHECKING:
+    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+
+MADE = {"html": html.write, "tex": tex.write}
+"""Formats that are made of a shipped report's Markdown."""
+WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
+
+
+@command(
+    "unlearn report digits-class",
+    "unlearn report digits-class --format tex > board.tex",
+    "unlearn report digits-class --watch",
+    "unlearn report --records their-records.jsonl",
+)
+def report(
+    selection: Selection,
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite name, group of suites, or YAML file.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Read a file of records, or a folder with one, instead.")
+    ] = None,
+    store: Store = STORE,
+    format_: Annotated[
+        str,
+        typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
+    ] = "table",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of that page; 0 takes a free one.")
+    ] = 8765,
+) -> None:
+    """Print a suite's leaderboard from stored records; run nothing.
+
+    If there are no records, the report that comes with the project is shown.
+    """
+    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
+
+    if format_ not in ("table", *FORMATS):
+        raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
+    if (suite is None) == (records is None):
+        raise ConfigError("report: give a suite, or --records FILE")
+    if watch:
+        if suite is None:
+            raise ConfigError("report --watch: give a suite; a file of records does not change")
+        _watch(selection.suite(suite, store), store, port)
+    elif records is not None:
+        from stable_forgetting.benchmarks.sharing.records import board_of, read_records
+
+        _print(board_of(read_records(records), records), format_)
+    elif format_ == "table":
+        for resolved in selection.suites(str(suite), store):
+            _report(resolved, str(suite), store, format_)
+    else:
+        _report(selection.suite(str(suite), store), str(suite), store, format_)
+
+
+def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
+    """Serves the page of a run until the user ends it."""
+    from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
+
+    with serve(suite, StageStore(store), port) as server:
+        console.print(f"{suite.name}: http://{HOST}:{server.server_port}", highlight=False)
+        console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
+    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+
+    board = make_leaderboard(suite, StageStore(store))
+    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    if board.records:
+        _print(board, form)
+    elif form == "table":
+        show_shipped(suite.name, missing)
+    else:
+        write_shipped(suite.name, missing, form)
+
+
+def _print(board: Leaderboard, form: str) -> None:
+    from stable_forgetting.benchmarks.leaderboard.report import sections
+    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
+    from stable_forgetting.benchmarks.paper.report import published_sections
+
+    if form == "table":
+        show(console, sections(board) + published_sections(board.suite.spec.published))
+    else:
+        sys.stdout.write(FORMATS[form][1](board))
+
+
+def show_shipped(name: str, missing: str, *, under: str = "") -> None:
+    """Prints the head of a shipped report, or what is under one of its headings.
+
+    Args:
+        name: Of the suite.
+        missing: What the store lacks, and the command that makes it.
+        under: Heading; the report's own when empty.
+
+    Raises:
+        ConfigError: ``missing``, where nothing is shipped.
+    """
+    file = shipped_report(name)
+    chosen = _part(read_report(file.read_text("utf-8")), under) if file else []
+    if file is None or not chosen:
+        raise ConfigError(missing)
+    _say(missing, f"{file} comes with the project; from it:")
+    if name in suite_names() and read_board(file.parent)["version"] != suite_version(name):
+        _say("", WITHDRAWN)
+    show(console, chosen)
+
+
+def write_shipped(name: str, missing: str, form: str) -> None:
+    """Writes a shipped report in a format to the terminal.
+
+    Raises:
+        ConfigError: ``missing``, where nothing is shipped in this format.
+    """
+    file = shipped_report(name)
+    if file is not None and form not in ("md", *MADE):
+        file = file.with_name(f"leaderboard.{form}")
+    if file is None or not file.is_file():
+        raise ConfigError(missing)
+    _say(missing, f"{file} comes with the project")
+    text = file.read_text("utf-8")
+    sys.stdout.write(MADE[form](read_report(text)) if form in MADE else text)
+
+
+def _say(missing: str, instead: str) -> None:
+    text = "; ".join(filter(None, (missing.partition(";")[0], instead)))
+    error_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _part(sections: Sequence[Section], under: str) -> list[Section]:
+    """The sections before the first further heading, or those below one."""
+    heads = [place for place, section in enumerate(sections) if section.title]
+    first = next((p for p in heads if sections[p].title == under or not under), None)
+    if first is None:
+        return []
+    depth = sections[first].depth if under else 2
+    end = next((p for p in heads if p > first and sections[p].depth <= depth), len(sections))
+    return list(sections[first:end])
