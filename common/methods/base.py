@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ALIASES = {"ga": "ascent", "ft": "finetune", "rl": "random_label"}
 """The literature's short names -> registered methods."""
+BOTH = frozenset({"forget", "retain"})
+"""The parts that most methods read."""
 Length = Literal["steps", "epochs"]
 """What lengths of trainings are given in."""
 

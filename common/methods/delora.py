@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import adapter_targets
-from stable_forgetting.common.methods.simple import BOTH
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:

@@ -727,7 +727,7 @@ NAMES = [
 
 
 def test_the_last_blocks_are_counted_from_the_end():
-    from stable_forgetting.common.methods.cf_k import last_parameters
+    from stable_forgetting.common.methods.finetuning import last_parameters
 
     last = last_parameters(NAMES, 2, blocks=None, head=("head.*",))
     assert last == NAMES[-6:] and last[0].startswith("blocks.10.")
