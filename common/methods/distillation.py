@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.gradient import AdaptedMethod, GradientMethod, ShortConfig
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
-    from stable_forgetting.common.data.loader import ChainedLoader, Loader
-    from stable_forgetting.common.methods.task import UnlearnTask
-    from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.train.config import FitConfig
     from stable_forgetting.common.train.protocols import AfterStep, Stateful
 
 
@@ -61,34 +60,28 @@ class BadTeacher(GradientMethod):
         temperature: Positive = 1.0
         retain_share: Annotated[float, Field(gt=0, le=1)] = 0.3
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Distillation from both teachers."""
-        from stable_forgetting.common.methods.tools.objectives import TwoTeachers
-        from stable_forgetting.common.methods.tools.streams import Members
-
         untrained = task.fresh_model().requires_grad_(False).eval()
-        return TwoTeachers(
+        return tools.TwoTeachers(
             task.reference(),
             lambda batch: task.forward(untrained, batch),
-            Members(task.indices("forget")),
+            tools.Members(task.indices("forget")),
             self.config.temperature,
         )
 
     def loaders(
         self, task: UnlearnTask, parts: Sequence[str], config: FitConfig
-    ) -> dict[str, Loader]:
+    ) -> dict[str, data.Loader]:
         """One shuffled stream over the forget set and a share of the retain set."""
-        import numpy as np
         import torch
-
-        from stable_forgetting.common.data.loader import Loader
 
         retain = task.indices("retain")
         order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
         chosen = retain[order[: max(1, round(self.config.retain_share * len(retain)))]]
         indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
         stream = task.generator("batches", "mixed")
-        return {"mixed": Loader(task.source, indices, config.micro_batch, stream)}
+        return {"mixed": data.Loader(task.source, indices, config.micro_batch, stream)}
 
 
 PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
@@ -146,17 +139,14 @@ class Scrub(AdaptedMethod):
         self,
         task: UnlearnTask,
         *,
-        loader: ChainedLoader | None = None,
+        loader: data.ChainedLoader | None = None,
         after_step: Sequence[AfterStep] = (),
         stateful: dict[str, Stateful] | None = None,
     ) -> None:
-        from stable_forgetting.common.methods.tools.objectives import Scrubbing
-        from stable_forgetting.common.methods.tools.streams import Members
-
         config: Any = self.config
-        objective = Scrubbing(
+        objective = tools.Scrubbing(
             task.reference(),
-            Members(task.indices("forget")),
+            tools.Members(task.indices("forget")),
             temperature=config.temperature,
             gamma=config.gamma,
             alpha=config.alpha,
@@ -171,16 +161,14 @@ class Scrub(AdaptedMethod):
             stateful=stateful,
         )
 
-    def _passes(self, task: UnlearnTask) -> ChainedLoader:
-        from stable_forgetting.common.data.loader import ChainedLoader
-
+    def _passes(self, task: UnlearnTask) -> data.ChainedLoader:
         config: Any = self.config
         forget = task.loader(
             "forget", batch_size=max(1, config.forget_batch_size // config.accumulation)
         )
         retain = task.loader("retain", batch_size=config.micro_batch)
         away = min(config.max_epochs, config.epochs)
-        return ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
+        return data.ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
 
 
 class ScrubRewind(Scrub):
@@ -202,15 +190,13 @@ class ScrubRewind(Scrub):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Keeps the weights after every epoch, then chooses."""
-        from stable_forgetting.common.methods.tools.rewind import Rewind
-
         loader = self._passes(task)
-        rewind = Rewind(task, loader, self._ends(loader))
+        rewind = tools.Rewind(task, loader, self._ends(loader))
         self._run(task, loader=loader, after_step=[rewind], stateful={"rewind": rewind})
         rewind.choose()
         return task.model
 
-    def _ends(self, loader: ChainedLoader) -> list[int]:
+    def _ends(self, loader: data.ChainedLoader) -> list[int]:
         """Batches until the end of each epoch: of each pass over retain, the last loader."""
         ends, batches = [], 0
         for part in loader.loaders:

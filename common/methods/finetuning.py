@@ -7,15 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rates import total_steps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 PAPER = "Goel et al. 2022 (arXiv 2201.06640)"
@@ -92,8 +93,6 @@ class CFk(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the end of the network on retain."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
         config: Any = self.config
         names = [name for name, _ in task.model.named_parameters()]
         chosen = last_parameters(names, config.k, blocks=config.blocks, head=task.family.head)
@@ -101,7 +100,7 @@ class CFk(UnlearningMethod):
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in chosen)
         engine = FitConfig.of(config)
-        objective = CrossEntropy("retain", engine.average)
+        objective = objectives.CrossEntropy("retain", engine.average)
         task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
         return task.model
 
@@ -169,9 +168,6 @@ class L1Sparse(UnlearningMethod):
         """Fine-tunes with the fading penalty."""
         import torch
 
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-        from stable_forgetting.common.train.rates import total_steps
-
         config: Any = self.config
         engine = FitConfig.of(config)
         loader = task.loaders(["retain"], engine)["retain"]
@@ -183,7 +179,7 @@ class L1Sparse(UnlearningMethod):
             norm = torch.stack([p.abs().sum() for p in model.parameters()]).sum()
             return weight * norm
 
-        objective = CrossEntropy("retain", engine.average)
+        objective = objectives.CrossEntropy("retain", engine.average)
         task.fit(task.model, objective, {"retain": loader}, engine, penalty=penalty)
         return task.model
 
@@ -221,8 +217,6 @@ class WeightDistance(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes with the distance as a reward."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
         config: Any = self.config
         engine = FitConfig.of(config)
         start = [parameter.detach().clone() for parameter in task.model.parameters()]
@@ -231,7 +225,7 @@ class WeightDistance(UnlearningMethod):
             away: Tensor = -config.a * distance(model, start)
             return away
 
-        objective = CrossEntropy("retain", engine.average)
+        objective = objectives.CrossEntropy("retain", engine.average)
         task.fit(task.model, objective, task.loaders(["retain"], engine), engine, penalty=penalty)
         return task.model
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor, nn
-
-    from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
 
 class FisherForgetting(UnlearningMethod):
@@ -96,10 +96,10 @@ class FisherForgetting(UnlearningMethod):
         """Adds the noise."""
         import torch
 
-        from stable_forgetting.common.methods.tools.gradients import SampleGradients
-
         config: Any = self.config
-        gradients = SampleGradients(task.model, task.forward, config.parameters, chunk=config.chunk)
+        gradients = tools.SampleGradients(
+            task.model, task.forward, config.parameters, chunk=config.chunk
+        )
         diagonal = self._diagonal(task, gradients)
         gone = self._cleared(task)
         sizes = [parameter.numel() for parameter in gradients.parameters.values()]
@@ -115,18 +115,16 @@ class FisherForgetting(UnlearningMethod):
         gradients.write(start + variance.sqrt() * noise)
         return task.model
 
-    def _diagonal(self, task: UnlearnTask, gradients: SampleGradients) -> Tensor:
+    def _diagonal(self, task: UnlearnTask, gradients: tools.SampleGradients) -> Tensor:
         """(P,) diagonal of the Fisher information on ``samples`` retain samples."""
         import torch
-
-        from stable_forgetting.common.data.batch import ordered_batches
 
         config: Any = self.config
         retain = task.indices("retain")
         order = torch.randperm(len(retain), generator=task.generator("fisher", "samples"))
         chosen = retain[order[: config.samples].numpy()]
         total = torch.zeros_like(gradients.flat())
-        for batch in ordered_batches(task.source, chosen, config.batch_size):
+        for batch in data.ordered_batches(task.source, chosen, config.batch_size):
             if batch.labels.ndim != 1:
                 raise ConfigError("fisher needs samples of one label; choose another method")
             if config.fisher == "empirical":
@@ -167,11 +165,9 @@ class FisherForgetting(UnlearningMethod):
         """Sets the head's rows of classes that the retain set no longer has to zero; which."""
         import torch
 
-        from stable_forgetting.common.data.labels import forgotten_classes
-
         if self.config.cleared is None:
             return []
-        gone = forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
+        gone = data.forgotten_classes(task.source, task.indices("forget"), task.indices("retain"))
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
                 if gone and _is_head(task, name):
@@ -180,8 +176,6 @@ class FisherForgetting(UnlearningMethod):
 
 
 def _is_head(task: UnlearnTask, name: str) -> bool:
-    import fnmatch
-
     return any(fnmatch.fnmatch(name, pattern) for pattern in task.family.head)
 
 
@@ -235,10 +229,10 @@ class Influence(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Takes the one step."""
-        from stable_forgetting.common.methods.tools.gradients import SampleGradients
-
         config: Any = self.config
-        gradients = SampleGradients(task.model, task.forward, config.parameters, chunk=config.chunk)
+        gradients = tools.SampleGradients(
+            task.model, task.forward, config.parameters, chunk=config.chunk
+        )
         forget, retain = task.indices("forget"), task.indices("retain")
         share = len(forget) / (len(forget) + len(retain))
         pull = gradients.mean(task.source, forget, config.batch_size)
@@ -248,17 +242,15 @@ class Influence(UnlearningMethod):
         gradients.write(gradients.flat() + config.alpha * solve(pull, singles, config.damping))
         return task.model
 
-    def _retain_gradients(self, task: UnlearnTask, gradients: SampleGradients) -> Tensor:
+    def _retain_gradients(self, task: UnlearnTask, gradients: tools.SampleGradients) -> Tensor:
         """(m, P) gradients of single retain samples, drawn without replacement."""
         import torch
-
-        from stable_forgetting.common.data.batch import ordered_batches
 
         config: Any = self.config
         retain = task.indices("retain")
         order = torch.randperm(len(retain), generator=task.generator("influence"))
         chosen = retain[order[: config.samples].numpy()]
-        batches = ordered_batches(task.source, chosen, config.batch_size)
+        batches = data.ordered_batches(task.source, chosen, config.batch_size)
         return torch.cat([part for batch in batches for part in gradients.losses(batch)])
 
 

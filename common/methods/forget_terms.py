@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Amount, NonNegative, Positive
 from stable_forgetting.common.bounded.config import AdapterConfig, FilaConfig
 from stable_forgetting.common.bounded.presets import LORA
@@ -17,11 +18,6 @@ from stable_forgetting.common.methods.forget_retain import (
     RetainConfig,
 )
 from stable_forgetting.common.methods.task import UnlearnTask
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.objectives.positions import Average
-    from stable_forgetting.common.objectives.terms import Term
 
 
 class MEGD(ForgetRetainMethod):
@@ -60,22 +56,17 @@ class MEGD(ForgetRetainMethod):
         forget_weight: NonNegative = 0.1
         compat: Literal["none", "published"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The divergence from uniform."""
-        from stable_forgetting.common.objectives.positions import divergence_from_uniform
-        from stable_forgetting.common.objectives.terms import Mean
-
         floor = 1e-12 if self.config.compat == "published" else 0.0
-        return Mean(partial(divergence_from_uniform, floor=floor), self.over)
+        return objectives.Mean(partial(objectives.divergence_from_uniform, floor=floor), self.over)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, as published."""
-        from stable_forgetting.common.data.batch import every_position, predicting
-
         if self.config.compat != "published":
             return {}
-        every = every_position(task.source, self.config.pad_to)
-        return {"forget": lambda batch: predicting(every(batch))}
+        every = data.every_position(task.source, self.config.pad_to)
+        return {"forget": lambda batch: data.predicting(every(batch))}
 
     @property
     def over(self) -> Literal["samples", "tokens"]:
@@ -130,12 +121,9 @@ class IHL(ForgetRetainMethod):
     class Config(RetainConfig):
         average: Literal["samples", "tokens"] = "tokens"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The inverted hinge."""
-        from stable_forgetting.common.objectives.positions import inverted_hinge
-        from stable_forgetting.common.objectives.terms import Mean
-
-        return Mean(inverted_hinge, self.config.average)
+        return objectives.Mean(objectives.inverted_hinge, self.config.average)
 
 
 PAPER = "LoKU, Cha et al. 2024 (arXiv 2408.06621), ablation"
@@ -199,22 +187,18 @@ class Undial(ForgetRetainMethod):
         strength: Positive = 10.0
         compat: Literal["none", "openunlearning"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Self-distillation."""
-        from stable_forgetting.common.objectives.terms import SelfDistillation
-
         config, masked = self.config, self.config.compat == "none"
-        over: Average = config.average if masked else "tokens"
-        return SelfDistillation(task.reference(), config.strength, over, masked)
+        over: objectives.Average = config.average if masked else "tokens"
+        return objectives.SelfDistillation(task.reference(), config.strength, over, masked)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat``; those without a label are marked."""
-        from stable_forgetting.common.data.batch import every_position, predicting, with_labels_of
-
         if self.config.compat == "none":
             return {}
-        every = every_position(task.source, "batch")
-        return {"forget": lambda batch: predicting(with_labels_of(every(batch), batch))}
+        every = data.every_position(task.source, "batch")
+        return {"forget": lambda batch: data.predicting(data.with_labels_of(every(batch), batch))}
 
 
 class WGA(ForgetRetainMethod):
@@ -236,11 +220,9 @@ class WGA(ForgetRetainMethod):
         average: Literal["samples", "tokens"] = "tokens"
         beta: NonNegative = 1.0
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        from stable_forgetting.common.objectives.terms import WeightedAscent
-
-        return WeightedAscent(self.config.beta, 0.0, self.config.average)
+        return objectives.WeightedAscent(self.config.beta, 0.0, self.config.average)
 
 
 class SatImp(ForgetRetainMethod):
@@ -265,11 +247,9 @@ class SatImp(ForgetRetainMethod):
         beta1: NonNegative = 5.0
         beta2: NonNegative = 1.0
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Weighted ascent."""
-        from stable_forgetting.common.objectives.terms import WeightedAscent
-
-        return WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
+        return objectives.WeightedAscent(self.config.beta1, self.config.beta2, self.config.average)
 
 
 class CEU(ForgetRetainMethod):
@@ -292,8 +272,6 @@ class CEU(ForgetRetainMethod):
         average: Literal["samples", "tokens"] = "tokens"
         skip_first: Amount = 0
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """Towards the other answers."""
-        from stable_forgetting.common.objectives.terms import WithoutTheLabel
-
-        return WithoutTheLabel(self.config.skip_first, self.config.average)
+        return objectives.WithoutTheLabel(self.config.skip_first, self.config.average)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import (
     AdaptedConfig,
@@ -17,9 +19,6 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class RandomLabel(AdaptedMethod):
@@ -51,24 +50,20 @@ class RandomLabel(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
         self._attach(task)
-        self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
+        self._train(task, objectives.CrossEntropy("mixed"), {"mixed": self._loader(task)})
         return task.model
 
     def _classes(self, task: UnlearnTask) -> list[int] | None:
         """What labels are drawn from; None for all classes."""
         return None
 
-    def _loader(self, task: UnlearnTask) -> Loader:
-        from stable_forgetting.common.data.loader import ChainedLoader, RelabelledLoader
-
+    def _loader(self, task: UnlearnTask) -> data.Loader:
         config: Any = self.config
         micro = config.micro_batch
 
-        def relabel(*parts: str) -> Loader:
-            return RelabelledLoader(
+        def relabel(*parts: str) -> data.Loader:
+            return data.RelabelledLoader(
                 task.loader(*parts, batch_size=micro),
                 task.indices("forget"),
                 task.family.num_classes,
@@ -79,7 +74,7 @@ class RandomLabel(AdaptedMethod):
 
         if config.mode == "mixed":
             return relabel("forget", "retain")
-        return ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
+        return data.ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
 
 
 class Amnesiac(RandomLabel):
@@ -110,10 +105,8 @@ class Amnesiac(RandomLabel):
 
     def _classes(self, task: UnlearnTask) -> list[int]:
         """Those that the retain set has."""
-        from stable_forgetting.common.data.labels import unretained_classes
-
         every = range(task.family.num_classes)
-        gone = unretained_classes(task.source, every, task.indices("retain"))
+        gone = data.unretained_classes(task.source, every, task.indices("retain"))
         return sorted(set(every) - set(gone))
 
 
@@ -146,11 +139,9 @@ class BoundaryShrink(GradientMethod):
         weight_decay: NonNegative = 0.0
         attack_step: Positive = 0.1
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Cross-entropy of the forget set towards its neighbours."""
-        from stable_forgetting.common.methods.tools.objectives import ToNeighbours
-
-        return ToNeighbours.of(task, self.config.attack_step)
+        return tools.ToNeighbours.of(task, self.config.attack_step)
 
 
 class BoundaryExpand(UnlearningMethod):
@@ -172,14 +163,11 @@ class BoundaryExpand(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Widens, trains, narrows."""
-        from stable_forgetting.common.methods.tools.heads import head_name, narrow_head, widen_head
-        from stable_forgetting.common.methods.tools.objectives import ToOneClass
-
         config: Any = self.config
-        name = head_name(task)
-        widen_head(task.model, name, task.generator("shadow class"))
+        name = tools.head_name(task)
+        tools.widen_head(task.model, name, task.generator("shadow class"))
         engine = FitConfig.of(config)
         loaders = task.loaders(["forget"], engine)
-        task.fit(task.model, ToOneClass(task.family.num_classes), loaders, engine)
-        narrow_head(task.model, name, task.family.num_classes)
+        task.fit(task.model, tools.ToOneClass(task.family.num_classes), loaders, engine)
+        tools.narrow_head(task.model, name, task.family.num_classes)
         return task.model

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
 from stable_forgetting.common.methods.relabelling import RandomLabel
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.rates import total_steps
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class SalUn(RandomLabel):
@@ -69,18 +70,14 @@ class SalUn(RandomLabel):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Ranks the weights, then trains the chosen ones on random labels."""
-        from stable_forgetting.common.methods.tools.masks import MaskedWeights, top_share
-        from stable_forgetting.common.methods.tools.passes import one_pass, summed_gradients
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
         self._attach(task)
-        batches = one_pass(task, "forget", batch_size=self.config.saliency_batch_size)
-        saliency = {name: g.abs() for name, g in summed_gradients(task, batches).items()}
-        weights = MaskedWeights(task.model, top_share(saliency, self.config.density))
+        batches = tools.one_pass(task, "forget", batch_size=self.config.saliency_batch_size)
+        saliency = {name: g.abs() for name, g in tools.summed_gradients(task, batches).items()}
+        weights = tools.MaskedWeights(task.model, tools.top_share(saliency, self.config.density))
         with weights.gradients():
             self._train(
                 task,
-                CrossEntropy("mixed"),
+                objectives.CrossEntropy("mixed"),
                 {"mixed": self._loader(task)},
                 after_step=[weights.restore],
             )
@@ -144,30 +141,23 @@ class SFRon(AdaptedMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Masks, then alternates."""
-        from stable_forgetting.common.methods.tools.masks import MaskedWeights
-        from stable_forgetting.common.methods.tools.objectives import AlternatingAscent
-        from stable_forgetting.common.methods.tools.streams import Interleaved
-        from stable_forgetting.common.train.rates import total_steps
-
         config: Any = self.config
         self._attach(task)
         engine = config.engine()
-        streams: Mapping[str, Loader] = task.loaders(["forget", "retain"], engine)
+        streams: Mapping[str, data.Loader] = task.loaders(["forget", "retain"], engine)
         order = [streams["forget"], *[streams["retain"]] * config.retain_steps]
-        turns = Interleaved(order, repeat=engine.accumulation)
+        turns = tools.Interleaved(order, repeat=engine.accumulation)
         batches = total_steps(engine, {"turns": turns}) * engine.accumulation
-        objective = AlternatingAscent(turns, batches, alpha=config.alpha, lam=config.lam)
-        weights = MaskedWeights(task.model, self._masks(task))
+        objective = tools.AlternatingAscent(turns, batches, alpha=config.alpha, lam=config.lam)
+        weights = tools.MaskedWeights(task.model, self._masks(task))
         with weights.gradients(lambda: objective.forgetting):
             self._train(task, objective, {"turns": turns}, config=engine)
         return task.model
 
     def _masks(self, task: UnlearnTask) -> dict[str, Any]:
-        from stable_forgetting.common.methods.tools.passes import batch_fisher
-
         size = self.config.batch_size
-        forget = batch_fisher(task, "forget", batch_size=size)
-        retain = batch_fisher(task, "retain", batch_size=size)
+        forget = tools.batch_fisher(task, "forget", batch_size=size)
+        retain = tools.batch_fisher(task, "retain", batch_size=size)
         return {name: forget[name] >= self.config.threshold * retain[name] for name in forget}
 
 
@@ -213,12 +203,10 @@ class SelectiveSynapticDampening(UnlearningMethod):
         """Two passes for importances, then one multiplication."""
         import torch
 
-        from stable_forgetting.common.methods.tools.passes import batch_fisher
-
         config: Any = self.config
         size = config.batch_size
-        forget = batch_fisher(task, "forget", batch_size=size)
-        everything = batch_fisher(
+        forget = tools.batch_fisher(task, "forget", batch_size=size)
+        everything = tools.batch_fisher(
             task, "forget", "retain", batch_size=size, by_class=config.order == "class"
         )
         with torch.no_grad():

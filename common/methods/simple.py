@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import (
     BOTH,
@@ -30,8 +31,6 @@ from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.objectives.objectives import Objective
 
 
 class Original(UnlearningMethod):
@@ -80,11 +79,9 @@ class Finetune(GradientMethod):
         epochs_of: str | None = None
         reading: Literal["weighted"] = "weighted"
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """Cross-entropy on retain."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
-        return CrossEntropy("retain", self.config.average)
+        return objectives.CrossEntropy("retain", self.config.average)
 
 
 class Ascent(GradientMethod):
@@ -101,13 +98,12 @@ class Ascent(GradientMethod):
         lr: Positive = 1e-5
         reading: Literal["weighted"] = "weighted"
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """Ascent on forget."""
-        from stable_forgetting.common.objectives.objectives import ForgetRetain
-        from stable_forgetting.common.objectives.terms import pushed_away
-
         config = self.config
-        return ForgetRetain(pushed_away(config.forget_loss, config.average), log_terms=False)
+        return objectives.ForgetRetain(
+            objectives.pushed_away(config.forget_loss, config.average), log_terms=False
+        )
 
 
 class GradientDifference(GradientMethod):
@@ -123,14 +119,12 @@ class GradientDifference(GradientMethod):
     class Config(GradientConfig):
         lr: Positive = 1e-4
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """The weighted or the two-rate reading."""
-        from stable_forgetting.common.objectives.objectives import gradient_difference
-
         config = self.config
         two_rates = config.reading == "two_rates"
         retain, forget = (config.alpha_r, config.alpha_f) if two_rates else (1.0, config.lam)
-        return gradient_difference(retain, forget, config.forget_loss, config.average)
+        return objectives.gradient_difference(retain, forget, config.forget_loss, config.average)
 
 
 class NegGradPlus(GradientMethod):
@@ -155,8 +149,6 @@ class NegGradPlus(GradientMethod):
 
         a: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """Both terms, in one forward."""
-        from stable_forgetting.common.objectives.objectives import gradient_difference
-
-        return gradient_difference(self.config.a, 1 - self.config.a)
+        return objectives.gradient_difference(self.config.a, 1 - self.config.a)

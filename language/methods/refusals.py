@@ -280,7 +280,7 @@ class FLAT(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The divergence over pairs."""
-        from stable_forgetting.common.objectives.variational import DIVERGENCES
+        from stable_forgetting.common.objectives.terms import DIVERGENCES
         from stable_forgetting.language.methods.preference import RefusalDivergence
 
         config: Any = self.config
