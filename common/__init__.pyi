@@ -23,8 +23,8 @@ from .bounded.phi import Phi as Phi
 from .bounded.presets import PRESETS as PRESETS
 from .checks import check_method as check_method
 from .data.batch import Batch as Batch
+from .data.batch import DatasetSource as DatasetSource
 from .data.batch import Source as Source
-from .data.dataset import DatasetSource as DatasetSource
 from .data.loader import Loader as Loader
 from .data.parts import PARTS as PARTS
 from .data.parts import Part as Part

@@ -19,8 +19,8 @@ from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.phi import PHIS
 from stable_forgetting.common.methods.base import UnlearningMethod
-from stable_forgetting.common.methods.difference import GradientDifference
 from stable_forgetting.common.methods.gradient import GradientMethod
+from stable_forgetting.common.methods.simple import GradientDifference
 
 SIDES = ("low", "high")
 

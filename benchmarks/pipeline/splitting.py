@@ -47,8 +47,8 @@ class Split(StageKind[SplitSpec]):
             }
 
     def _split(self, site: Worksite, spec: SplitSpec) -> ForgetSplit:
-        from stable_forgetting.common.data.labels import class_labels
-        from stable_forgetting.common.data.variants import half_split, request_split
+        from stable_forgetting.common.data.batch import class_labels
+        from stable_forgetting.common.data.splits import half_split, request_split
 
         split = site.benchmark.split(spec.seed)
         if spec.half is not None:

@@ -8,13 +8,11 @@ registrations are lazy, and neither they nor the classes import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_forgetting.common.audits.base import Audit
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import Registry
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.audits.base import Audit
 
 AUDITS: Registry[Any] = Registry("audit", "stable_forgetting.common.audits.base:Audit")
 

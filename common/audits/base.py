@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import numpy as np
 from pydantic import Field
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError, UserError
+from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, utility_parts
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.protocol.family import ModelFamily
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
     from stable_forgetting.common.data.batch import Batch, Source
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.family import ModelFamily
-    from stable_forgetting.common.train.config import FitConfig
 
 CONFIDENCE = 0.95
 PERCENT = (0.0, 100.0)
@@ -138,10 +139,6 @@ class AuditTask:
 
     def draw(self, part: str, count: int | None, *names: str) -> np.ndarray:
         """Up to ``count`` indices of a part by hash order, sorted; all if None."""
-        import numpy as np
-
-        from stable_forgetting.common.base.seeding import hash_order
-
         indices = self.split.parts[part]
         if count is None or count >= len(indices):
             return indices
@@ -153,7 +150,7 @@ class AuditTask:
         Raises:
             NotApplicable: The labels are not one class per sample.
         """
-        from stable_forgetting.common.data.labels import class_labels
+        from stable_forgetting.common.data.batch import class_labels
 
         try:
             return class_labels(self.source, indices, self.batch_size)
@@ -175,8 +172,6 @@ def whole_classes(forget: np.ndarray, retain: np.ndarray) -> np.ndarray:
     Raises:
         NotApplicable: There are none, or some are retained in part.
     """
-    import numpy as np
-
     classes = np.unique(forget)
     if not len(classes) or np.isin(classes, retain).any():
         raise NotApplicable("only where whole classes are forgotten")

@@ -29,6 +29,7 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Positive
 from stable_forgetting.common.base.seeding import derive, hash_order
 from stable_forgetting.common.measure.answers import js_rows, kl_rows
+from stable_forgetting.common.measure.gaps import ks_two_sample
 from stable_forgetting.common.measure.scores import Scores, auc
 
 PARTS = ("forget", "retain", "test", "test_forget")
@@ -132,8 +133,6 @@ class KolmogorovSmirnov(PairAudit):
 
     def compare(self, first: Parts, second: Parts, *, seed: int) -> Measures:
         """Statistic and log10 p per part."""
-        from stable_forgetting.common.measure.gaps import ks_two_sample
-
         measures: Measures = {}
         for part, one, two in aligned(first, second, self.shared(first, second)):
             test = ks_two_sample(one.margin.tolist(), two.margin.tolist())

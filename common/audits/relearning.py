@@ -18,6 +18,7 @@ from stable_forgetting.common.audits.base import (
 from stable_forgetting.common.audits.intervals import spread
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.base.seeding import derive, generator
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +77,6 @@ class RelearnTime(ModelAudit):
         self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
     ) -> int | None:
         """Steps until the accuracy is there; None if it never is."""
-        from stable_forgetting.common.base.seeding import derive, generator
         from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.common.objectives.objectives import CrossEntropy
         from stable_forgetting.common.train.fit import fit

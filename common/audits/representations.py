@@ -7,6 +7,7 @@ Features are what enters the classifier head.  A benchmark may give its own with
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +28,6 @@ from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.data.splits import balanced_draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
 
 

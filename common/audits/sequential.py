@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from stable_forgetting.common.audits.base import Audit, AuditInfo, Measures, Parts
+from stable_forgetting.common.audits.intervals import accuracy
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.data.parts import utility_parts
 
@@ -43,8 +44,6 @@ class Sequential(Audit):
 
     def after(self, index: int, scores: Parts) -> Measures:
         """Accuracies after request ``index`` (from 0)."""
-        from stable_forgetting.common.audits.intervals import accuracy
-
         held_out = utility_parts(scores, self.parts)
         tests = {part: part.replace("test", "TA", 1).replace("_", " ") for part in held_out}
         return {

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 _BESIDE = re.compile(r"\.\d+\.[0-9a-f]{8}$")
 
 
@@ -81,8 +83,6 @@ def held(path: Path, *, wait: bool = False) -> Iterator[bool]:
     Yields:
         Whether it was free.
     """
-    from filelock import FileLock, Timeout
-
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
     try:

@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 
@@ -32,8 +33,6 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 
 def hash_order(indices: Iterable[int], seed: int, *names: str | int) -> np.ndarray:
     """``indices`` (int64) in an order fixed by a hash of (seed, names, index)."""
-    import numpy as np
-
     prefix = "/".join(str(part) for part in (seed, *names)).encode() + b"/"
     base = hashlib.blake2b(prefix, digest_size=8)
     keyed = []

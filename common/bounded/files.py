@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Size, Tensor, nn
 
 from stable_forgetting.common.base.errors import CheckpointError
@@ -47,8 +49,6 @@ class AdapterState:
 
     def write(self, folder: Path) -> None:
         """Writes the tensors as safetensors, plus the JSON config."""
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(self.tensors), folder / ADAPTER_WEIGHTS)
         text = json.dumps(self.meta, indent=1, allow_nan=False)
@@ -151,9 +151,6 @@ def _read_adapter(
     folder: Path,
 ) -> tuple[AdapterConfig, dict[str, list[float]], list[str], dict[str, Tensor]]:
     """(config, layer -> fingerprint, layers with a start, tensors) of a saved adapter."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         meta = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / ADAPTER_WEIGHTS)

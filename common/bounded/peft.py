@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -33,8 +34,6 @@ def write_peft(state: AdapterState, folder: Path, *, base: str, task: str | None
     Returns:
         Why nothing was written; empty where it was.
     """
-    from safetensors.torch import save_file
-
     config, layers = AdapterConfig.model_validate(state.meta["config"]), [*state.meta["layers"]]
     reason = _why_not(config, state)
     if reason:

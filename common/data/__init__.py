@@ -1,1 +1,5 @@
-"""Batches, loaders, labels and frozen splits."""
+"""Batches, sources, loaders and frozen splits; each name is loaded when it is first used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,6 +18,7 @@ from stable_forgetting.common.data.batch import (
     Bounds,
     LabelledSource,
     Source,
+    class_labels,
     every_position,
 )
 from stable_forgetting.common.data.padding import PadTo
@@ -210,8 +211,6 @@ class GuardedSource:
             AccessError: One belongs to a part that the method does not declare.
             DataError: The samples have no class.
         """
-        from stable_forgetting.common.data.labels import class_labels
-
         self._access.check(torch.as_tensor(indices))
         if isinstance(self._source, LabelledSource):
             return self._source.labels_of(indices)

@@ -1,16 +1,19 @@
-"""Batches and sources: what every modality provides, and what a source may offer beyond."""
+"""Batches and sources: what every modality provides, what a source may offer, class labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.data.padding import PadTo
 
 IGNORE = -100
@@ -163,3 +166,69 @@ def with_labels_of(whole: Batch, batch: Batch) -> Batch:
     # places that are padded repeat, with nothing to add
     labels = torch.full_like(whole.labels, IGNORE).scatter_add(1, places, batch.labels - IGNORE)
     return whole.with_labels(labels)
+
+
+def class_labels(source: Source, indices: np.ndarray, batch_size: int = 256) -> np.ndarray:
+    """(N,) int64 class of each sample; a :class:`LabelledSource` saves reading them.
+
+    Raises:
+        DataError: The labels are not one class per sample.
+    """
+    if isinstance(source, LabelledSource):
+        return source.labels_of(indices)
+    labels = [batch.labels for batch in ordered_batches(source, indices, batch_size)]
+    if not labels:
+        return np.zeros(0, dtype=np.int64)
+    if any(batch.ndim != 1 for batch in labels):
+        raise DataError("this needs one class label per sample; these are sequences")
+    return torch.cat(labels).cpu().numpy().astype(np.int64)
+
+
+def forgotten_classes(source: Source, forget: Any, retain: Any) -> list[int]:
+    """Classes of the forget set that the retain set has no sample of, sorted."""
+    return unretained_classes(source, class_labels(source, forget).tolist(), retain)
+
+
+def unretained_classes(source: Source, classes: Iterable[int], retain: Any) -> list[int]:
+    """Those of some classes that the retain set has no sample of, sorted.
+
+    A source without labels of its own is read until it has shown them all.
+    """
+    gone = set(classes)
+    if isinstance(source, LabelledSource):
+        return sorted(gone - set(source.labels_of(np.asarray(retain)).tolist()))
+    for batch in ordered_batches(source, retain, 256):
+        gone -= set(batch.labels.flatten().tolist())
+        if not gone:
+            break
+    return sorted(gone)
+
+
+class DatasetSource:
+    """Samples of a map-style dataset of (input, class) pairs; the inputs have one shape.
+
+    Args:
+        dataset: Its own transform is applied at every fetch, and is all the augmentation there is.
+        device: Where batches go.
+    """
+
+    def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu"):
+        self.dataset, self.device = dataset, torch.device(device)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all samples as they come; reads the whole dataset once."""
+        state = hashlib.sha256()
+        for index in range(len(self.dataset)):  # type: ignore[arg-type]
+            x, y = self.dataset[index]
+            state.update(torch.as_tensor(x).cpu().contiguous().numpy().tobytes())
+            state.update(str(int(y)).encode())
+        return state.hexdigest()
+
+    def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
+        """Inputs under the name ``x``, and int64 labels."""
+        pairs = [self.dataset[index] for index in indices.tolist()]
+        inputs = torch.stack([torch.as_tensor(x) for x, _ in pairs])
+        labels = torch.tensor([int(y) for _, y in pairs])
+        moved = {"x": to_device(inputs, self.device)}
+        return Batch(moved, to_device(labels, self.device), indices)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.measure.scores import Scores
 
 _TINY = 1e-38
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from stable_forgetting.common.base.errors import DataError, Diverged
 
@@ -109,8 +111,6 @@ def without_probs(parts: Mapping[str, Scores]) -> dict[str, Scores]:
 
 def save_scores(parts: Mapping[str, Scores], path: Path) -> None:
     """Writes part -> scores as one safetensors file."""
-    from safetensors.numpy import save_file
-
     tensors = {
         f"{part}/{name}": np.ascontiguousarray(array)
         for part, scores in parts.items()
@@ -125,8 +125,6 @@ def load_scores(path: Path) -> dict[str, Scores]:
     Raises:
         DataError: The file is missing, damaged or of another kind.
     """
-    from safetensors import SafetensorError, safe_open
-
     parts: dict[str, dict[str, Any]] = {}
     try:
         with safe_open(path, framework="np") as file:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict, did_you_mean, merge, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ALIASES = {"ga": "ascent", "ft": "finetune", "rl": "random_label"}
 """The literature's short names -> registered methods."""
+BOTH = frozenset({"forget", "retain"})
+"""The parts that most methods read."""
 Length = Literal["steps", "epochs"]
 """What lengths of trainings are given in."""
 
@@ -145,13 +148,10 @@ def train_reference(
 
     It is a fresh one unless the caller gives its own.
     """
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import CrossEntropy
-
     model = task.fresh_model() if model is None else model
     indices = task.indices(*parts)
-    loader = Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
-    objective = CrossEntropy("train", task.recipe.average)
+    loader = data.Loader(task.source, indices, task.recipe.micro_batch, task.generator("train"))
+    objective = objectives.CrossEntropy("train", task.recipe.average)
     task.fit(model, objective, {"train": loader}, task.recipe)
     return model
 

@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
-from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import adapter_targets
-from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 ADAPTER = "unlearning"
 """What peft calls the adapter."""
@@ -68,12 +67,12 @@ class GDDelora(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""
-        from stable_forgetting.common.objectives.objectives import gradient_difference
-
         self.info.require("gd_delora")
         config: Any = self.config
         engine = FitConfig.of(config)
-        objective = gradient_difference(1.0, config.lam, config.forget_loss, engine.average)
+        objective = objectives.gradient_difference(
+            1.0, config.lam, config.forget_loss, engine.average
+        )
         attach_delora(task, config)
         if task.telemetry is not None and task.telemetry.evaluate_during is not None:
             evaluate = task.telemetry.evaluate_during

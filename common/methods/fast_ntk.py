@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
     from torch import Tensor, nn
-
-    from stable_forgetting.common.methods.tools.gradients import SampleGradients
 
 
 class FastNTK(UnlearningMethod):
@@ -81,11 +82,9 @@ class FastNTK(UnlearningMethod):
         """Solves twice and moves once."""
         import torch
 
-        from stable_forgetting.common.methods.tools.gradients import SampleGradients
-
         config: Any = self.config
         patterns = config.parameters or tuple(task.family.head)
-        gradients = SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
+        gradients = tools.SampleGradients(task.model, task.forward, patterns, chunk=config.chunk)
         for name, parameter in task.model.named_parameters():
             parameter.requires_grad_(name in gradients.parameters)
         forget, retain = self._draw(task)
@@ -105,8 +104,6 @@ class FastNTK(UnlearningMethod):
 
     def _draw(self, task: UnlearnTask) -> tuple[np.ndarray, np.ndarray]:
         """At most ``samples`` indices, forget and retain in their own proportion."""
-        from stable_forgetting.common.base.seeding import derive, hash_order
-
         forget, retain = task.indices("forget"), task.indices("retain")
         keep = min(1.0, self.config.samples / (len(forget) + len(retain)))
         seed = derive(task.seed, "fast_ntk", task.replicate)
@@ -117,21 +114,19 @@ class FastNTK(UnlearningMethod):
         return parts[0], parts[1]
 
     def _rows(
-        self, task: UnlearnTask, gradients: SampleGradients, parts: Sequence[np.ndarray]
+        self, task: UnlearnTask, gradients: tools.SampleGradients, parts: Sequence[np.ndarray]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of all (sample, class) pairs of the parts: Jacobian rows (R, P), logits (R,) and centred
         one-hot labels (R,) in float64, classes (R,)."""
         import torch
         import torch.nn.functional as F
 
-        from stable_forgetting.common.data.batch import ordered_batches
-
         rows: Any = None
         values, targets, outputs = [], [], []
         filled = 0
         for indices in parts:
             stream = task.generator("fast_ntk", "classes", len(indices))
-            for batch in ordered_batches(task.source, indices, self.config.batch_size):
+            for batch in data.ordered_batches(task.source, indices, self.config.batch_size):
                 with torch.no_grad():
                     logits = task.forward(task.model, batch)
                 if logits.ndim != 2:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import FilaConfig
 from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.gradient import AdaptedConfig, GradientMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import LATER
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.objectives.terms import Term
 
 
 class ForgetConfig(AdaptedConfig):
@@ -107,35 +104,32 @@ class ForgetRetainMethod(GradientMethod):
         average: Literal["samples", "tokens"] = self.config.average
         return average
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """What is minimised on forget data: cross-entropy, ascended."""
-        from stable_forgetting.common.objectives.terms import pushed_away
+        return objectives.pushed_away("cross_entropy", self.over)
 
-        return pushed_away("cross_entropy", self.over)
-
-    def retain_term(self, task: UnlearnTask) -> Term | None:
+    def retain_term(self, task: UnlearnTask) -> objectives.Term | None:
         """What is minimised on retain data: cross-entropy, where the config weighs it."""
-        from stable_forgetting.common.objectives.positions import cross_entropy
-        from stable_forgetting.common.objectives.terms import Mean
+        return (
+            objectives.Mean(objectives.cross_entropy, self.over)
+            if isinstance(self.config, RetainConfig)
+            else None
+        )
 
-        return Mean(cross_entropy, self.over) if isinstance(self.config, RetainConfig) else None
-
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Parts whose batches are seen in another way."""
         return {}
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """Both terms, weighted."""
-        from stable_forgetting.common.objectives.objectives import ForgetRetain
-
         config: ForgetConfig = self.config
         weight = config.retain_weight if isinstance(config, RetainConfig) else 1.0
         forget, retain = self.forget_term(task), self.retain_term(task)
-        return ForgetRetain(forget, retain, config.forget_weight, weight, self.views(task))
+        return objectives.ForgetRetain(
+            forget, retain, config.forget_weight, weight, self.views(task)
+        )
 
     def initialise(self, task: UnlearnTask) -> None:
         """FILA, where configured."""
         if self.config.fila is not None:
-            from stable_forgetting.common.methods.tools.fila import start_adapters
-
-            start_adapters(task, self.config.fila)
+            tools.start_adapters(task, self.config.fila)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.train.protocols import AfterStep, FitResult, Stateful
 
 
@@ -178,8 +177,8 @@ class AdaptedMethod(UnlearningMethod):
     def _train(
         self,
         task: UnlearnTask,
-        objective: Objective,
-        loaders: Mapping[str, Loader],
+        objective: objectives.Objective,
+        loaders: Mapping[str, data.Loader],
         *,
         config: FitConfig | None = None,
         after_step: Sequence[AfterStep] = (),
@@ -230,11 +229,11 @@ class GradientMethod(AdaptedMethod):
 
     Config: ClassVar[type[Strict]] = GradientConfig
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """What is minimised, where that follows from the config alone."""
         raise NotImplementedError(f"{type(self).__name__} needs objective() or prepare(task)")
 
-    def prepare(self, task: UnlearnTask) -> Objective:
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
         """What is minimised; called while ``task.model`` still is Original, without adapters.
 
         Override it instead of :meth:`objective` where the objective needs Original's outputs.

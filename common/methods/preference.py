@@ -1,50 +1,42 @@
-"""Negative preference optimisation: NPO alone and with two retain terms, and SimNPO."""
+"""Negative preference optimisation: NPO alone and with two retain terms, SimNPO; and KL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Positive
-from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.data.padding import PadTo
+from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
     PaddedConfig,
     RetainConfig,
 )
-from stable_forgetting.common.methods.simple import BOTH
 from stable_forgetting.common.methods.task import UnlearnTask
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.data.padding import PadTo
-    from stable_forgetting.common.objectives.terms import Term
 
 PAPER = "NPO, Zhang et al. 2024 (arXiv 2404.05868)"
 
 
 def _every_position(
     task: UnlearnTask, *parts: str, pad_to: PadTo | None = None
-) -> Mapping[str, Callable[[Batch], Batch]]:
+) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
     """Views of parts whose padding counts too, where published code does not mask."""
-    from stable_forgetting.common.data.batch import every_position
-
-    return dict.fromkeys(parts, every_position(task.source, pad_to))
+    return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
 
-def _negative_preference(task: UnlearnTask, config: Any) -> Term:
+def _negative_preference(task: UnlearnTask, config: Any) -> objectives.Term:
     """On label log-probabilities, or muse_bench's on logits."""
-    from stable_forgetting.common.methods.tools.passes import reference_likelihoods
-    from stable_forgetting.common.objectives.terms import LogitPreference, NegativePreference
-
     if config.compat == "muse_bench":
-        return LogitPreference(task.reference(), config.beta)
+        return objectives.LogitPreference(task.reference(), config.beta)
     indices = task.indices("forget")
-    table = reference_likelihoods(
+    table = tools.reference_likelihoods(
         task, indices, batch_size=config.batch_size, precision=config.mixed_precision
     )
-    return NegativePreference(table, config.beta)
+    return objectives.NegativePreference(table, config.beta)
 
 
 class NPO(ForgetRetainMethod):
@@ -71,11 +63,11 @@ class NPO(ForgetRetainMethod):
         beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The preference loss."""
         return _negative_preference(task, self.config)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: muse_bench``."""
         return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
 
@@ -101,11 +93,11 @@ class NPOGdr(ForgetRetainMethod):
         beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The preference loss."""
         return _negative_preference(task, self.config)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: muse_bench``."""
         return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
 
@@ -134,21 +126,19 @@ class NPOKlr(ForgetRetainMethod):
         beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The preference loss."""
         return _negative_preference(task, self.config)
 
-    def retain_term(self, task: UnlearnTask) -> Term:
+    def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original, or what muse_bench calls so."""
-        from stable_forgetting.common.objectives.terms import Divergence
-
         if self.config.compat == "muse_bench":
-            return Divergence(task.reference(), kind="muse")
+            return objectives.Divergence(task.reference(), kind="muse")
         if self.config.compat == "openunlearning":
-            return Divergence(task.reference(), "tokens")
-        return Divergence(task.reference(), self.config.average)
+            return objectives.Divergence(task.reference(), "tokens")
+        return objectives.Divergence(task.reference(), self.config.average)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position where the published code does not mask."""
         unmasked = {"openunlearning": ("retain",), "muse_bench": ("forget", "retain")}
         parts = unmasked.get(self.config.compat, ())
@@ -184,15 +174,53 @@ class SimNPO(ForgetRetainMethod):
         delta: float = 0.0
         compat: Literal["unlearn_simple"] | None = None
 
-    def forget_term(self, task: UnlearnTask) -> Term:
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
         """The preference loss on means, or on single logits."""
-        from stable_forgetting.common.objectives.terms import LogitPreference, SimplePreference
-
         config = self.config
         if config.compat is not None:
-            return LogitPreference(None, config.beta, config.delta)
-        return SimplePreference(config.beta, config.delta)
+            return objectives.LogitPreference(None, config.beta, config.delta)
+        return objectives.SimplePreference(config.beta, config.delta)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[Batch], Batch]]:
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: unlearn_simple``."""
         return _every_position(task, "forget") if self.config.compat is not None else {}
+
+
+class KL(ForgetRetainMethod):
+    """KL: gradient ascent on forget, and Original's distribution on retain.
+
+    Formula: minimise -CE(B_f) + KL(p_ref || p_theta)(B_r), p_ref Original's.
+    ``compat: tofu`` averages the divergence over all positions, the question's and padding's too,
+    and the cross-entropy over tokens, as the TOFU repository (dataloader.py) does with texts padded
+    to ``data.max_length`` (500 there), and ``compat: openunlearning`` with texts padded to the
+    batch's longest; the default counts labelled positions.
+    Source: TOFU, arXiv 2401.06121, sec. 3; the repository locuslab/tofu.
+    """
+
+    info = MethodInfo(1, "TOFU, Maini et al. 2024 (arXiv 2401.06121)", BOTH)
+
+    class Config(PaddedConfig):
+        """Settings of KL.
+
+        Attributes:
+            compat: Whose code is followed where it differs from the formula; by default nobody's.
+        """
+
+        padding = {"tofu": "max_length", "openunlearning": "batch"}
+        lr: Positive = 3e-5
+        compat: Literal["none", "tofu", "openunlearning"] = "none"
+
+    def retain_term(self, task: UnlearnTask) -> objectives.Term:
+        """KL to Original."""
+        return objectives.Divergence(task.reference(), self.over)
+
+    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
+        """Every position of retain texts, with a ``compat``."""
+        if self.config.compat == "none":
+            return {}
+        return {"retain": data.every_position(task.source, self.config.pad_to)}
+
+    @property
+    def over(self) -> Literal["samples", "tokens"]:
+        """Over tokens, with a ``compat``."""
+        return super().over if self.config.compat == "none" else "tokens"

@@ -1,4 +1,4 @@
-"""Methods that know no modality.
+"""Original and Retrain, and the methods that are one plain objective.
 
 Defaults come from small trials on digits (rank 8, alpha 16, omega 100, base rate 3e-3 divided by
 the adapter's slope, lambda 0.1, 100 steps); ``paper_literal`` and ``paper_two_rates`` hold the
@@ -8,26 +8,59 @@ or, in a suite, a row with ``params``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.base import (
+    BOTH,
+    MethodInfo,
+    UnlearningMethod,
+    train_reference,
+)
 from stable_forgetting.common.methods.gradient import (
-    AdaptedConfig,
-    AdaptedMethod,
+    PAPER_LITERAL,
     GradientConfig,
     GradientMethod,
+    ShortConfig,
 )
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.objectives.objectives import Objective
+
+class Original(UnlearningMethod):
+    """The model before unlearning: what doing nothing scores.
+
+    Formula: theta stays what minimising CE over D_f u D_r has made of it.
+    """
+
+    info = MethodInfo(1, "-", frozenset(), changes_model=False)
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Returns the model as it is."""
+        return task.model
 
 
-BOTH = frozenset({"forget", "retain"})
+class Retrain(UnlearningMethod):
+    """The target: trained on the retain set alone, with Original's recipe and from another start.
+
+    Formula: minimise CE(B_r) from a fresh start.
+    Source: exact unlearning as defined by Bourtoule et al. 2021, arXiv 1912.03817.
+
+    No Retrain shares its start with Original or with another Retrain, so that none is nearer to a
+    model that comes of Original than the others are.
+    """
+
+    info = MethodInfo(2, "exact unlearning", frozenset({"retain", "initial"}))
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains a fresh model."""
+        return train_reference(task, ["retain"])
 
 
 class Finetune(GradientMethod):
@@ -46,11 +79,9 @@ class Finetune(GradientMethod):
         epochs_of: str | None = None
         reading: Literal["weighted"] = "weighted"
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """Cross-entropy on retain."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
-        return CrossEntropy("retain", self.config.average)
+        return objectives.CrossEntropy("retain", self.config.average)
 
 
 class Ascent(GradientMethod):
@@ -67,70 +98,57 @@ class Ascent(GradientMethod):
         lr: Positive = 1e-5
         reading: Literal["weighted"] = "weighted"
 
-    def objective(self) -> Objective:
+    def objective(self) -> objectives.Objective:
         """Ascent on forget."""
-        from stable_forgetting.common.objectives.objectives import ForgetRetain
-        from stable_forgetting.common.objectives.terms import pushed_away
-
         config = self.config
-        return ForgetRetain(pushed_away(config.forget_loss, config.average), log_terms=False)
+        return objectives.ForgetRetain(
+            objectives.pushed_away(config.forget_loss, config.average), log_terms=False
+        )
 
 
-class RandomLabel(AdaptedMethod):
-    """RL: train on random labels for the forget set and true labels for the retain set.
+class GradientDifference(GradientMethod):
+    """GD: descend on retain and ascend on forget, all parameters trained.
 
-    Formula: each epoch y~ ~ U{0..C-1} for D_f; ``mixed``: one shuffled pass over D_f u D_r;
-    ``sequential``: a pass over D_f, then one over D_r (what the SalUn repository does on CIFAR-10).
-    Source: Golatkar et al. 2020; the SalUn repository (Classification/unlearn/RL.py).
+    Formula: minimise CE(B_r) - lambda CE(B_f); B_r and B_f share one forward.
+    Source: Liu et al. 2022; the paper's eq. "gradient difference".
     """
 
-    info = MethodInfo(1, "Golatkar et al. 2020 (arXiv 1911.04933)", BOTH)
+    info = MethodInfo(1, "Liu et al. 2022 (arXiv 2203.12817); the paper, eq. 2", BOTH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_LITERAL
 
-    class Config(AdaptedConfig):
-        """Settings of RL.
+    class Config(GradientConfig):
+        lr: Positive = 1e-4
+
+    def objective(self) -> objectives.Objective:
+        """The weighted or the two-rate reading."""
+        config = self.config
+        two_rates = config.reading == "two_rates"
+        retain, forget = (config.alpha_r, config.alpha_f) if two_rates else (1.0, config.lam)
+        return objectives.gradient_difference(retain, forget, config.forget_loss, config.average)
+
+
+class NegGradPlus(GradientMethod):
+    """NegGrad+: descend on retain and ascend on forget with weights that add up to one.
+
+    Formula: minimise a CE(B_r) - (1 - a) CE(B_f); an epoch is a pass over D_r, D_f is cycled.
+    It is gradient difference with lambda = (1 - a) / a and a rate scaled by a.
+
+    Source: Kurmanji et al. 2023, arXiv 2302.09880; the SCRUB and RUM repositories.  Sweep ``a`` in
+    0.9 to 0.999.
+    """
+
+    info = MethodInfo(1, "Kurmanji et al. 2023 (arXiv 2302.09880)", BOTH)
+
+    class Config(ShortConfig):
+        """Settings of NegGrad+.
 
         Attributes:
-            mode: One shuffled pass over both sets (``mixed``, the default) or one after the other.
-            exclude_true: Never draw the true label; off, as in SalUn's repository.
-            redraw: Draw the labels anew every epoch; on, as in SalUn's repository.
+            a: Weight of the retain loss, 1 - a that of the forget loss; .95 is inside the published
+                sweep.
         """
 
-        steps: Count | None = None
-        epochs: Count | None = 3
-        batch_size: Count = 64
-        lr: Positive = 3e-4
-        mode: Literal["mixed", "sequential"] = "mixed"
-        exclude_true: bool = False
-        redraw: bool = True
+        a: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
-    def unlearn(self, task: UnlearnTask) -> nn.Module:
-        """Fine-tunes on relabelled data."""
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
-        self._attach(task)
-        self._train(task, CrossEntropy("mixed"), {"mixed": self._loader(task)})
-        return task.model
-
-    def _classes(self, task: UnlearnTask) -> list[int] | None:
-        """What labels are drawn from; None for all classes."""
-        return None
-
-    def _loader(self, task: UnlearnTask) -> Loader:
-        from stable_forgetting.common.data.loader import ChainedLoader, RelabelledLoader
-
-        config: Any = self.config
-        micro = config.micro_batch
-
-        def relabel(*parts: str) -> Loader:
-            return RelabelledLoader(
-                task.loader(*parts, batch_size=micro),
-                task.indices("forget"),
-                task.family.num_classes,
-                classes=self._classes(task),
-                exclude_true=config.exclude_true,
-                redraw=config.redraw,
-            )
-
-        if config.mode == "mixed":
-            return relabel("forget", "retain")
-        return ChainedLoader([relabel("forget"), task.loader("retain", batch_size=micro)])
+    def objective(self) -> objectives.Objective:
+        """Both terms, in one forward."""
+        return objectives.gradient_difference(self.config.a, 1 - self.config.a)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stable_forgetting.common.base.seeding import derive, generator
+from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rehearsal import Ends
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.batch import Batch, Forward
     from stable_forgetting.common.data.loader import Loader
     from stable_forgetting.common.objectives.objectives import Objective
-    from stable_forgetting.common.protocol.family import ModelFamily
     from stable_forgetting.common.train.protocols import (
         AfterStep,
         EvaluateDuring,
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
         Stateful,
         Telemetry,
     )
-    from stable_forgetting.common.train.rehearsal import Ends
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,6 @@ class UnlearnTask:
         Raises:
             AccessError: The method does not declare one of them.
         """
-        import numpy as np
-
         return np.sort(np.concatenate([self.split.parts[part] for part in parts]))
 
     def generator(self, *names: str | int) -> torch.Generator:
@@ -139,8 +139,6 @@ class UnlearnTask:
 
     def frozen_copy(self) -> nn.Module:
         """A copy of the model as it is now: in eval mode, without gradients."""
-        import copy
-
         return copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def reference(self) -> Forward:

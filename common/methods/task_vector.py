@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -34,9 +35,7 @@ def reinforce(task: UnlearnTask, config: FitConfig) -> None:
         task: Whose model.
         config: Of the training.
     """
-    from stable_forgetting.common.objectives.objectives import CrossEntropy
-
-    objective = CrossEntropy("forget", config.average)
+    objective = objectives.CrossEntropy("forget", config.average)
     task.fit(task.model, objective, task.loaders(["forget"], config), config)
 
 

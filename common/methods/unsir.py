@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
+from stable_forgetting.common.methods import tools
 from stable_forgetting.common.methods.base import Length, MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
-
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 
 class Unsir(UnlearningMethod):
@@ -74,19 +76,13 @@ class Unsir(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Noise, impair, repair."""
-        import numpy as np
-
-        from stable_forgetting.common.data.labels import unretained_classes
-        from stable_forgetting.common.methods.tools.noise import learn_noise
-        from stable_forgetting.common.methods.tools.streams import WithExtras
-
         config: Any = self.config
         # of all classes: the forget set is not to be read
         classes = range(task.family.num_classes)
-        gone = unretained_classes(task.source, classes, task.indices("retain"))
+        gone = data.unretained_classes(task.source, classes, task.indices("retain"))
         if not gone:
             raise DataError("unsir forgets whole classes, and all are retained; remove the row")
-        inputs, labels = learn_noise(
+        inputs, labels = tools.learn_noise(
             task,
             gone,
             samples=config.noise_samples,
@@ -96,7 +92,7 @@ class Unsir(UnlearningMethod):
         remaining = self._subset(task)
         noisy = np.tile(-1 - np.arange(len(labels)), config.noise_repeats)
         engine = FitConfig.of(config)
-        source = WithExtras(task.source, inputs, labels)
+        source = tools.WithExtras(task.source, inputs, labels)
         self._fit(task, source, np.concatenate([remaining, noisy]), engine, "impair")
         repair = FitConfig.of(config, steps=None, epochs=config.repair_epochs)
         self._fit(task, source, remaining, repair, "repair")
@@ -105,22 +101,16 @@ class Unsir(UnlearningMethod):
     def _fit(
         self, task: UnlearnTask, source: Any, indices: np.ndarray, config: FitConfig, phase: str
     ) -> None:
-        from stable_forgetting.common.data.loader import Loader
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
-
         stream = task.generator("batches", phase)
-        loader = Loader(source, indices, config.micro_batch, stream)
+        loader = data.Loader(source, indices, config.micro_batch, stream)
         more = phase == "impair"
-        task.fit(task.model, CrossEntropy(phase), {phase: loader}, config, more=more)
+        task.fit(task.model, objectives.CrossEntropy(phase), {phase: loader}, config, more=more)
 
     def _subset(self, task: UnlearnTask) -> np.ndarray:
         """Sorted indices of at most ``retain_per_class`` random samples of each class."""
-        import numpy as np
         import torch
 
-        from stable_forgetting.common.methods.tools.passes import labels_of
-
-        labels, indices = labels_of(task, "retain"), task.indices("retain")
+        labels, indices = tools.labels_of(task, "retain"), task.indices("retain")
         order = torch.randperm(len(labels), generator=task.generator("retain subset"))
         chosen = [
             order[labels[order] == label][: self.config.retain_per_class]

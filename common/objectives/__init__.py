@@ -1,1 +1,5 @@
-"""Losses per position, terms per part, objectives."""
+"""What is minimised: losses of positions, terms of parts, objectives; loaded when first used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

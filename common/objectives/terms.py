@@ -6,15 +6,17 @@ returns a scalar to minimise.  :class:`common.objectives.objectives.ForgetRetain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stable_forgetting.common.data.batch import IGNORE, Batch, Forward
-from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.objectives import positions
 from stable_forgetting.common.objectives.positions import Average, wide
 
 PositionLoss = Callable[[Tensor, Tensor], Tensor]
@@ -39,14 +41,16 @@ class Mean:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean over samples or tokens."""
-        return self.sign * losses.average(self.loss(logits, batch.labels), batch.labels, self.over)
+        return self.sign * positions.average(
+            self.loss(logits, batch.labels), batch.labels, self.over
+        )
 
 
 def pushed_away(kind: ForgetLoss, over: Average = "samples") -> Mean:
     """The forget term of gradient ascent, ``-CE``, or the saturating ``mean -log(1 - p_y)``."""
     if kind == "unlikelihood":
-        return Mean(losses.unlikelihood, over)
-    return Mean(losses.cross_entropy, over, sign=-1.0)
+        return Mean(positions.unlikelihood, over)
+    return Mean(positions.cross_entropy, over, sign=-1.0)
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,10 @@ class WeightedAscent:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Ascent that fades where the position is forgotten already."""
-        loss = losses.cross_entropy(logits, batch.labels)
+        loss = positions.cross_entropy(logits, batch.labels)
         p = (-loss.detach()).exp()
         weight = p**self.confidence * (1 - p) ** self.importance
-        return -losses.average(weight * loss, batch.labels, self.over)
+        return -positions.average(weight * loss, batch.labels, self.over)
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,9 @@ class Divergence:
         """Zero where the model is the reference."""
         fixed = self.reference(batch)
         if self.kind == "muse":
-            return losses.raw_divergence(logits, fixed, batch.labels).sum() / len(batch)
-        return losses.average(
-            losses.divergence(logits, fixed, batch.labels), batch.labels, self.over
+            return positions.raw_divergence(logits, fixed, batch.labels).sum() / len(batch)
+        return positions.average(
+            positions.divergence(logits, fixed, batch.labels), batch.labels, self.over
         )
 
 
@@ -125,8 +129,8 @@ class NegativePreference:
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over samples."""
-        ratio = losses.log_likelihood(logits, batch.labels) - self.reference(batch)
-        return losses.negative_preference(ratio, self.beta).mean()
+        ratio = positions.log_likelihood(logits, batch.labels) - self.reference(batch)
+        return positions.negative_preference(ratio, self.beta).mean()
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class LogitPreference:
         difference = wide(logits)[scored] + self.gamma
         if self.reference is not None:
             difference = difference - wide(self.reference(batch))[scored]
-        return losses.negative_preference(difference, self.beta).mean()
+        return positions.negative_preference(difference, self.beta).mean()
 
 
 @dataclass(frozen=True)
@@ -164,8 +168,8 @@ class SimplePreference:
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over samples of the length-normalised preference loss."""
         lengths = (batch.labels != IGNORE).reshape(len(batch), -1).sum(1)
-        ratio = losses.log_likelihood(logits, batch.labels) / lengths + self.delta
-        return losses.negative_preference(ratio, self.beta).mean()
+        ratio = positions.log_likelihood(logits, batch.labels) / lengths + self.delta
+        return positions.negative_preference(ratio, self.beta).mean()
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,8 @@ class SelfDistillation:
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean over positions."""
         labels = batch.labels if self.masked else batch.labels.remainder(logits.shape[-1])
-        target = losses.lowered(self.reference(batch), labels, self.strength)
-        return losses.average(losses.towards(logits, target, labels), labels, self.over)
+        target = positions.lowered(self.reference(batch), labels, self.strength)
+        return positions.average(positions.towards(logits, target, labels), labels, self.over)
 
 
 @dataclass(frozen=True)
@@ -210,5 +214,41 @@ class WithoutTheLabel:
         if self.skip and labels.ndim > 1:
             first = (labels != IGNORE).cumsum(-1) <= self.skip
             labels = labels.masked_fill(first, IGNORE)
-        target = losses.lowered(logits.detach(), labels, float("inf"))
-        return losses.average(losses.towards(logits, target, labels), labels, self.over)
+        target = positions.lowered(logits.detach(), labels, float("inf"))
+        return positions.average(positions.towards(logits, target, labels), labels, self.over)
+
+
+@dataclass(frozen=True)
+class FDivergence:
+    """One divergence.
+
+    Attributes:
+        gain: g, of the probability of preferred answers.
+        cost: f*(g(.)), of the probability of unwanted ones.
+    """
+
+    gain: Callable[[Tensor], Tensor]
+    cost: Callable[[Tensor], Tensor]
+
+    def loss(self, preferred: Tensor, unwanted: Tensor) -> Tensor:
+        """f*(g(P_f)) - g(P_e), elementwise; both are probabilities."""
+        return self.cost(unwanted) - self.gain(preferred)
+
+
+def _same(probability: Tensor) -> Tensor:
+    return probability
+
+
+def _half_tanh(probability: Tensor) -> Tensor:
+    return torch.tanh(probability) / 2
+
+
+DIVERGENCES = {
+    "tv": FDivergence(_half_tanh, _half_tanh),
+    "kl": FDivergence(_same, lambda p: torch.exp(p - 1)),
+    "js": FDivergence(
+        lambda p: math.log(2) - F.softplus(-p), lambda p: F.softplus(p) - math.log(2)
+    ),
+    "pearson": FDivergence(_same, lambda p: p.square() / 4 + p),
+}
+"""Total variation, Kullback-Leibler, Jensen-Shannon and Pearson's chi squared."""

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.protocol.benchmark import Benchmark
 
 
 ALL, SOME = 512, 32

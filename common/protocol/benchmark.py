@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import PARTS, Part, Role, part_of
+from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
 from stable_forgetting.common.measure.rules import Rule, RuleSet
+from stable_forgetting.common.measure.scores import Scores, collect
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.protocol.pretraining import Pretrainable
 from stable_forgetting.common.protocol.sizes import Workload
@@ -22,12 +26,9 @@ from stable_forgetting.common.protocol.stand_in import StandIn
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
     from stable_forgetting.common.data.batch import Batch, Source
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,6 @@ class Benchmark(ModelFamily, Pretrainable):
         """One pass over an index set."""
         from stable_forgetting.common.bounded.reuse import reuse_weights
         from stable_forgetting.common.data.batch import ordered_batches
-        from stable_forgetting.common.measure.scores import collect
 
         model.eval()
         batches = ordered_batches(self.source, indices, self.evaluation_batch)

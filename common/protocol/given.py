@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -16,11 +19,8 @@ from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
-
-    from stable_forgetting.common.base.config import Strict
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,6 @@ SHARE = 5
 
 
 def _with_validation(samples: Mapping[str, np.ndarray], unit: str) -> dict[str, np.ndarray]:
-    import numpy as np
-
     retain = samples["retain"]
     if len(retain) < 2:
         raise DataError(

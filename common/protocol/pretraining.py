@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 from pydantic import SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Amount
+from stable_forgetting.common.data.splits import PretrainingSplit
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
-
-    from stable_forgetting.common.data.splits import PretrainingSplit
 
 
 class Pretraining(Strict):

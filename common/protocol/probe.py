@@ -17,11 +17,10 @@ from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import Registry
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Benchmark
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.protocol.benchmark import Benchmark
 
 PROBES: Registry[Any] = Registry("probe", "stable_forgetting.common.protocol.probe:Probe")
 PROBES.register(

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
 from stable_forgetting.common.base.errors import CheckpointError, named_line
 
 if TYPE_CHECKING:
@@ -80,8 +82,6 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: It is missing, or no such file.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}

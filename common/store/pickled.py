@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from stable_forgetting.common.base.errors import CheckpointError, one_line
 from stable_forgetting.common.store.weights import wrapper_of
 
@@ -72,7 +74,6 @@ def write_weights(weights: Weights, path: Path) -> None:
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.files import write_json
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -80,8 +81,6 @@ class RunRecord(BaseModel):
 
     def save(self, path: Path) -> None:
         """Writes the record."""
-        from stable_forgetting.common.base.files import write_json
-
         write_json(path, self.model_dump(mode="json"))
 
     @classmethod

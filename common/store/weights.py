@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from stable_forgetting.common.base.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         CheckpointError: The file is missing, damaged or of another model.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     try:

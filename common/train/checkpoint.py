@@ -7,9 +7,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import CheckpointError
@@ -22,11 +23,9 @@ from stable_forgetting.common.train.parts import (
     remove_parts,
     save_parts,
 )
+from stable_forgetting.common.train.protocols import Stateful
 from stable_forgetting.common.train.sharding import like
 from stable_forgetting.common.train.tracking import read_scalars
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.train.protocols import Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -141,8 +140,6 @@ class TrainingState:
 
     def restore(self, path: Path, notes: Notes) -> None:
         """Puts everything back as it was when a checkpoint was written that was checked."""
-        from safetensors import safe_open
-
         with torch.no_grad(), safe_open(path, framework="pt") as file:
             names = file.keys()
             for folder in notes.parts:

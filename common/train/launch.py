@@ -9,6 +9,7 @@ from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from stable_forgetting.common.base.errors import ConfigError
@@ -61,8 +62,6 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
         return None
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError("FSDP version 1 is not supported: launch with --fsdp_version 2")
-    from torch.distributed import checkpoint
-
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
     names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ()
     present = {type(module).__name__ for module in model.modules()}

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.data.splits import ForgetSplit
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.data.splits import ForgetSplit
 
 
 class Rehearsal(Strict):
@@ -56,8 +56,6 @@ class Rehearsal(Strict):
         return replace(split, parts=parts), Ends(self, stands_for)
 
     def _few(self, ids: np.ndarray) -> np.ndarray:
-        import numpy as np
-
         if len(ids) <= self.rows:
             return ids
         return np.concatenate([ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]])
@@ -67,8 +65,6 @@ def _with_each(
     few: np.ndarray, ids: np.ndarray, classes: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
     """``few``, and the first sample of each wanted class that there is, in order."""
-    import numpy as np
-
     firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
     return np.unique(np.concatenate([few, *firsts]))
 

@@ -20,8 +20,7 @@ from stable_forgetting.common.objectives.positions import (
     mean_probability,
     sample_cross_entropy,
 )
-from stable_forgetting.common.objectives.terms import LogLikelihoods, Term
-from stable_forgetting.common.objectives.variational import FDivergence
+from stable_forgetting.common.objectives.terms import FDivergence, LogLikelihoods, Term
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Positive
-from stable_forgetting.common.methods.base import MethodInfo
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,
     ForgetRetainMethod,
     RetainConfig,
 )
-from stable_forgetting.common.methods.simple import BOTH
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
@@ -281,7 +280,7 @@ class FLAT(ForgetRetainMethod):
 
     def prepare(self, task: UnlearnTask) -> Objective:
         """The divergence over pairs."""
-        from stable_forgetting.common.objectives.variational import DIVERGENCES
+        from stable_forgetting.common.objectives.terms import DIVERGENCES
         from stable_forgetting.language.methods.preference import RefusalDivergence
 
         config: Any = self.config

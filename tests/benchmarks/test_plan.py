@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.common.methods.difference import GradientDifference
+from stable_forgetting.common.methods.simple import GradientDifference
 from stable_forgetting.common.protocol.benchmark import Runtime, Versions
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore

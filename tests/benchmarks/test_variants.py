@@ -76,7 +76,9 @@ def test_a_name_and_its_params_resolve_alike():
 def test_presets_that_a_method_cannot_take_are_one_line(monkeypatch):
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
     METHODS.register(
-        "own_loku", "stable_forgetting.common.methods.fila:GDFila", summary="starts elsewhere"
+        "own_loku",
+        "stable_forgetting.common.methods.forget_terms:GDFila",
+        summary="starts elsewhere",
     )
     with pytest.raises(ConfigError, match="'own_loku_lora_ball': ball takes adapters that start"):
         METHODS["own_loku_lora_ball"]

@@ -305,7 +305,7 @@ DECAYS = {
 
 def masked_run(make, monkeypatch, params, *, restoring=True):
     """Share of masked-out entries, and the steps after which one of them had moved."""
-    from stable_forgetting.common.methods.tools.masks import MaskedWeights
+    from stable_forgetting.common.methods.tools.weights import MaskedWeights
 
     held, drifted = {}, []
     if not restoring:
@@ -350,7 +350,7 @@ def test_zeroed_gradients_alone_would_let_masked_weights_drift(make, monkeypatch
 
 
 def test_the_mask_is_the_top_share_by_one_sort(monkeypatch):
-    from stable_forgetting.common.methods.tools.masks import top_share
+    from stable_forgetting.common.methods.tools.weights import top_share
 
     calls, real = [], torch.Tensor.sort
     monkeypatch.setattr(torch.Tensor, "sort", lambda self: calls.append(len(self)) or real(self))
@@ -516,7 +516,7 @@ def test_bad_teacher_reads_its_share_of_retain(make, split):
 
 
 def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
-    from stable_forgetting.common.methods.tools import rewind
+    from stable_forgetting.common.methods.tools import weights as rewind
 
     _, task = make("scrub_r", {})
     chosen = rewind.Rewind(task, None, [1, 2, 3, 4])
@@ -532,7 +532,7 @@ def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
 
 
 def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
-    from stable_forgetting.common.methods.tools.rewind import reference_error
+    from stable_forgetting.common.methods.tools.weights import reference_error
 
     _, task = make("scrub_r", {})
     batch = task.source.fetch(torch.as_tensor(split.parts["validation"]))
@@ -544,7 +544,7 @@ def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
 
 def test_held_out_forgotten_classes_count_too(make, split):
     """Class forgetting keeps them in a part of their own."""
-    from stable_forgetting.common.methods.tools.rewind import class_shares, reference_error
+    from stable_forgetting.common.methods.tools.weights import class_shares, reference_error
 
     held = split.parts["validation"]
     parts = {**split.parts, "validation": held[held % 4 != 1]}
@@ -671,7 +671,7 @@ def test_unsir_refuses_a_forget_set_without_whole_classes(make, split):
 
 def test_noise_carries_the_label_of_its_own_class(make, two_classes, tiny):
     """UNSIR's notebook labels the noise of every class 0."""
-    from stable_forgetting.common.methods.tools.noise import learn_noise
+    from stable_forgetting.common.methods.tools.objectives import learn_noise
 
     _, task = make("unsir", {}, split=two_classes)
     before = tiny.snapshot(task.model)
@@ -727,7 +727,7 @@ NAMES = [
 
 
 def test_the_last_blocks_are_counted_from_the_end():
-    from stable_forgetting.common.methods.cf_k import last_parameters
+    from stable_forgetting.common.methods.finetuning import last_parameters
 
     last = last_parameters(NAMES, 2, blocks=None, head=("head.*",))
     assert last == NAMES[-6:] and last[0].startswith("blocks.10.")

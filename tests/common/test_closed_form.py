@@ -14,11 +14,10 @@ from stable_forgetting.common.base.errors import ConfigError, Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.bounded.attach import trainable_share
 from stable_forgetting.common.data.access import DataAccess
-from stable_forgetting.common.data.batch import Batch
-from stable_forgetting.common.data.labels import forgotten_classes, unretained_classes
+from stable_forgetting.common.data.batch import Batch, forgotten_classes, unretained_classes
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.fast_ntk import FastNTK, ridge_solution, separate
-from stable_forgetting.common.methods.influence import lineage_recursion, woodbury
+from stable_forgetting.common.methods.fisher import lineage_recursion, woodbury
 from stable_forgetting.common.methods.tools.gradients import SampleGradients
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 

@@ -13,7 +13,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods import base
 from stable_forgetting.common.methods.base import resolve_config
-from stable_forgetting.common.methods.weight_distance import EPS, distance
+from stable_forgetting.common.methods.finetuning import EPS, distance
 from stable_forgetting.common.train.protocols import Telemetry
 
 

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
-from stable_forgetting.common.data.batch import Batch, concatenate, ordered_batches, to_device
-from stable_forgetting.common.data.labels import class_labels
+from stable_forgetting.common.data.batch import (
+    Batch,
+    class_labels,
+    concatenate,
+    ordered_batches,
+    to_device,
+)
 from stable_forgetting.common.data.loader import ChainedLoader, Loader, RelabelledLoader
 
 

@@ -17,9 +17,10 @@ from stable_forgetting.common.data.splits import (
     ForgetSplit,
     balanced_draw,
     class_forget,
+    half_split,
     random_forget,
+    request_split,
 )
-from stable_forgetting.common.data.variants import half_split, request_split
 
 
 def ids(*values):

@@ -12,16 +12,17 @@ import torch
 
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import Batch
-from stable_forgetting.common.methods.tools.masks import top_share
-from stable_forgetting.common.methods.tools.noise import _Noise, _Repel
 from stable_forgetting.common.methods.tools.objectives import (
     AlternatingAscent,
     Scrubbing,
     ToNeighbours,
     TwoTeachers,
+    _Noise,
+    _Repel,
 )
 from stable_forgetting.common.methods.tools.passes import summed_gradients
 from stable_forgetting.common.methods.tools.streams import Members
+from stable_forgetting.common.methods.tools.weights import top_share
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.optimizer import make_optimizer
 

@@ -214,7 +214,7 @@ def test_flat_with_its_dilution(division):
 @pytest.mark.parametrize("division", MADE.FLAT)
 def test_flat_per_token_is_free_of_padding_and_batch(division):
     """Of one sample without padding or question, dilution and its absence are one formula."""
-    from stable_forgetting.common.objectives.variational import DIVERGENCES
+    from stable_forgetting.common.objectives.terms import DIVERGENCES
     from stable_forgetting.language.methods.preference import RefusalDivergence
 
     source = Texts({text: MADE.logits(phase) for text, phase in MADE.PHASES.items()})

@@ -48,7 +48,7 @@ from stable_forgetting.language.models.families import family_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_methods.json"
 PLAIN = ["ascent", "task_vector", "gd", "gd_lora", "gd_lora_omega", "gd_tanh", "gd_sine", "gd_ball"]
-LITERATURE = ("divergence", "entropy", "fila", "hinge", "preference", "reweighted")
+LITERATURE = ("forget_terms", "preference")
 OWN = [
     entry.name
     for entry in METHODS

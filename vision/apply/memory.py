@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.data.dataset import DatasetSource
+from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, state_digest
 from stable_forgetting.vision.apply.images import IMAGE, LABEL

@@ -60,7 +60,7 @@ class Novo(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the ready model, deletes keys, folds the rest into the weights."""
-        from stable_forgetting.common.data.labels import forgotten_classes
+        from stable_forgetting.common.data.batch import forgotten_classes
         from stable_forgetting.common.data.loader import Loader
         from stable_forgetting.vision.models.transformer import KeyedViT
 

@@ -1,1 +1,5 @@
-"""What several methods share."""
+"""What methods are made of beside objectives; each name is loaded when it is first used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,23 +16,22 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.seeding import derive
-from stable_forgetting.common.data.batch import IGNORE
+from stable_forgetting.common.bounded.config import FilaConfig
+from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.quantised import QuantisedBoundedLinear
+from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.common.data.loader import Loader
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.objectives.positions import average, cross_entropy, wide
+from stable_forgetting.common.train.protocols import ModelForward
 from stable_forgetting.common.train.telemetry import evaluating
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.bounded.config import FilaConfig
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.methods.task import UnlearnTask
-    from stable_forgetting.common.train.protocols import ModelForward
 
 logger = logging.getLogger(__name__)
 
@@ -173,9 +172,6 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
         Log10 quantiles of the retain Fisher and the share of its entries below eps, where the
         retain set has no say; they are logged to the task's tracker too.
     """
-    from stable_forgetting.common.bounded.layer import adapted_layers
-    from stable_forgetting.common.bounded.quantised import QuantisedBoundedLinear
-
     layers = dict(adapted_layers(task.model))
     for name, layer in layers.items():
         if isinstance(layer, QuantisedBoundedLinear):
@@ -213,8 +209,6 @@ def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:
 
 
 def _loader(task: UnlearnTask, part: str, config: FilaConfig) -> Loader:
-    from stable_forgetting.common.data.loader import Loader
-
     return Loader(
         task.source,
         task.indices(part),

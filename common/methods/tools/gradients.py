@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stable_forgetting.common.base.errors import ConfigError, Diverged
-from stable_forgetting.common.data.batch import Batch, ordered_batches
+from stable_forgetting.common.data.batch import Batch, Source, ordered_batches
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from stable_forgetting.common.data.batch import Source
-    from stable_forgetting.common.train.protocols import ModelForward
+from stable_forgetting.common.train.protocols import ModelForward
 
 
 class _OfOneSample(nn.Module):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stable_forgetting.common.data.batch import Batch, Source, ordered_batches
-from stable_forgetting.common.data.labels import class_labels
-from stable_forgetting.common.objectives import positions as losses
+from stable_forgetting.common.data.batch import Batch, Source, class_labels, ordered_batches
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.objectives import positions
 from stable_forgetting.common.objectives.positions import sample_cross_entropy
 from stable_forgetting.common.objectives.terms import LogLikelihoods
 from stable_forgetting.common.train.telemetry import evaluating
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 EVALUATION_BATCH = 256
 
@@ -36,8 +31,6 @@ def class_pass(task: UnlearnTask, batch_size: int) -> Iterator[Batch]:
     Raises:
         DataError: The samples have no class.
     """
-    import numpy as np
-
     ordered = []
     for part in ("retain", "forget"):
         indices = task.indices(part)
@@ -144,7 +137,9 @@ def reference_likelihoods(
     likelihoods = []
     with evaluating(task.model), autocast(task.model, precision):
         for batch in ordered_batches(source or task.source, indices, batch_size):
-            likelihoods.append(losses.log_likelihood(task.forward(task.model, batch), batch.labels))
+            likelihoods.append(
+                positions.log_likelihood(task.forward(task.model, batch), batch.labels)
+            )
     return LogLikelihoods(torch.as_tensor(indices), torch.cat(likelihoods).cpu())
 
 

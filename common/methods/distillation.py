@@ -1,24 +1,88 @@
-"""SCRUB: a student that disobeys its teacher on forget and obeys it on retain; and SCRUB+R."""
+"""Methods with teachers: Bad Teacher; SCRUB and SCRUB+R."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+import numpy as np
+from pydantic import Field, model_validator
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
-from stable_forgetting.common.methods.base import MethodInfo
-from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
-from stable_forgetting.common.methods.simple import BOTH
+from stable_forgetting.common.methods import tools
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.gradient import AdaptedMethod, GradientMethod, ShortConfig
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
-    from stable_forgetting.common.data.loader import ChainedLoader
-    from stable_forgetting.common.methods.task import UnlearnTask
     from stable_forgetting.common.train.protocols import AfterStep, Stateful
+
+
+class BadTeacher(GradientMethod):
+    """Bad Teacher: distil an untrained model on forget and Original on retain.
+
+    Formula: with l = 1 on D_f and 0 on D_r, over shuffled D_f u D_r,
+        minimise mean over samples of KL( l softmax(t_b/T) + (1-l) softmax(t_c/T) || softmax(s/T) )
+    t_c is Original; t_b is the model before any training (with pretrained weights: those, under a
+    new head); neither is trained.  The mean is over samples only, not over classes too.
+
+    Source: Chundawat et al. 2023, arXiv 2205.08096; its repository and SSD's, whose settings for a
+    ViT are the default: Adam at 1e-4, a constant rate, no weight decay (AdamW without decay is
+    Adam), .3 of the retain set, drawn once (``retain_share``).  They make one pass with batches of
+    128 (preset ``repository_vit``); the default is ours, three with 64, as small sets have few
+    batches.  Their KL is averaged over classes, too, which Adam's rate does not feel.
+    """
+
+    info = MethodInfo(
+        2,
+        "Chundawat et al. 2023 (arXiv 2205.08096)",
+        frozenset({"forget", "retain", "initial"}),
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "repository_vit": {"epochs": 1, "batch_size": 128},
+    }
+
+    class Config(ShortConfig):
+        """Settings of Bad Teacher.
+
+        Attributes:
+            temperature: Divides all logits before the softmax; 1, as published.
+            retain_share: Share of the retain set that is distilled, drawn once; .3, as published.
+        """
+
+        weight_decay: NonNegative = 0.0
+        schedule: Literal["constant", "linear", "cosine"] = "constant"
+        temperature: Positive = 1.0
+        retain_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+
+    def prepare(self, task: UnlearnTask) -> objectives.Objective:
+        """Distillation from both teachers."""
+        untrained = task.fresh_model().requires_grad_(False).eval()
+        return tools.TwoTeachers(
+            task.reference(),
+            lambda batch: task.forward(untrained, batch),
+            tools.Members(task.indices("forget")),
+            self.config.temperature,
+        )
+
+    def loaders(
+        self, task: UnlearnTask, parts: Sequence[str], config: FitConfig
+    ) -> dict[str, data.Loader]:
+        """One shuffled stream over the forget set and a share of the retain set."""
+        import torch
+
+        retain = task.indices("retain")
+        order = torch.randperm(len(retain), generator=task.generator("retain share")).numpy()
+        chosen = retain[order[: max(1, round(self.config.retain_share * len(retain)))]]
+        indices = np.sort(np.concatenate([task.indices("forget"), chosen]))
+        stream = task.generator("batches", "mixed")
+        return {"mixed": data.Loader(task.source, indices, config.micro_batch, stream)}
+
 
 PAPER = "Kurmanji et al. 2023 (arXiv 2302.09880)"
 
@@ -75,17 +139,14 @@ class Scrub(AdaptedMethod):
         self,
         task: UnlearnTask,
         *,
-        loader: ChainedLoader | None = None,
+        loader: data.ChainedLoader | None = None,
         after_step: Sequence[AfterStep] = (),
         stateful: dict[str, Stateful] | None = None,
     ) -> None:
-        from stable_forgetting.common.methods.tools.objectives import Scrubbing
-        from stable_forgetting.common.methods.tools.streams import Members
-
         config: Any = self.config
-        objective = Scrubbing(
+        objective = tools.Scrubbing(
             task.reference(),
-            Members(task.indices("forget")),
+            tools.Members(task.indices("forget")),
             temperature=config.temperature,
             gamma=config.gamma,
             alpha=config.alpha,
@@ -100,16 +161,14 @@ class Scrub(AdaptedMethod):
             stateful=stateful,
         )
 
-    def _passes(self, task: UnlearnTask) -> ChainedLoader:
-        from stable_forgetting.common.data.loader import ChainedLoader
-
+    def _passes(self, task: UnlearnTask) -> data.ChainedLoader:
         config: Any = self.config
         forget = task.loader(
             "forget", batch_size=max(1, config.forget_batch_size // config.accumulation)
         )
         retain = task.loader("retain", batch_size=config.micro_batch)
         away = min(config.max_epochs, config.epochs)
-        return ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
+        return data.ChainedLoader([forget, retain] * away + [retain] * (config.epochs - away))
 
 
 class ScrubRewind(Scrub):
@@ -131,15 +190,13 @@ class ScrubRewind(Scrub):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Keeps the weights after every epoch, then chooses."""
-        from stable_forgetting.common.methods.tools.rewind import Rewind
-
         loader = self._passes(task)
-        rewind = Rewind(task, loader, self._ends(loader))
+        rewind = tools.Rewind(task, loader, self._ends(loader))
         self._run(task, loader=loader, after_step=[rewind], stateful={"rewind": rewind})
         rewind.choose()
         return task.model
 
-    def _ends(self, loader: ChainedLoader) -> list[int]:
+    def _ends(self, loader: data.ChainedLoader) -> list[int]:
         """Batches until the end of each epoch: of each pass over retain, the last loader."""
         ends, batches = [], 0
         for part in loader.loaders:

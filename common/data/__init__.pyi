@@ -1,0 +1,10 @@
+from .batch import Batch as Batch
+from .batch import every_position as every_position
+from .batch import forgotten_classes as forgotten_classes
+from .batch import ordered_batches as ordered_batches
+from .batch import predicting as predicting
+from .batch import unretained_classes as unretained_classes
+from .batch import with_labels_of as with_labels_of
+from .loader import ChainedLoader as ChainedLoader
+from .loader import Loader as Loader
+from .loader import RelabelledLoader as RelabelledLoader

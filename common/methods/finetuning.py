@@ -1,0 +1,244 @@
+"""Methods that train on retain data alone: the last blocks, a sparse model, a distant one."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stable_forgetting.common import objectives
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
+from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rates import total_steps
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+PAPER = "Goel et al. 2022 (arXiv 2201.06640)"
+
+
+def last_parameters(
+    names: Sequence[str], k: int, *, blocks: str | None, head: Sequence[str]
+) -> list[str]:
+    """Names of the parameters in the last ``k`` blocks and of all that come after the blocks.
+
+    Args:
+        names: All parameter names, in the model's order.
+        k: Number of blocks; 0 is what comes after them only (final norm and head).
+        blocks: Name of the list of blocks, such as ``blocks``; the numbered list with most
+            parameters when absent.
+        head: Patterns of head parameters; always chosen, wherever they are registered.
+
+    Raises:
+        ConfigError: There is no such list, or it is shorter than ``k``.
+    """
+    numbered: dict[str, list[int]] = {}
+    for name in names:
+        if block := re.match(r"(.+?)\.(\d+)\.", name):
+            numbered.setdefault(block[1], []).append(int(block[2]))
+    if not numbered or (blocks is not None and blocks not in numbered):
+        lists = ", ".join(numbered) or "none"
+        raise ConfigError(
+            f"blocks: {blocks} is no numbered list of blocks; this model has: {lists}"
+        )
+    chosen = blocks or max(numbered, key=lambda prefix: len(numbered[prefix]))
+    ids = sorted(set(numbered[chosen]))
+    if k > len(ids):
+        raise ConfigError(f"k: {k} is more than the {len(ids)} blocks of {chosen}; take fewer")
+    inside = [name.startswith(f"{chosen}.") for name in names]
+    end = len(names) - inside[::-1].index(True)
+    last = tuple(f"{chosen}.{number}." for number in ids[len(ids) - k :])
+    return [
+        name
+        for place, name in enumerate(names)
+        if place >= end
+        or name.startswith(last)
+        or any(fnmatch.fnmatch(name, pattern) for pattern in head)
+    ]
+
+
+class CFk(UnlearningMethod):
+    """CF-k: fine-tune the last k blocks on retain, freeze the rest, count on forgetting.
+
+    Formula: minimise CE(B_r) over the last ``k`` blocks, the final norm and the head; ``k: 0``
+    trains norm and head only.  Never reads forget data.  With ``k: 1`` these are 24 % of the
+    weights of a small ViT of four blocks, and 8 % of those of a ViT-S of twelve.
+
+    Source: Goel et al. 2022, arXiv 2201.06640; the ERASURE repository (SGD, lr 0.01, weight decay
+    0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
+    """
+
+    info = MethodInfo(1, PAPER, frozenset({"retain"}))
+
+    class Config(FitConfig):
+        """Settings of CF-k.
+
+        Attributes:
+            k: Blocks at the end that are trained; 1, the least with a block in it.
+            blocks: Name of the list of blocks; the numbered list with most
+                parameters when absent.
+        """
+
+        epochs: Count | None = 5
+        batch_size: Count = 64
+        lr: Positive = 3e-4
+        weight_decay: NonNegative = 0.1
+        k: Amount = 1
+        blocks: str | None = None
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Trains the end of the network on retain."""
+        config: Any = self.config
+        names = [name for name, _ in task.model.named_parameters()]
+        chosen = last_parameters(names, config.k, blocks=config.blocks, head=task.family.head)
+        self._start(task, chosen)
+        for name, parameter in task.model.named_parameters():
+            parameter.requires_grad_(name in chosen)
+        engine = FitConfig.of(config)
+        objective = objectives.CrossEntropy("retain", engine.average)
+        task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
+        return task.model
+
+    def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:
+        """CF-k starts from Original's weights."""
+
+
+class EUk(CFk):
+    """EU-k, exact unlearning of the last k blocks: re-initialise these, train them on retain.
+
+    Formula: as CF-k, but the last ``k`` blocks, the final norm and the head first go back to what
+    they were before Original saw data (with pretrained weights: those; the head anew).  What the
+    frozen blocks learnt from the forget set stays.  Never reads forget data.  The share of the
+    weights is CF-k's: with ``k: 1`` 24 % of a ViT of four blocks, 8 % of a ViT-S of twelve.
+
+    Source: Goel et al. 2022, arXiv 2201.06640; the ERASURE repository (SGD, lr 0.01, weight decay
+    0.1, 10 epochs).  Sweep k in {0, 1, 2, 4} and lr.
+    """
+
+    info = MethodInfo(1, PAPER, frozenset({"retain", "initial"}))
+
+    class Config(CFk.Config):
+        epochs: Count | None = 10
+        lr: Positive = 1e-3
+
+    def _start(self, task: UnlearnTask, chosen: Sequence[str]) -> None:
+        import torch
+
+        fresh = dict(task.fresh_model().named_parameters())
+        with torch.no_grad():
+            for name, parameter in task.model.named_parameters():
+                if name in chosen:
+                    parameter.copy_(fresh[name])
+
+
+class L1Sparse(UnlearningMethod):
+    """l1-sparse: keep training on retain under an l1 penalty that fades out.
+
+    Formula: minimise CE(B_r) + a_e ||theta||_1 with a_e = a max(0, 1 - e / E) in epoch e of E (from
+    0); the norm runs over all parameters, norms and biases included.  All parameters are trained.
+
+    Source: Jia et al. 2023, arXiv 2304.04934; the Unlearn-Sparse repository (there SGD, lr 0.01,
+    10 epochs, no epochs without the penalty; ``a`` from 1e-6 to 1e-4).  Deviation: AdamW, under
+    which ``a`` is another quantity.  Where CE has no gradient left, Adam makes a whole step of any
+    penalty, and beyond some ``a`` a larger one changes nothing.  A small ViT on digits, default
+    length and rate: the norm falls by 0.5, 5, 15 and 17 % for ``a`` 1e-6, 1e-5, 1e-4 and 1e-3.
+    So sweep ``a`` from 1e-7 to 1e-4, and lr.
+    """
+
+    info = MethodInfo(1, "Jia et al. 2023 (arXiv 2304.04934)", frozenset({"retain"}))
+
+    class Config(FitConfig):
+        """Settings of l1-sparse.
+
+        Attributes:
+            a: Weight of the l1 norm in the first epoch; 1e-5, the middle of the published range.
+        """
+
+        epochs: Count | None = 3
+        batch_size: Count = 64
+        lr: Positive = 1e-4
+        a: NonNegative = 1e-5
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes with the fading penalty."""
+        import torch
+
+        config: Any = self.config
+        engine = FitConfig.of(config)
+        loader = task.loaders(["retain"], engine)["retain"]
+        batches = total_steps(engine, {"retain": loader}) * engine.accumulation
+        epochs = max(1, round(batches / loader.batches_per_epoch))
+
+        def penalty(model: nn.Module) -> torch.Tensor:
+            weight: float = config.a * max(0.0, 1 - loader.epoch / epochs)
+            norm = torch.stack([p.abs().sum() for p in model.parameters()]).sum()
+            return weight * norm
+
+        objective = objectives.CrossEntropy("retain", engine.average)
+        task.fit(task.model, objective, {"retain": loader}, engine, penalty=penalty)
+        return task.model
+
+
+EPS = 1e-8
+"""Below the root: the distance has a gradient where it is 0."""
+
+
+class WeightDistance(UnlearningMethod):
+    """Weight Dist Reg: keep training on retain while the weights go away from Original's.
+
+    Formula: minimise CE(B_r) - a sqrt(mean((theta - theta_0)^2) + 1e-8); the mean runs over all
+    parameters, norms and biases included, and theta_0 is Original.  Never reads forget data: what
+    is not trained on is what gets lost.  It is the opposite of a bound on ||dW||: the distance to
+    Original is what predicts resistance to relearning.
+
+    Source: Siddiqui et al. 2025, arXiv 2505.22310 (there ``weight_dist_reg``, a = 1; its
+    ``weight_distortion`` is noise on the weights instead); the vision_relearning repository.
+    Deviation: AdamW's rates here suit small models from scratch; sweep lr from 1e-4 to 1e-2, and a.
+    """
+
+    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
+
+    class Config(FitConfig):
+        """Settings of Weight Dist Reg.
+
+        Attributes:
+            a: Weight of the distance; 1, as published.
+        """
+
+        epochs: Count | None = 3
+        batch_size: Count = 64
+        lr: Positive = 1e-3
+        a: NonNegative = 1.0
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes with the distance as a reward."""
+        config: Any = self.config
+        engine = FitConfig.of(config)
+        start = [parameter.detach().clone() for parameter in task.model.parameters()]
+
+        def penalty(model: nn.Module) -> Tensor:
+            away: Tensor = -config.a * distance(model, start)
+            return away
+
+        objective = objectives.CrossEntropy("retain", engine.average)
+        task.fit(task.model, objective, task.loaders(["retain"], engine), engine, penalty=penalty)
+        return task.model
+
+
+def distance(model: nn.Module, start: list[Tensor]) -> Tensor:
+    """sqrt(mean((theta - theta_0)^2) + eps) over all parameters.
+
+    Args:
+        model: Its parameters are theta.
+        start: theta_0, in their order.
+    """
+    import torch
+
+    parameters = list(model.parameters())
+    squares = [(p - s).square().sum() for p, s in zip(parameters, start, strict=True)]
+    return (torch.stack(squares).sum() / sum(p.numel() for p in parameters) + EPS).sqrt()
