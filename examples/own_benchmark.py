@@ -20,34 +20,30 @@ from stable_forgetting.common import (
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.readers import READERS, Reader, TextDataConfig
+from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.measure.requests import Choose, TextMetric
 
 ASKED = ("forget", "retain", "unseen", "test")
 
 
-class BookConfig(TextDataConfig):
-    """Settings under ``protocol.data``."""
+@READERS.register("telephone_book")
+class TelephoneBook(TextDataConfig):
+    """Invented numbers; of every three entries the last is never trained on.
+
+    Its fields are the settings under ``protocol.data``.
+    """
 
     name: Literal["telephone_book"] = "telephone_book"
     entries: int = 36
 
-
-@READERS.register("telephone_book")
-class TelephoneBook(Reader):
-    """Invented numbers; of every three entries the last is never trained on."""
-
-    Config = BookConfig
-
-    @classmethod
-    def read(cls, config, data_root):
+    def read(self, data_root):
         """Each question has a right answer and a wrong one."""
         items = []
-        for number in range(config.entries):
+        for number in range(self.entries):
             right, wrong = (str(prime * (number + 1) % 9973) for prime in (7919, 6101))
             kind = "unseen" if number % 3 == 2 else "listed"
             items.append(Item(kind, number, f"number of person {number}", right, None, (wrong,)))
-        return Corpus(tuple(items), f"telephone book ({config.entries} entries)")
+        return Corpus(tuple(items), f"telephone book ({self.entries} entries)")
 
 
 class Preferred(TextMetric):

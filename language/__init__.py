@@ -41,7 +41,7 @@ for _name, _target, _summary in (
     ),
     (
         "reasoning",
-        "reasoning:ReasoningProbe",
+        "lm_eval:ReasoningProbe",
         "accuracy on nine reasoning tasks, as lm-eval asks them",
     ),
     (

@@ -15,41 +15,50 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.protocol.stand_in import StandIn
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.corpus import Encoded, Item
 from stable_forgetting.language.data.pretraining import (
     check_start,
     fingerprints,
     held_out_split,
 )
-from stable_forgetting.language.data.readers import READERS, TextDataConfig
-from stable_forgetting.language.measure.evaluation import RequestConfig
-from stable_forgetting.language.models.causal import CausalModels
-from stable_forgetting.language.models.families import family_of, tiny_family
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import load_tokenizer
+from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
+from stable_forgetting.language.models.families import (
+    CausalFamily,
+    CausalModels,
+    family_of,
+    tiny_family,
+)
 from stable_forgetting.language.models.layers import family_in
-from stable_forgetting.language.models.sizes import model_type_of, sizes_of
+from stable_forgetting.language.models.sizes import (
+    count_targets,
+    countable,
+    model_type_of,
+    sizes_of,
+)
+from stable_forgetting.language.stand_in import stand_in
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
-
-    from stable_forgetting.common.bounded.config import AdapterConfig
-    from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.stand_in import StandIn
-    from stable_forgetting.language.data.corpus import Encoded, Item
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.measure.requests import TextMetric
-    from stable_forgetting.language.models.families import CausalFamily
 
 
 class TextPretraining(Pretraining):
@@ -104,7 +113,6 @@ class CausalBenchmark(CausalModels, Benchmark):
 
     Config: ClassVar[type[Strict]] = CausalConfig
     config: CausalConfig
-    modality = "language"
     compared = "runs of words"
     rehearsed_depth: ClassVar[int] = 2
     """Blocks of a rehearsal's model; a benchmark whose suites name a block raises it."""
@@ -131,14 +139,11 @@ class CausalBenchmark(CausalModels, Benchmark):
     @classmethod
     def adapter_share(cls, config: Any, adapter: AdapterConfig) -> tuple[int, int] | None:
         """For models of known sizes."""
-        from stable_forgetting.language.models.counting import count_targets, countable
-
         if not countable(config.model):
             return None
-        share = count_targets(
+        return count_targets(
             config.model, adapter.rank, placement=adapter.placement, targets=adapter.targets
         )
-        return share.trainable, share.base
 
     @classmethod
     def causal_workload(
@@ -161,8 +166,6 @@ class CausalBenchmark(CausalModels, Benchmark):
     @classmethod
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`language.stand_in`; epochs count the real texts where theirs are invented."""
-        from stable_forgetting.language.stand_in import stand_in
-
         made = stand_in(config, runtime, folder, cls.rehearsed_depth)
         assert isinstance(made.config, CausalConfig)
         workload = None if made.config.data == config.data else cls.workload(config)
@@ -182,16 +185,11 @@ class CausalBenchmark(CausalModels, Benchmark):
     @cached_property
     def source(self) -> TextSource:
         """The text as token ids, tokenised once per process."""
-        from stable_forgetting.language.data.readers import load_corpus
-        from stable_forgetting.language.data.source import TextSource
-        from stable_forgetting.language.data.templates import make_template
-        from stable_forgetting.language.data.tokenizers import load_tokenizer
-
         data, model = self.config.data, self.config.model
         root, pretrain = self.runtime.data_root, self.config.pretrain
-        corpus, reader = load_corpus(data, root), READERS[data.name]
+        corpus = load_corpus(data, root)
         taught = data if pretrain is None else pretrain.data  # the tokenizer
-        words = READERS[taught.name].vocabulary(taught, load_corpus(taught, root))
+        words = taught.vocabulary(load_corpus(taught, root))
         source = TextSource(
             corpus,
             load_tokenizer(model, words, data_root=root),
@@ -199,7 +197,7 @@ class CausalBenchmark(CausalModels, Benchmark):
             max_length=data.max_length,
             device=self.device,
         )
-        pieces = reader.in_pieces(data, corpus, source.encoder)
+        pieces = data.in_pieces(corpus, source.encoder)
         return source if pieces is corpus else source.with_corpus(pieces)
 
     @property
@@ -226,11 +224,6 @@ class CausalBenchmark(CausalModels, Benchmark):
     def minimum_train_accuracy(self) -> float:
         """The gate."""
         return self.config.minimum_train_accuracy
-
-    @property
-    def evaluation_batch(self) -> int:
-        """Samples per forward where nothing but a loss is wanted."""
-        return 32
 
     def build(self, seed: int) -> nn.Module:
         """A fresh model, or a pretrained one."""
@@ -306,8 +299,6 @@ class CausalBenchmark(CausalModels, Benchmark):
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""
-        import numpy as np
-
         measured = {
             part: np.asarray(indices)
             for part, indices in split.parts.items()

@@ -6,13 +6,12 @@ reporting must not wait for torch.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from stable_forgetting.common.base.config import Strict, did_you_mean
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, Depth
 
 Style = Literal["clean", "openunlearning", "tofu"]
@@ -25,61 +24,6 @@ _TINY_DEFAULTS: dict[str, Any] = {
     "context": 512,
     "tokenizer": 4000,
 }
-
-
-class Variant(Strict):
-    """A config of several kinds: one field tells the kind, and every kind is a subclass.
-
-    A key of another kind is an error that names the kinds which have it, unless its value is that
-    of :attr:`absent` (null erases a key of the suite that is extended).
-    """
-
-    tag: ClassVar[str] = "name"
-    """The field that tells the kind; its default is that of the class."""
-    absent: ClassVar[Mapping[str, Any]] = {}
-    """Keys that the hashed form always has, with what stands there for a kind without them."""
-    later: ClassVar[tuple[str, ...]] = ()
-    """Fields that the hashed form has only where they differ from their defaults."""
-
-    @classmethod
-    @abstractmethod
-    def kinds(cls) -> Mapping[str, type[Variant]]:
-        """Kind -> subclass."""
-
-    @classmethod
-    def of(cls, **fields: Any) -> Any:
-        """The config of the kind that the fields tell."""
-        return cls.model_validate(fields)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_its_kind(cls, data: Any, handler: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return handler(data)
-        kinds, kind = cls.kinds(), data.get(cls.tag, cls.model_fields[cls.tag].default)
-        if kind not in kinds:
-            raise ValueError(f"{cls.tag}: unknown '{kind}'{did_you_mean(str(kind), [*kinds])}")
-        if not issubclass(cls, kinds[kind]):
-            return kinds[kind].model_validate(data)
-        return handler({key: data[key] for key in data if cls._is_own(key, data[key])})
-
-    @classmethod
-    def _is_own(cls, key: str, value: Any) -> bool:
-        if key in cls.model_fields:
-            return True
-        if value is None or (key in cls.absent and cls.absent[key] == value):
-            return False
-        owners = [name for name, kind in cls.kinds().items() if key in kind.model_fields]
-        if owners:
-            raise ValueError(f"{key} is only for {cls.tag}: {' and '.join(owners)}; leave it out")
-        raise ValueError(f"{key}: unknown key{did_you_mean(key, [*cls.model_fields])}")
-
-    @model_serializer(mode="wrap")
-    def _hashed_form(self, handler: Any) -> dict[str, Any]:
-        fields = type(self).model_fields
-        same = {name for name in self.later if getattr(self, name) == fields[name].default}
-        own = {name: value for name, value in handler(self).items() if name not in same}
-        return {**self.absent, **own}
 
 
 class CausalModelConfig(Strict):

@@ -5,21 +5,21 @@ Authors are forgotten whole, but for the share of a request's rows that ``used``
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import EARLIER, UNUSED
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.language.config import Variant
 from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.source import TextSource
 
 Named = Literal["forget01", "forget05", "forget10"]
 SHARES: Mapping[str, float] = {"forget01": 0.01, "forget05": 0.05, "forget10": 0.10}
@@ -33,156 +33,103 @@ TEST_PARTS: Mapping[str, str] = {
 """Part -> set."""
 
 
-class TextScenarioConfig(Variant):
-    """What is forgotten; each kind has fields of its own.
+OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "authors": {"forget_authors": 4, "draw": False},
+    "requests": {"requests": (3, 3, 3), "request": 1, "used": 1.0, "draw": False},
+}
+"""Kind -> the fields that it has, with their defaults; the others have none."""
+
+
+class TextScenarioConfig(Strict):
+    """What is forgotten.
 
     Attributes:
         kind: ``forget01``, ``forget05`` and ``forget10`` forget the last 1, 5 and 10 % of the
             authors; ``authors`` the last ``forget_authors``; ``requests`` several groups one after
             the other; ``files`` the set named forget of files of one's own.
+        forget_authors: How many (kind: authors).
+        draw: Draw the authors by the run's seed: among those that have perturbed answers (kind:
+            authors), or for requests given as numbers.  ``disjoint`` (kind: authors): so that no
+            two seeds share an author, the tuning seed included.
+        requests: One entry per request: a number of authors, or named splits, each less the
+            earlier ones.
+        request: Which of ``requests`` this is, from 1 on.
+        used: Share of the request's rows that is unlearned; the others tell whether forgetting
+            reaches rows of the same authors that no request showed.
     """
 
-    tag: ClassVar[str] = "kind"
-    absent: ClassVar[Mapping[str, Any]] = {
-        "forget_authors": None,
-        "draw": False,
-        "requests": None,
-        "request": None,
-        "used": 1.0,
-    }
+    kind: Named | Literal["authors", "requests", "files"] = "authors"
+    forget_authors: Count | None = None
+    draw: bool | Literal["disjoint"] = False
+    requests: tuple[Count, ...] | tuple[Named, ...] | None = None
+    request: Count | None = None
+    used: Annotated[float, Field(gt=0, le=1)] = 1.0
 
-    kind: str = "authors"
-
+    @model_validator(mode="before")
     @classmethod
-    def kinds(cls) -> Mapping[str, type[Variant]]:
-        """Kind -> its config."""
-        return {
-            **dict.fromkeys(SHARES, LastShare),
-            "authors": Authors,
-            "requests": Requests,
-            "files": Files,
-        }
+    def _of_its_kind(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        own = OWN_FIELDS.get(data.get("kind", "authors"), {})
+        for key in cls.model_fields.keys() & data.keys() - own.keys() - {"kind"}:
+            if data[key] not in (None, cls.model_fields[key].default):
+                owners = [kind for kind, fields in OWN_FIELDS.items() if key in fields]
+                raise ValueError(f"{key} is only for kind: {' and '.join(owners)}; leave it out")
+        return {**own, **{key: value for key, value in data.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _fits(self) -> TextScenarioConfig:
+        if self.requests is None or self.request is None:
+            return self
+        if self.request > len(self.requests):
+            raise ValueError(f"request: there are only {len(self.requests)} requests")
+        if self.draw == "disjoint" or (self.draw and isinstance(self.requests[0], str)):
+            raise ValueError("draw: true needs requests given as numbers; leave it out")
+        return self
 
     @property
     def label(self) -> str:
         """A short name, such as ``forget10``, ``4-authors``, ``request-2-of-3-3-3``."""
-        return self.kind
+        drawn = f"-{'drawn' if self.draw is True else self.draw}" if self.draw else ""
+        if self.requests is not None:
+            return "-".join(map(str, ("request", self.request, "of", *self.requests))) + drawn
+        return self.kind if self.kind != "authors" else f"{self.forget_authors}-authors{drawn}"
 
-    @abstractmethod
-    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
-        """Authors to forget, by request."""
+    @property
+    def _asked(self) -> tuple[int | str, ...]:
+        """Numbers of authors, or named splits, of every request."""
+        return (self.forget_authors,) if self.forget_authors else self.requests or (self.kind,)
 
     def sizes(self, authors: int) -> list[int] | None:
         """How many of so many authors are forgotten by this request and those before it, in order.
 
         None where only the data tell.
         """
-        return None
-
-
-class LastShare(TextScenarioConfig):
-    """TOFU's named splits."""
-
-    kind: Named
-
-    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
-        """The last share of the authors."""
-        return [_last_share(corpus, self.kind)]
-
-    def sizes(self, authors: int) -> list[int]:
-        """One group."""
-        return [round(SHARES[self.kind] * authors)]
-
-
-class Files(TextScenarioConfig):
-    """The set named forget."""
-
-    kind: Literal["files"]
-
-    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
-        """No author is named."""
-        return []
-
-
-class Authors(TextScenarioConfig):
-    """The last authors, or drawn ones.
-
-    Attributes:
-        forget_authors: How many.
-        draw: Draw them among those that have perturbed answers: ``true`` by the run's seed;
-            ``disjoint`` so that no two seeds share an author, the tuning seed included.
-    """
-
-    kind: Literal["authors"] = "authors"
-    forget_authors: Count = 4
-    draw: bool | Literal["disjoint"] = False
-
-    @property
-    def label(self) -> str:
-        """Such as ``4-authors``."""
-        suffix = {"False": "", "True": "-drawn"}.get(str(self.draw), f"-{self.draw}")
-        return f"{self.forget_authors}-authors{suffix}"
-
-    def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
-        """One group."""
-        if self.draw == "disjoint":
-            return [_own_authors(corpus, self.forget_authors, seed)]
-        return [_chosen(corpus, self.forget_authors, self.draw, seed)]
-
-    def sizes(self, authors: int) -> list[int]:
-        """One group."""
-        return [self.forget_authors]
-
-
-class Requests(TextScenarioConfig):
-    """Several groups one after the other.
-
-    Attributes:
-        requests: One entry per request: a number of authors, or named splits, each less the
-            earlier ones.
-        request: Which of ``requests`` this is, from 1 on.
-        used: Share of the request's rows that is unlearned; the others tell whether forgetting
-            reaches rows of the same authors that no request showed.
-        draw: Draw the authors by the run's seed (requests given as numbers).
-    """
-
-    kind: Literal["requests"]
-    requests: tuple[Count, ...] | tuple[Named, ...] = (3, 3, 3)
-    request: Count = 1
-    used: Annotated[float, Field(gt=0, le=1)] = 1.0
-    draw: bool = False
-
-    @model_validator(mode="after")
-    def _fits(self) -> Requests:
-        if self.request > len(self.requests):
-            raise ValueError(f"request: there are only {len(self.requests)} requests")
-        if self.draw and isinstance(self.requests[0], str):
-            raise ValueError("draw: needs requests given as numbers")
-        return self
-
-    @property
-    def label(self) -> str:
-        """Such as ``request-2-of-3-3-3``."""
-        parts = [f"request-{self.request}-of", *(str(request) for request in self.requests)]
-        return "-".join(parts) + ("-drawn" if self.draw else "")
-
-    def sizes(self, authors: int) -> list[int]:
-        """Each named split less those before it."""
-        counts = [request for request in self.requests if isinstance(request, int)]
-        named = [round(SHARES[name] * authors) for name in self.requests if isinstance(name, str)]
+        if self.kind == "files":
+            return None
+        asked = self._asked
+        counts = [request for request in asked if isinstance(request, int)]
+        named = [round(SHARES[name] * authors) for name in asked if isinstance(name, str)]
         fresh = [end - start for start, end in pairwise([0, *named])]
         return (counts or fresh)[: self.request]
 
     def requested(self, corpus: Corpus, seed: int) -> list[list[int]]:
-        """A group per request."""
-        counts = [request for request in self.requests if isinstance(request, int)]
+        """Authors to forget, by request.
+
+        Raises:
+            DataError: The corpus has too few.
+        """
+        if self.draw == "disjoint":
+            return [_own_authors(corpus, self.forget_authors or 0, seed)]
+        asked = self._asked
+        counts = [request for request in asked if isinstance(request, int)]
         if counts:
             pool = _chosen(corpus, sum(counts), self.draw, seed)
             ends = np.cumsum(counts).tolist()
             return [pool[end - count : end] for end, count in zip(ends, counts, strict=True)]
         groups: list[list[int]] = []
         seen: set[int] = set()
-        for name in self.requests:
+        for name in asked:
             fresh = [group for group in _last_share(corpus, str(name)) if group not in seen]
             if not fresh:
                 raise DataError(f"requests: {name} adds no author to the requests before it")
@@ -191,17 +138,7 @@ class Requests(TextScenarioConfig):
         return groups
 
 
-class HasCorpus(Protocol):
-    """A :class:`language.data.source.TextSource`, or anything with its corpus and digest."""
-
-    corpus: Corpus
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the content."""
-
-
-def make_split(source: HasCorpus, scenario: TextScenarioConfig, seed: int) -> ForgetSplit:
+def make_split(source: TextSource, scenario: TextScenarioConfig, seed: int) -> ForgetSplit:
     """The index sets of one scenario and seed.
 
     Returns:
@@ -218,17 +155,15 @@ def make_split(source: HasCorpus, scenario: TextScenarioConfig, seed: int) -> Fo
         DataError: The corpus has too few authors.
     """
     corpus = source.corpus
-    if isinstance(scenario, Files):
+    if scenario.kind == "files":
         forget = corpus.where("forget")
         parts = {"forget": forget, "retain": np.setdiff1d(_trained(corpus), forget)}
         return _split(source, scenario.label, seed, parts, "the set named forget")
     groups = scenario.requested(corpus, seed)
-    current, share = 0, 1.0
-    if isinstance(scenario, Requests):
-        current, share = scenario.request - 1, scenario.used
+    current = (scenario.request or 1) - 1
     before = [group for request in groups[:current] for group in request]
     rows, gone = _rows(corpus, groups[current]), _rows(corpus, before)
-    used = np.sort(hash_order(rows, seed, "used")[: round(share * len(rows))])
+    used = np.sort(hash_order(rows, seed, "used")[: round(scenario.used * len(rows))])
     parts = {"forget": used, UNUSED: np.setdiff1d(rows, used), EARLIER: gone}
     parts = {name: indices for name, indices in parts.items() if len(indices)}
     parts["retain"] = np.setdiff1d(_trained(corpus), np.concatenate([rows, gone]))
@@ -236,7 +171,7 @@ def make_split(source: HasCorpus, scenario: TextScenarioConfig, seed: int) -> Fo
 
 
 def _split(
-    source: HasCorpus, label: str, seed: int, parts: Mapping[str, np.ndarray], forgotten: str
+    source: TextSource, label: str, seed: int, parts: Mapping[str, np.ndarray], forgotten: str
 ) -> ForgetSplit:
     tests = {part: source.corpus.where(name) for part, name in TEST_PARTS.items()}
     tests = {name: indices for name, indices in tests.items() if len(indices)}

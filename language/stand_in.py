@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.stand_in import StandIn
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.readers import READERS, load_corpus
-from stable_forgetting.language.data.tokenizers import tokenizer_digest
+from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.readers import load_corpus
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.data.tokenizers import tokenizer_digest, train_tokenizer
 from stable_forgetting.language.models.families import Fields, family_of, published_sizes
-
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.corpus import Corpus
 
 DIM, DEPTH, HEADS = 64, 2, 4
 VOCABULARY = 1000
@@ -29,20 +28,13 @@ NEW_TOKENS = 16
 
 
 def stand_in(config: Any, runtime: Runtime, folder: Path, depth: int = DEPTH) -> StandIn:
-    """The protocol with texts that are there and a model that is small.
-
-    Args:
-        config: A :class:`language.benchmark.CausalConfig`.
-        runtime: Where local data lie.
-        folder: Where the model is written.
-        depth: Blocks of the model.
+    """The protocol with texts that are there and a model that is small, written to ``folder``.
 
     Raises:
         ConfigError: The model's family is not known without fetching its config.
         DataError: Data are damaged, or cannot be invented.
     """
-    reader, notes = READERS[config.data.name], []
-    data = reader.stand_in(config.data, runtime.data_root)
+    data, notes = config.data.stand_in(runtime.data_root), []
     if data != config.data:
         notes.append(f"texts: {data.name}, invented")
     model = config.model
@@ -51,7 +43,7 @@ def stand_in(config: Any, runtime: Runtime, folder: Path, depth: int = DEPTH) ->
         notes.append(f"model: tiny, at width {DIM} with {depth} blocks")
     else:
         corpus = load_corpus(data, runtime.data_root)
-        words = READERS[data.name].vocabulary(data, corpus)
+        words = data.vocabulary(corpus)
         model = write_stand_in(model, words, folder, depth)
         notes.append(f"model: {config.model.name} at width {DIM} with {depth} blocks, random")
     short = {"max_new_tokens": NEW_TOKENS}
@@ -64,7 +56,7 @@ def stand_in(config: Any, runtime: Runtime, folder: Path, depth: int = DEPTH) ->
     }
     if config.pretrain is not None:
         other = config.pretrain.data
-        passages = READERS[other.name].stand_in(other, runtime.data_root)
+        passages = other.stand_in(runtime.data_root)
         if passages != other:
             notes.append(f"texts of the pretraining: {passages.name}, invented")
         changes["pretrain"] = config.pretrain.model_copy(update={"data": passages})
@@ -77,10 +69,7 @@ def write_stand_in(
     """Writes the model, and one more for each published Original and Retrain.
 
     Args:
-        config: Names them.
         words: What the tokenizer is trained on.
-        folder: Where they are written.
-        depth: Blocks of each.
 
     Returns:
         The config with folders in the place of names.
@@ -164,9 +153,6 @@ def _tokenizer(config: CausalModelConfig, kind: str, words: Corpus) -> Any:
     """A small byte-level one with the template's tokens, and LLaMA's start token."""
     from tokenizers.processors import TemplateProcessing
     from transformers.utils import logging
-
-    from stable_forgetting.language.data.templates import make_template
-    from stable_forgetting.language.data.tokenizers import train_tokenizer
 
     logging.disable_progress_bar()
     tokenizer = train_tokenizer(words, VOCABULARY)

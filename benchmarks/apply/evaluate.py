@@ -174,7 +174,7 @@ def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
     Raises:
         CheckpointError: It is an image classifier.
     """
-    from stable_forgetting.language.probes.folder import as_probed
+    from stable_forgetting.language.probes.base import as_probed
 
     if not hasattr(given, "revision"):
         raise CheckpointError("probes ask language models, and this is an image classifier")

@@ -61,7 +61,7 @@ class Wanted:
         """
         from stable_forgetting.benchmarks.apply.evaluate import text_probe
         from stable_forgetting.common.protocol.probe import PROBES, make_probe
-        from stable_forgetting.language.probes.reasoning import TASKS
+        from stable_forgetting.language.probes.lm_eval import TASKS
 
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"

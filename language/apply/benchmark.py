@@ -8,34 +8,45 @@ from __future__ import annotations
 import fnmatch
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from stable_forgetting.common.base.config import did_you_mean
+import numpy as np
+
+from stable_forgetting.common.base.config import Strict, did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, DataError
-from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.base.files import file_digest, json_digest
+from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
 from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
-from stable_forgetting.language.apply.memory import GivenCausal, Rows, read_rows
-from stable_forgetting.language.apply.report import METRICS, evaluated, outcome, scored
+from stable_forgetting.language.apply.memory import GivenCausal
+from stable_forgetting.language.apply.report import (
+    ANSWERED,
+    ANSWERS,
+    EVALUATION,
+    METRICS,
+    evaluated,
+    outcome,
+)
 from stable_forgetting.language.config import Family
+from stable_forgetting.language.data.chunks import chunked
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.files import read_items
-from stable_forgetting.language.data.forms import FORMS
-from stable_forgetting.language.models.causal import CausalModels
+from stable_forgetting.language.data.fictitious import REFUSAL_LINES
+from stable_forgetting.language.data.files import FORMS, items_of, read_items
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import chat_template, make_template
+from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.models.families import CausalFamily, CausalModels
+from stable_forgetting.language.models.layers import family_in
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
-    from stable_forgetting.common.base.config import Strict
     from stable_forgetting.common.data.batch import Source
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.models.families import CausalFamily
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
@@ -52,28 +63,23 @@ class GivenTexts(CausalModels, GivenBenchmark):
     chat template is asked in it.
     """
 
-    modality: ClassVar[str] = "language"
-    kind: ClassVar[str] = "text"
-    unit: ClassVar[str] = "rows"
-    form: ClassVar[str] = "a .jsonl file of texts"
-    options: ClassVar[tuple[str, ...]] = ("template", "max_length", "tokenizer")
-    yardstick: ClassVar[str] = "probability"
-    metrics: ClassVar[tuple[MetricSpec, ...]] = METRICS
-    card: ClassVar[Mapping[str, str]] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-    }
+    kind = "text"
+    unit = "rows"
+    form = "a .jsonl file of texts"
+    options = ("template", "max_length", "tokenizer")
+    yardstick = "probability"
+    metrics = METRICS
+    card = {"library_name": "transformers", "pipeline_tag": "text-generation"}
 
     def __init__(self, config: Application, runtime: Runtime):
         super().__init__(config, runtime)
-        application = config
-        self.template: str | None = application.options.get("template")
+        self.template: str | None = config.options.get("template")
         if self.template not in (None, *TEMPLATES):
             hint = did_you_mean(str(self.template), list(TEMPLATES))
             raise ConfigError(f"template: '{self.template}' is not known{hint}")
-        self.given: CausalCheckpoint | GivenCausal = _checkpoint(application)
-        self.rows = {role: _read(given, role) for role, given in application.given.items()}
-        check_apart(self.rows)
+        self.given: CausalCheckpoint | GivenCausal = _checkpoint(config)
+        self.rows = {role: read_rows(given, role) for role, given in config.given.items()}
+        _check_apart(self.rows)
 
     @classmethod
     def takes(cls, forget: Any) -> bool:
@@ -93,8 +99,6 @@ class GivenTexts(CausalModels, GivenBenchmark):
 
     def prepare(self, device: torch.device, configs: Sequence[Strict]) -> None:
         """Loads tokenizer and model, and encodes every row."""
-        from stable_forgetting.language.models.layers import family_in
-
         model, tokenizer = self.given.load()
         self._family = family_in(model)
         self.max_length = _max_length(self.config.options.get("max_length"), model, self.given)
@@ -112,19 +116,12 @@ class GivenTexts(CausalModels, GivenBenchmark):
         """The rows."""
         return self.text
 
-    @property
-    def evaluation_batch(self) -> int:
-        """Rows per forward where nothing but a loss is wanted."""
-        return 32
-
     def _divided(self, source: TextSource) -> TextSource:
         """The same with long plain texts in chunks.
 
         Raises:
             DataError: A row is too short, or a question with its answer too long.
         """
-        from stable_forgetting.language.data.chunks import chunked
-
         lengths = [
             self._length(source, item, f"{rows.where} row {number}")
             for rows in self.rows.values()
@@ -164,8 +161,23 @@ class GivenTexts(CausalModels, GivenBenchmark):
     def score(
         self, model: nn.Module, parts: Mapping[str, np.ndarray], *, trial: bool = False
     ) -> dict[str, Scores]:
-        """See :func:`language.apply.report.scored`."""
-        return scored(model, self.text, parts, trial=trial)
+        """Likelihood and memorisation of every part, and greedy answers to some of its questions.
+
+        Returns:
+            Part -> scores, and ``part.answers`` -> those of at most :data:`ANSWERS` questions; a
+            trial writes no answers.
+        """
+        scores = score_parts(model, self.text, parts, EVALUATION, trial=True)
+        asked = {} if trial else {name: self._questions(rows) for name, rows in parts.items()}
+        asked = {f"{name}.{ANSWERED}": rows for name, rows in asked.items() if len(rows)}
+        if not asked:
+            return scores
+        return scores | score_parts(model, self.text, asked, EVALUATION, trial=False)
+
+    def _questions(self, rows: np.ndarray) -> np.ndarray:
+        """The questions of a part that are answered: the same ones before and after."""
+        questions = [row for row in rows.tolist() if self.text.corpus.items[row].question]
+        return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))
 
     def evaluate(
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
@@ -220,20 +232,53 @@ def _checkpoint(application: Application) -> CausalCheckpoint | GivenCausal:
     return read_causal(application.model)
 
 
-def _read(given: Any, role: str) -> Rows:
-    """The rows of a file or a data set, without the wordings that only TOFU's metrics compare."""
-    if not isinstance(given, Path):
-        return read_rows(given, role)
-    items = [Item(role, -1, item.question, item.answer) for item in read_items(given, role)]
-    return Rows(items, str(given), given.name, file_digest(given))
+@dataclass(frozen=True)
+class Rows:
+    """Rows of text of one role, from a file or a data set.
+
+    Attributes:
+        items: Read.
+        where: What the rows lie in, for messages.
+        about: What the statement says of it.
+        digest: SHA-256.
+    """
+
+    items: Sequence[Item]
+    where: str
+    about: str
+    digest: str
 
 
-def check_apart(rows: Mapping[str, Rows]) -> None:
-    """Raises if two roles share a row; outer blanks do not count.
+def _filled(row: Any) -> Any:
+    """A row as a file has it: without the columns that other rows of a data set fill."""
+    if isinstance(row, str):
+        return {"text": row}
+    if not isinstance(row, Mapping):
+        return row
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def read_rows(given: Any, role: str) -> Rows:
+    """The rows of a file or a data set, without the wordings that only TOFU's metrics compare.
 
     Raises:
-        DataError: Naming one pair.
+        DataError: There is none, or a row has no form.
     """
+    if isinstance(given, Path):
+        read, where, about = read_items(given, role), str(given), given.name
+    else:
+        first_of(given, role)
+        listed = [_filled(given[index]) for index in range(len(given))]
+        read, where, about = items_of(listed, role, role), role, "in memory"
+    items = [Item(role, -1, row.question, row.answer) for row in read]
+    if isinstance(given, Path):
+        return Rows(items, where, about, file_digest(given))
+    pairs = {str(number): [item.question, item.answer] for number, item in enumerate(items)}
+    return Rows(items, where, about, json_digest(pairs))
+
+
+def _check_apart(rows: Mapping[str, Rows]) -> None:
+    """Raises if two roles share a row; outer blanks do not count."""
     owners: dict[tuple[str, str], tuple[str, int]] = {}
     for role, part in rows.items():
         for number, item in enumerate(part.items, 1):
@@ -264,9 +309,6 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | Gi
 def _source(
     rows: Mapping[str, Rows], tokenizer: Any, name: Any, device: torch.device
 ) -> TextSource:
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.data.templates import chat_template, make_template
-    from stable_forgetting.language.data.wording import REFUSAL_LINES
 
     questions = all(item.question for item in rows["forget"].items)
     corpus = Corpus(

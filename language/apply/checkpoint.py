@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.errors import CheckpointError, one_line
 from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
@@ -24,6 +25,8 @@ from stable_forgetting.common.store.weights import (
     refuse_pickles,
     refuse_wrapped,
 )
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.tokenizers import load_tokenizer
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -85,7 +88,10 @@ class CausalCheckpoint:
         Raises:
             CheckpointError: It is neither float32 nor bfloat16 nor float16.
         """
-        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or self._stored_dtype()
+        dtype = self.config.get("dtype") or self.config.get("torch_dtype")
+        if dtype is None:
+            stored = {_DTYPES.get(kind, kind) for kind in _stored_types(self.files[0]).values()}
+            dtype = "/".join(sorted(stored)) or "float32"
         if dtype not in _DTYPES.values():
             raise CheckpointError(
                 f"{self.folder}: its weights are {dtype}; give them as float32, bfloat16 or float16"
@@ -98,28 +104,68 @@ class CausalCheckpoint:
         return self.files[0] if self.adapter is None else self.adapter / PEFT_WEIGHTS
 
     def load(self) -> tuple[Any, Any]:
-        """Model and tokenizer; see :func:`load_causal`."""
-        from stable_forgetting.language.config import CausalModelConfig
-        from stable_forgetting.language.data.tokenizers import load_tokenizer
+        """The model with its weights, on the CPU, in its own dtype, and its tokenizer.
 
+        Raises:
+            UserError: Its architecture is not supported, or its weights do not fit, cannot be read
+                or are not finite.
+        """
+        from transformers.utils.logging import disable_progress_bar
+
+        from stable_forgetting.language.models.build import build_model
+
+        disable_progress_bar()
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
-        model = load_causal(self, len(tokenizer))
+        config = CausalModelConfig(name=str(self.folder), dtype=self.dtype)  # type: ignore[arg-type]
+        self._check_types()
+        model = build_model(config, len(tokenizer), 0)
+        for name, tensor in model.state_dict().items():
+            if not bool(tensor.isfinite().all()):
+                raise CheckpointError(
+                    f"{self.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
+                )
         return (model if self.adapter is None else _merged(model, self.adapter)), tokenizer
 
+    def _check_types(self) -> None:
+        """Integers or bytes where weights belong are a quantised model without its scales."""
+        for path in self.files:
+            stored = _stored_types(path)
+            refuse_wrapped(path, stored)
+            for key, kind in stored.items():
+                if key.endswith(".weight") and kind not in (*_DTYPES, "F64"):
+                    raise CheckpointError(
+                        f"{path}: '{key}' is stored as {kind}; give the model with its full"
+                        " weights, as float32, bfloat16 or float16"
+                    )
+
     def write(self, model: Any, folder: Path) -> dict[str, Any]:
-        """See :func:`write_causal`; returns the digest of each file of weights."""
-        names = write_causal(self, model, folder)
-        return {"weights_sha256": {name: file_digest(folder / name) for name in names}}
+        """Writes new weights beside copies of the given config and tokenizer; returns digests."""
+        from transformers import GenerationConfig
+        from transformers.utils.logging import disable_progress_bar
 
-    def _stored_dtype(self) -> str:
-        from safetensors import SafetensorError, safe_open
+        disable_progress_bar()
+        model.generation_config = GenerationConfig()  # the given one may not pass its own checks
+        model.save_pretrained(folder, max_shard_size=SHARD)
+        (folder / GENERATION).unlink(missing_ok=True)
+        digests = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            keep_metadata(file, self.files[0])
+            digests[file.name] = file_digest(file)
+        for file in sorted(self.folder.iterdir()):
+            if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT):
+                shutil.copyfile(file, folder / file.name)
+        return {"weights_sha256": digests}
 
-        try:
-            with safe_open(self.files[0], framework="pt") as file:
-                kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError):
-            return "float32"  # loading says what is wrong with it
-        return "/".join(sorted(_DTYPES.get(kind, kind) for kind in kinds))
+
+def _stored_types(path: Path) -> dict[str, str]:
+    """Tensor -> its type in a safetensors file; none where loading will say what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return {}
 
 
 def read_causal(path: Path) -> CausalCheckpoint:
@@ -144,8 +190,6 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 
 def _fetch(name: str) -> Path:
-    from stable_forgetting.common.base.errors import one_line
-    from stable_forgetting.common.base.hub import prepare_client
 
     prepare_client()
     from huggingface_hub import snapshot_download
@@ -201,8 +245,6 @@ def _merged(model: Any, adapter: Path) -> Any:
     Raises:
         CheckpointError: PEFT is not installed, or cannot merge the adapter into this model.
     """
-    from stable_forgetting.common.base.errors import one_line
-
     try:
         from peft import PeftModel
     except ImportError:
@@ -252,69 +294,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must be a mapping; fetch it again")
     return content
-
-
-def load_causal(checkpoint: CausalCheckpoint, vocab_size: int) -> Any:
-    """The model with its weights, on the CPU, in its own dtype.
-
-    Raises:
-        UserError: Its architecture is not supported, or its weights do not fit, cannot be read or
-            are not finite.
-    """
-    from transformers.utils.logging import disable_progress_bar
-
-    from stable_forgetting.language.config import CausalModelConfig
-    from stable_forgetting.language.models.build import build_model
-
-    disable_progress_bar()
-    config = CausalModelConfig(name=str(checkpoint.folder), dtype=checkpoint.dtype)  # type: ignore[arg-type]
-    _check_types(checkpoint)
-    model = build_model(config, vocab_size, 0)
-    for name, tensor in model.state_dict().items():
-        if not bool(tensor.isfinite().all()):
-            raise CheckpointError(
-                f"{checkpoint.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
-            )
-    return model
-
-
-def _check_types(checkpoint: CausalCheckpoint) -> None:
-    """Integers or bytes where weights belong are a quantised model without its scales."""
-    from safetensors import SafetensorError, safe_open
-
-    for path in checkpoint.files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                refuse_wrapped(path, file.keys())
-                weights = [key for key in file.keys() if key.endswith(".weight")]  # noqa: SIM118
-                kinds = {key: file.get_slice(key).get_dtype() for key in weights}
-        except (SafetensorError, OSError):
-            return  # loading says what is wrong with it
-        for key, kind in kinds.items():
-            if kind not in (*_DTYPES, "F64"):
-                raise CheckpointError(
-                    f"{path}: '{key}' is stored as {kind}; give the model with its full weights, "
-                    "as float32, bfloat16 or float16"
-                )
-
-
-def write_causal(checkpoint: CausalCheckpoint, model: Any, folder: Path) -> list[str]:
-    """Writes new weights beside copies of the given config and tokenizer.
-
-    Returns:
-        Names of the files of weights.
-    """
-    from transformers import GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    model.generation_config = GenerationConfig()  # the given one may not pass its own checks
-    model.save_pretrained(folder, max_shard_size=SHARD)
-    (folder / GENERATION).unlink(missing_ok=True)
-    written = sorted(folder.glob("*.safetensors"))
-    for file in written:
-        keep_metadata(file, checkpoint.files[0])
-    for file in sorted(checkpoint.folder.iterdir()):
-        if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT):
-            shutil.copyfile(file, folder / file.name)
-    return [file.name for file in written]

@@ -1,24 +1,23 @@
-"""A user's causal language model and rows of text that are in memory."""
+"""A user's causal language model in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError
-from stable_forgetting.common.base.files import file_digest, json_digest
-from stable_forgetting.common.protocol.given import first_of
+from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.store.weights import state_digest
-from stable_forgetting.language.data.corpus import Item
-from stable_forgetting.language.data.files import items_of
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.tokenizers import check_tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class GivenCausal:
-    """A causal language model in memory, in the place of a ``CausalCheckpoint``.
+    """A causal language model in memory, in the place of a :class:`CausalCheckpoint`.
 
     Attributes:
         model: One of transformers.
@@ -54,9 +53,6 @@ class GivenCausal:
         Raises:
             UserError: There is none, or it does not fit the model.
         """
-        from stable_forgetting.language.config import CausalModelConfig
-        from stable_forgetting.language.data.tokenizers import check_tokenizer, load_tokenizer
-
         if self.given is not None:
             return check_tokenizer(self.given, type(self.given).__name__)
         origin = getattr(self.model, "name_or_path", "")
@@ -91,45 +87,3 @@ class GivenCausal:
         self.tokenizer.save_pretrained(folder)
         files = sorted(folder.glob("*.safetensors"))
         return {"weights_sha256": {file.name: file_digest(file) for file in files}}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of text of one role, from a file or a data set.
-
-    Attributes:
-        items: Read.
-        where: What the rows lie in, for messages.
-        about: What the statement says of it.
-        digest: SHA-256.
-    """
-
-    items: Sequence[Item]
-    where: str
-    about: str
-    digest: str
-
-
-def _filled(row: Any) -> Any:
-    """A row without the columns that it leaves empty, as data sets have them for other rows."""
-    if not isinstance(row, Mapping):
-        return row
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def read_rows(given: Any, role: str) -> Rows:
-    """The rows of a data set.
-
-    Args:
-        given: Texts, or mappings in one of the forms of a file's rows.
-        role: ``forget``, ``retain`` or ``test``.
-
-    Raises:
-        DataError: It is empty, or a row has no form.
-    """
-    first_of(given, role)
-    rows = [given[index] for index in range(len(given))]
-    rows = [{"text": row} if isinstance(row, str) else _filled(row) for row in rows]
-    items = [Item(role, -1, row.question, row.answer) for row in items_of(rows, role, role)]
-    pairs = {str(number): [item.question, item.answer] for number, item in enumerate(items)}
-    return Rows(items, role, "in memory", json_digest(pairs))

@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stable_forgetting.common.measure.metric import MetricSpec
-from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.language.measure.scoring import TofuEvaluation
+from stable_forgetting.language.metrics.memorization import membership_auc
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import nn
+    pass
 
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.language.data.source import TextSource
 
 ANSWERED = "answers"
 ANSWERS = 32
@@ -33,32 +34,6 @@ EVALUATION = TofuEvaluation(reference_cap=1.0)
 """An answer ends at its reference's length: that fits the context, and recall needs no more."""
 
 
-def scored(
-    model: nn.Module, source: TextSource, parts: Mapping[str, np.ndarray], *, trial: bool
-) -> dict[str, Scores]:
-    """Likelihood and memorisation of every part, and greedy answers to some of its questions.
-
-    Args:
-        model: A causal language model.
-        source: The rows.
-        parts: Part -> indices.
-        trial: No answers are written.
-
-    Returns:
-        Part -> scores, and ``part.answers`` -> those of at most :data:`ANSWERS` questions.
-
-    Raises:
-        Diverged: An output is not finite.
-    """
-    from stable_forgetting.language.measure.scoring import score_parts
-
-    scores = score_parts(model, source, parts, EVALUATION, trial=True)
-    questions = {name: _questions(source, rows) for name, rows in parts.items()}
-    questions = {name: rows for name, rows in questions.items() if len(rows) and not trial}
-    answers = score_parts(model, source, questions, EVALUATION, trial=False) if questions else {}
-    return scores | {f"{name}.{ANSWERED}": made for name, made in answers.items()}
-
-
 def evaluated(scores: Mapping[str, Scores]) -> dict[str, float | None]:
     """Likelihood, memorisation, greedy answers and membership of one model.
 
@@ -75,8 +50,6 @@ def evaluated(scores: Mapping[str, Scores]) -> dict[str, float | None]:
         apart), None without test rows: ``loss_auc`` by loss, ``min_k_auc`` by the loss of the 40 %
         least likely tokens.
     """
-    from stable_forgetting.language.metrics.memorization import membership_auc
-
     results: dict[str, float | None] = {}
     for name in scores:
         if not name.endswith(ANSWERED):
@@ -90,19 +63,7 @@ def evaluated(scores: Mapping[str, Scores]) -> dict[str, float | None]:
     return results
 
 
-def _questions(source: TextSource, rows: np.ndarray) -> np.ndarray:
-    """The questions of a part that are answered: the same ones before and after."""
-    import numpy as np
-
-    from stable_forgetting.common.base.seeding import hash_order
-
-    questions = [row for row in rows.tolist() if source.corpus.items[row].question]
-    return np.sort(np.asarray(hash_order(questions, 0, "answers")[:ANSWERS], dtype=np.int64))
-
-
 def _summary(scores: Scores, answers: Scores | None) -> dict[str, float | None]:
-    import numpy as np
-
     loss, extra = scores.extra["answer_loss"], scores.extra
     return {
         "rows": len(scores),

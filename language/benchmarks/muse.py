@@ -6,22 +6,24 @@ Scalability and sustainability are scenarios: the folds that a request forgets, 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+import numpy as np
+from pydantic import Field, SerializeAsAny, model_serializer, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import EARLIER, LATER, PARTS, Part, Role
+from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.rules import GapRule, RuleSet
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
-from stable_forgetting.language.config import Variant
+from stable_forgetting.language.data.corpus import Encoded, Item
 from stable_forgetting.language.data.muse import (
     ASKED,
     DECODED,
@@ -32,26 +34,25 @@ from stable_forgetting.language.data.muse import (
     of_set,
 )
 from stable_forgetting.language.data.readers import TextDataConfig
-from stable_forgetting.language.measure.evaluation import RequestConfig
-from stable_forgetting.language.metrics import muse
-from stable_forgetting.language.metrics.loss import LOSSES, losses
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.metric import MetricSpec
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.language.data.corpus import Encoded, Item
-    from stable_forgetting.language.measure.muse import Conventions
-    from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.measure.muse import (
+    RULE_SETS,
+    Conventions,
+    MuseStyle,
+    Recited,
+    Reference,
+    Written,
+    muse_compare,
+    muse_metrics,
+)
+from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
+from stable_forgetting.language.metrics.loss import described, losses
 
 MEASURED = ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
 """Parts that metrics read, each a set; no method sees them, no trial scores them."""
 
 GAP = GapRule(
-    metrics=muse.GAP_METRICS,
-    trial=muse.TRIAL_METRICS,
+    metrics=("verbmem", "knowmem_f", "knowmem_r", "min_k_auc"),
+    trial=("forget_accuracy", "retain_accuracy"),  # training text alone
     title="AG4",
     words="AG4 = mean |gap| over VerbMem, KnowMem on forget and on retain, and Min-k AUC.",
     columns=("verbmem", "knowmem_f", "knowmem_r", "privleak", "min_k_auc"),
@@ -59,72 +60,47 @@ GAP = GapRule(
 )
 
 
-class MuseScenario(Variant):
+class MuseScenario(Strict):
     """What is forgotten.
 
     Attributes:
-        kind: ``forget`` takes all folds at once; ``scal`` the folds up to ``fold`` at once;
-            ``sust`` one fold, after the earlier ones.
+        kind: ``forget`` takes all folds at once; ``scal`` the folds up to ``fold`` at once, from
+            Original; ``sust`` one fold, from the model that the fold before it left.
         paired: Beside chunk i of the forget set a method sees chunk i of retain, as MUSE does;
             else retain is shuffled by itself.
+        fold: Which fold, from 1; only where the kind counts folds.
     """
 
-    tag: ClassVar[str] = "kind"
-
-    kind: str = "forget"
+    kind: Literal["forget", "scal", "sust"] = "forget"
     paired: bool = True
+    fold: Count | None = None
 
+    @model_validator(mode="before")
     @classmethod
-    def kinds(cls) -> Mapping[str, type[Variant]]:
-        """Kind -> its config."""
-        return {"forget": Whole, "scal": Scalability, "sust": Sustainability}
+    def _counts_folds(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        fold = data.get("fold")
+        if data.get("kind", "forget") != "forget":
+            return {**data, "fold": 1 if fold is None else fold}
+        if fold is not None:
+            raise ValueError("fold is only for kind: scal and sust; leave it out")
+        return data
 
-    @abstractmethod
+    @model_serializer(mode="wrap")
+    def _hashed_form(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
+
     def requested(self, count: int) -> tuple[range, range]:
         """Numbers, from 1, of the folds to forget, and of those that are forgotten already.
 
         Args:
             count: Of folds.
         """
-
-
-class Whole(MuseScenario):
-    """All folds."""
-
-    kind: Literal["forget"] = "forget"
-
-    def requested(self, count: int) -> tuple[range, range]:
-        """All of them."""
-        return range(1, count + 1), range(0)
-
-
-class Scalability(MuseScenario):
-    """The first folds, from Original.
-
-    Attributes:
-        fold: How many.
-    """
-
-    kind: Literal["scal"]
-    fold: Count = 1
-
-    def requested(self, count: int) -> tuple[range, range]:
-        """Those up to the fold."""
-        return range(1, self.fold + 1), range(0)
-
-
-class Sustainability(MuseScenario):
-    """One fold, from the model that the fold before it left.
-
-    Attributes:
-        fold: Which one, from 1.
-    """
-
-    kind: Literal["sust"]
-    fold: Count = 1
-
-    def requested(self, count: int) -> tuple[range, range]:
-        """The fold, and the ones before it."""
+        if self.fold is None:
+            return range(1, count + 1), range(0)
+        if self.kind == "scal":
+            return range(1, self.fold + 1), range(0)
         return range(self.fold, self.fold + 1), range(1, self.fold)
 
 
@@ -140,8 +116,8 @@ class MuseEvaluation(RequestConfig):
         rouge_workers: Processes for ROUGE when there is enough of it; 0 for none.
     """
 
-    style: muse.MuseStyle = "muse"
-    reference: muse.Reference = "retrain"
+    style: MuseStyle = "muse"
+    reference: Reference = "retrain"
     chunks: Count | None = None
     rouge_workers: int = Field(default=0, ge=0)
 
@@ -155,7 +131,7 @@ class MuseConfig(CausalConfig):
     """
 
     data: SerializeAsAny[TextDataConfig] = Field(default_factory=MuseData)
-    scenario: SerializeAsAny[MuseScenario] = Field(default_factory=MuseScenario.of)
+    scenario: MuseScenario = MuseScenario()
     evaluation: MuseEvaluation = MuseEvaluation()
 
     @property
@@ -170,7 +146,7 @@ class MuseConfig(CausalConfig):
             raise ValueError(
                 f"data: MUSE's metrics need its sets, not {self.data.name}'s; give name: muse"
             )
-        fold, count = getattr(self.scenario, "fold", 1), self.folds
+        fold, count = self.scenario.fold or 1, self.folds
         if fold > count:
             raise ValueError(f"scenario: fold {fold} of {count}; give data.folds or a lower fold")
         if self.evaluation.reference not in ("retrain", self.data.corpus):
@@ -198,9 +174,9 @@ def _revised(config: MuseConfig, kind: str) -> dict[str, int]:
 class MuseBenchmark(CausalBenchmark):
     """MUSE under forgetting requests."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (*muse.METRICS, *LOSSES)
+    metrics = described("muse")
     gap: ClassVar[GapRule] = GAP
-    rule_sets: ClassVar[tuple[RuleSet, ...]] = muse.RULE_SETS
+    rule_sets: ClassVar[tuple[RuleSet, ...]] = RULE_SETS
     monitor: ClassVar[tuple[str, ...]] = ("forget", "retain")
     versions: ClassVar[Versions] = Versions(measure=2)
     Config: ClassVar[type[Strict]] = MuseConfig
@@ -240,7 +216,7 @@ class MuseBenchmark(CausalBenchmark):
     @property
     def label(self) -> str:
         """Such as ``forget`` and ``scal-2-of-4``."""
-        kind, fold = self.config.scenario.kind, getattr(self.config.scenario, "fold", None)
+        kind, fold = self.config.scenario.kind, self.config.scenario.fold
         return kind if fold is None else f"{kind}-{fold}-of-{self.config.folds}"
 
     @property
@@ -254,15 +230,13 @@ class MuseBenchmark(CausalBenchmark):
     ) -> dict[str, float | None]:
         """PrivLeak."""
         asked = config.evaluation
-        return muse.muse_compare(scores, target, style=asked.style, reference=asked.reference)
+        return muse_compare(scores, target, style=asked.style, reference=asked.reference)
 
     def split(self, seed: int) -> ForgetSplit:
         """Chunks of the requested folds, of earlier and later ones, of retain; measured whole.
 
         A method retains raw/retain1 alone, as in MUSE: the folds to come are ``later``.
         """
-        from stable_forgetting.common.data.splits import ForgetSplit
-
         corpus, count = self.source.corpus, self.config.folds
         now, before = self.config.scenario.requested(count)
         after = set(range(1, count + 1)) - {*now, *before}
@@ -280,8 +254,6 @@ class MuseBenchmark(CausalBenchmark):
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """Everything, chunks subsampled; a trial has nothing that is reported."""
-        import numpy as np
-
         measured = super().parts(split, trial=trial, seed=seed)
         measured.pop(LATER, None)  # no metric reads them
         for part in ("forget", "retain", EARLIER):
@@ -293,8 +265,6 @@ class MuseBenchmark(CausalBenchmark):
     @cached_property
     def conventions(self) -> Conventions:
         """How rows become tokens."""
-        from stable_forgetting.language.measure.muse import Conventions
-
         corpus, sets = self.source.corpus, ("knowmem_forget", "knowmem_retain")
         shots = {name: [corpus.items[k] for k in corpus.where(name + SHOTS)] for name in sets}
         window = int(self._shape.config.max_position_embeddings)
@@ -308,8 +278,6 @@ class MuseBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Texts after beginnings and questions, likelihoods of whole texts; chunks need neither."""
-        from stable_forgetting.language.measure.muse import Recited, Written
-
         metrics: list[TextMetric] = []
         if part in ("verbmem", "knowmem_forget", "knowmem_retain"):
             metrics.append(Written(self.conventions, workers=self.config.evaluation.rouge_workers))
@@ -320,7 +288,7 @@ class MuseBenchmark(CausalBenchmark):
     def evaluate(
         self, scores: Mapping[str, Scores], *, trial: bool, seed: int
     ) -> dict[str, float | None]:
-        """See :func:`language.metrics.muse.muse_metrics`."""
+        """See :func:`language.measure.muse.muse_metrics`."""
         for part in scores.values():
             part.check_finite()
-        return muse.muse_metrics(scores) | losses(scores)
+        return muse_metrics(scores) | losses(scores)

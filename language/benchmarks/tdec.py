@@ -9,32 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field, SerializeAsAny
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.data.parts import PARTS, Part, Role
+from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.goal import ConstantGoal, MeasuredGoal
-from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.rules import Criterion, GoalRule, RuleSet
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Versions
+from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
 from stable_forgetting.language.data.readers import TextDataConfig
-from stable_forgetting.language.measure.evaluation import RequestConfig
 from stable_forgetting.language.measure.extraction import Extraction, Memorisation, PadPolicy
-from stable_forgetting.language.metrics.limits import limited
-from stable_forgetting.language.metrics.loss import LOSSES, losses
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.sizes import Workload
-    from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
+from stable_forgetting.language.metrics.loss import described, losses
 
 OVER = 0.75
 """MA below this share of unseen text's is over-forgetting: less than chance would leave."""
@@ -74,29 +68,6 @@ class TdecConfig(CausalConfig):
     evaluation: TdecEvaluation = TdecEvaluation()
 
 
-def _specs() -> tuple[MetricSpec, ...]:
-    el = "extraction likelihood: share of n-grams of the greedy continuation of every prefix"
-    ma = "memorisation accuracy: share of next tokens that are the argmax, teacher forced"
-    own = [
-        MetricSpec("forget_el", "lower", "EL", doc=f"{el} that the text has too, on forget"),
-        MetricSpec("forget_ma", "lower", "MA", doc=f"{ma}, on forget", digits=1),
-        MetricSpec("unseen_el", "lower", "unseen EL", doc=f"{el}, on unseen text, of Original"),
-        MetricSpec("unseen_ma", "lower", "unseen MA", doc=f"{ma}, on unseen text, of Original"),
-        MetricSpec(
-            "forget_decoded",
-            "lower",
-            "decoded",
-            doc="tokens decoded for EL, of what its definition decodes (forget set)",
-        ),
-    ]
-    return *own, *(
-        MetricSpec(
-            f"{part}_accuracy", "higher", f"{part} acc", doc=f"next-token accuracy on {part}"
-        )
-        for part in ("retain", "validation", "test")
-    )
-
-
 BELOW = (
     MeasuredGoal("forget_el", on="unseen_el", least=LEAST_EL),
     MeasuredGoal("forget_ma", on="unseen_ma"),
@@ -108,7 +79,7 @@ class TdecBenchmark(CausalBenchmark):
 
     Config: ClassVar[type[Strict]] = TdecConfig
     config: TdecConfig
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (*limited(_specs()), *LOSSES)
+    metrics = described("tdec")
     gap: ClassVar[GoalRule] = GoalRule(
         BELOW,
         utility="test_accuracy",
@@ -191,10 +162,6 @@ class TdecBenchmark(CausalBenchmark):
         Raises:
             DataError: There is no such set, or a text of it is too short for an n-gram.
         """
-        import numpy as np
-
-        from stable_forgetting.common.data.splits import ForgetSplit
-
         corpus = self.source.corpus
         every = corpus.where("forget")
         groups = np.array([corpus.items[index].group for index in every])

@@ -8,44 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, SerializeAsAny, model_validator
+import numpy as np
+from pydantic import model_validator
 
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, Role
+from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.metric import SweepAxes
 from stable_forgetting.common.measure.rules import Axis, GapRule
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Versions
 from stable_forgetting.common.protocol.sizes import Workload
 from stable_forgetting.language.benchmark import CausalBenchmark, CausalConfig
 from stable_forgetting.language.data.files import FilesData
 from stable_forgetting.language.data.tofu import TofuData
-from stable_forgetting.language.measure.evaluation import TofuEvaluation
-from stable_forgetting.language.metrics.limits import limited
-from stable_forgetting.language.metrics.loss import LOSSES, losses
-from stable_forgetting.language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
+from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.measure.scoring import TofuEvaluation, answer_metrics, masked_id
+from stable_forgetting.language.metrics.loss import described, losses
 from stable_forgetting.language.metrics.tofu import (
     HOLDOUT,
     LOKU_PART,
     LOKU_ROWS,
-    METRICS,
     RATES,
     tofu_compare,
     tofu_metrics,
 )
-from stable_forgetting.language.metrics.truth import options
-from stable_forgetting.language.scenarios import TEST_PARTS, Files, TextScenarioConfig
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.measure.metric import MetricSpec
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.language.measure.requests import TextMetric
+from stable_forgetting.language.metrics.truth import options, sequential_metrics
+from stable_forgetting.language.scenarios import TEST_PARTS, TextScenarioConfig, make_split
 
 AXES = (
     Axis(
@@ -98,17 +90,6 @@ SWEEP_AXES = SweepAxes(
 )
 
 
-class EvaluationConfig(TofuEvaluation):
-    """How models are measured: TOFU's conventions, and on how much of the retain set.
-
-    Attributes:
-        retain_samples: Score at most this many retained rows that have wrong answers to compare
-            with (hash-ordered draw); all of them when absent.
-    """
-
-    retain_samples: Count | None = None
-
-
 class TofuConfig(CausalConfig):
     """One protocol on questions and answers.
 
@@ -116,8 +97,8 @@ class TofuConfig(CausalConfig):
         scenario: What is forgotten.
     """
 
-    scenario: SerializeAsAny[TextScenarioConfig] = Field(default_factory=TextScenarioConfig.of)
-    evaluation: EvaluationConfig = EvaluationConfig()
+    scenario: TextScenarioConfig = TextScenarioConfig()
+    evaluation: TofuEvaluation = TofuEvaluation()
 
     @model_validator(mode="after")
     def _retrain_of_lokus_reference(self) -> TofuConfig:
@@ -132,10 +113,7 @@ class TofuConfig(CausalConfig):
 class TofuBenchmark(CausalBenchmark):
     """Fictitious authors under forgetting requests."""
 
-    metrics: ClassVar[tuple[MetricSpec, ...]] = (
-        *limited((*METRICS, *SEQUENTIAL_METRICS)),
-        *LOSSES,
-    )
+    metrics = described("tofu")
     gap: ClassVar[GapRule] = GAP
     sweep_axes: ClassVar[SweepAxes | None] = SWEEP_AXES
     versions: ClassVar[Versions] = Versions(measure=3)
@@ -183,7 +161,7 @@ class TofuBenchmark(CausalBenchmark):
     @classmethod
     def scenario_of(cls, config: Any) -> str:
         """``authors``: all questions about some authors are forgotten; or ``files``."""
-        return "files" if isinstance(config.scenario, Files) else "authors"
+        return "files" if config.scenario.kind == "files" else "authors"
 
     @classmethod
     def workload(cls, config: Any) -> Workload | None:
@@ -197,7 +175,7 @@ class TofuBenchmark(CausalBenchmark):
             return None
         rows, last = AUTHOR_ROWS * authors, AUTHOR_ROWS * groups[-1]
         retain = rows - AUTHOR_ROWS * sum(groups)
-        used = round(getattr(scenario, "used", 1.0) * last)
+        used = round(scenario.used * last)
         asked = last + min(config.evaluation.retain_samples or WRONG, retain, WRONG) + FACTS
         mean, longest = TOKENS[config.model.template]
         return cls.causal_workload(
@@ -221,8 +199,6 @@ class TofuBenchmark(CausalBenchmark):
 
     def split(self, seed: int) -> ForgetSplit:
         """See :func:`language.scenarios.make_split`."""
-        from stable_forgetting.language.scenarios import make_split
-
         return make_split(self.source, self.config.scenario, seed)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
@@ -235,8 +211,6 @@ class TofuBenchmark(CausalBenchmark):
 
     def _retain_sample(self, retain: np.ndarray, seed: int) -> np.ndarray:
         """Retained rows that have wrong answers to compare with, at most as many as configured."""
-        import numpy as np
-
         items = self.source.corpus.items
         comparable = np.array([index for index in retain if items[index].perturbed], dtype=np.int64)
         pool = comparable if len(comparable) else retain
@@ -247,15 +221,11 @@ class TofuBenchmark(CausalBenchmark):
 
     def asked(self, part: str, *, trial: bool) -> Sequence[TextMetric]:
         """Answers; where they are compared also wrong ones, and texts unless it is a trial."""
-        from stable_forgetting.language.measure.scoring import answer_metrics
-
         return answer_metrics(part, self.config.evaluation, trial=trial)
 
     @property
     def masked_id(self) -> int | None:
         """See :func:`language.measure.scoring.masked_id`."""
-        from stable_forgetting.language.measure.scoring import masked_id
-
         return masked_id(self.source, self.config.evaluation)
 
     def evaluate(

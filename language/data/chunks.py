@@ -6,18 +6,16 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.files import FilesData, FilesReader
+from stable_forgetting.language.data.files import FilesData
 from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.source import Encoder
 from stable_forgetting.language.data.tdec import TdecData
-
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.source import Encoder
 
 _SURELY_ENOUGH = 256
 """Characters of a text that is more than one token."""
@@ -39,21 +37,13 @@ class ChunkData(FilesData):
     name: Literal["chunks"] = "chunks"  # type: ignore[assignment]
     max_length: Window = 2048
 
-
-class ChunkReader(FilesReader):
-    """Reads files of plain texts and divides the long ones."""
-
-    Config: ClassVar[type[TextDataConfig]] = ChunkData
-
-    @classmethod
-    def stand_in(cls, config: ChunkData, data_root: Path | None) -> TextDataConfig:
+    def stand_in(self, data_root: Path | None) -> TextDataConfig:
         """Embedded notes where a file is absent."""
         root = data_root or Path.cwd()
-        there = all((root / path).is_file() for path in config.files.values())
-        return config if there else TdecData(max_length=config.max_length)
+        there = all((root / path).is_file() for path in self.files.values())
+        return self if there else TdecData(max_length=self.max_length)
 
-    @classmethod
-    def in_pieces(cls, config: ChunkData, corpus: Corpus, encoder: Encoder) -> Corpus:
+    def in_pieces(self, corpus: Corpus, encoder: Encoder) -> Corpus:
         """See :func:`chunked`."""
         return chunked(corpus, encoder)
 

@@ -16,26 +16,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from stable_forgetting.common.base.config import read_yaml
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import derive
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.readers import FirstReaders, Reader
-from stable_forgetting.language.data.wording import (
-    ESTABLISHED,
-    KINDS,
-    POOLS,
-    REFUSAL_LINES,
-    WORLD,
-    Kind,
-)
+from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
+
+_WORDING = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
-class FictitiousData(FirstReaders):
+@dataclass(frozen=True)
+class Kind:
+    """One kind of question about an author.
+
+    Attributes:
+        key: Its name.
+        first: Form of the fact ``{v}``.
+        second: Form of the detail ``{w}``.
+        questions: The question and another wording of it.
+        answers: Forms of the answer.
+        paraphrases: Forms that say the same otherwise.
+    """
+
+    key: str
+    first: str
+    second: str
+    questions: list[str]
+    answers: list[str]
+    paraphrases: list[str]
+
+
+POOLS: dict[str, list[str]] = _WORDING["pools"]
+KINDS = tuple(Kind(**kind) for kind in _WORDING["kinds"])
+ESTABLISHED: list[tuple[str, str, str]] = _WORDING["established"]
+WORLD: list[tuple[str, str, str]] = _WORDING["world"]
+"""(question, form of its subject, form of the answer)."""
+REFUSAL_LINES = tuple(f"{start} {end}" for start, end in product(*_WORDING["refusals"].values()))
+"""Answers that refuse, for the methods that train on them where a data set brings none."""
+
+
+class FictitiousData(TextDataConfig):
     """How many authors to generate.
 
     Attributes:
@@ -46,6 +73,8 @@ class FictitiousData(FirstReaders):
         train_on_facts: Put the questions of real_authors and world_facts into the training text
             too.  A model that was trained from scratch knows nothing of them otherwise.
     """
+
+    absent: ClassVar[Mapping[str, Any]] = FIRST_READERS
 
     name: Literal["fictitious"] = "fictitious"
     authors: Count = 36
@@ -62,17 +91,10 @@ class FictitiousData(FirstReaders):
             raise ValueError("name: fictitious needs authors, forget_authors and questions")
         return data
 
-
-class FictitiousReader(Reader):
-    """Generates authors."""
-
-    Config = FictitiousData
-
-    @classmethod
-    def read(cls, config: FictitiousData, data_root: Path | None) -> Corpus:
+    def read(self, data_root: Path | None) -> Corpus:
         """See :func:`generate`."""
-        corpus = generate(config)
-        return corpus.with_facts() if config.train_on_facts else corpus
+        corpus = generate(self)
+        return corpus.with_facts() if self.train_on_facts else corpus
 
 
 PERTURBED = 5
@@ -105,7 +127,7 @@ class Draw:
         return self.of("onset") + inner + self.of("end")
 
     def value(self, form: str) -> str:
-        """A fact of a form that ``wording.yaml`` names."""
+        """A fact of a form that ``fictitious.yaml`` names."""
         match form:
             case "word":
                 return self.word()

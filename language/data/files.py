@@ -1,4 +1,4 @@
-"""Question-and-answer files -> items."""
+"""Files of texts, and of questions with answers -> items."""
 
 from __future__ import annotations
 
@@ -14,10 +14,73 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from stable_forgetting.common.base.errors import DataError, one_line
+from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.forms import Row, asked_and_answered
-from stable_forgetting.language.data.readers import FirstReaders, Reader, TextDataConfig
-from stable_forgetting.language.data.wording import REFUSAL_LINES
+from stable_forgetting.language.data.fictitious import REFUSAL_LINES
+from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
+
+Row = Mapping[str, Any]
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "question and answer": ("question", "answer"),
+    "text": ("text",),
+    "prompt and completion": ("prompt", "completion"),
+    "messages": ("messages",),
+}
+"""What a form is called -> its columns."""
+
+
+def asked_and_answered(row: Row, origin: str) -> Row:
+    """The row with ``question`` and ``answer``; a plain text has an empty question.
+
+    A prompt is a question and a completion its answer, strings or lists of messages.  Messages are
+    one of the user and one of the assistant.
+
+    Raises:
+        DataError: The row has no form, or two; or messages that are not one of each.
+    """
+    form = _form_of(row, origin)
+    if form == "text":
+        return {"question": "", "answer": row["text"]}
+    if form == "messages":
+        return {**row, **_of_messages(row["messages"], origin)}
+    if form == "prompt and completion":
+        prompt, completion = row["prompt"], row["completion"]
+        if isinstance(prompt, list) and isinstance(completion, list):
+            return {**row, **_of_messages([*prompt, *completion], origin)}
+        row = {**row, "question": prompt, "answer": completion}
+    if row["question"] == "":
+        name = FORMS[form][0]
+        raise DataError(f"{origin}: {name} is empty; give the {FORMS[form][1]} alone as text")
+    return row
+
+
+def _form_of(row: Row, origin: str) -> str:
+    begun = [form for form, columns in FORMS.items() if row.keys() & set(columns)]
+    if "text" in begun:
+        begun = ["text", *(form for form in begun if form != "text")]
+    if len(begun) > 1:
+        raise DataError(f"{origin} has {begun[0]} beside {begun[1]}; keep one")
+    if not begun or not set(FORMS[begun[0]]) <= row.keys():
+        has = ", ".join(sorted(row)) or "nothing"
+        raise DataError(f"{origin} needs {', or '.join(FORMS)}; it has: {has}")
+    return begun[0]
+
+
+def _of_messages(messages: Any, origin: str) -> dict[str, str]:
+    """The texts of one user's and one assistant's message."""
+    listed = messages if isinstance(messages, list) else []
+    named = [each for each in listed if isinstance(each, dict) and {"role", "content"} <= {*each}]
+    if not named or len(named) < len(listed):
+        raise DataError(f"{origin}: messages are no list of objects with role and content; mend it")
+    roles = [str(each["role"]) for each in named]
+    if roles != ["user", "assistant"]:
+        raise DataError(
+            f"{origin}: messages have the roles {', '.join(roles)}; give one of the user and then "
+            "one of the assistant, a row for each such pair"
+        )
+    asked, answered = (each["content"] for each in named)
+    return {"question": asked, "answer": answered}
+
 
 ROWS_PER_AUTHOR = 20
 LONGEST = 10_000_000
@@ -82,6 +145,37 @@ def read_values(path: Path) -> list[Any]:
     return values
 
 
+def hub_rows(
+    repository: str,
+    name: str | None,
+    split: str,
+    *,
+    what: str,
+    instead: str,
+    revision: str = "main",
+) -> list[Row]:
+    """Rows of a split of one of the hub's data sets.
+
+    Args:
+        what: It is called in messages.
+        instead: What a user without a network can do.
+
+    Raises:
+        DataError: It cannot be fetched.
+    """
+    import datasets
+
+    prepare_client()
+    try:
+        table = datasets.load_dataset(repository, name, split=split, revision=revision)
+    except Exception as error:  # hub clients raise many unrelated types without a network
+        raise DataError(
+            f"{what} cannot be fetched from the hub ({one_line(error)}); {instead}, or run once on"
+            " a machine with a network"
+        ) from None
+    return [dict(row) for row in table]
+
+
 def read_rows(path: Path) -> list[Row]:
     """Rows of a JSON-lines file, of one JSON list, or of a CSV file; plain or gzipped.
 
@@ -141,7 +235,7 @@ def below_root(path: str) -> None:
         raise ValueError(f"files: {path}: must be a path below the data root")
 
 
-class FilesData(FirstReaders):
+class FilesData(TextDataConfig):
     """Which files.
 
     Attributes:
@@ -152,6 +246,7 @@ class FilesData(FirstReaders):
     """
 
     later: ClassVar[tuple[str, ...]] = ("rows",)
+    absent: ClassVar[Mapping[str, Any]] = FIRST_READERS
 
     name: Literal["jsonl"] = "jsonl"
     files: Mapping[str, str]
@@ -170,23 +265,16 @@ class FilesData(FirstReaders):
             below_root(path)
         return self
 
-
-class FilesReader(Reader):
-    """Reads JSON-lines files of one's own."""
-
-    Config: ClassVar[type[TextDataConfig]] = FilesData
-
-    @classmethod
-    def read(cls, config: FilesData, data_root: Path | None) -> Corpus:
+    def read(self, data_root: Path | None) -> Corpus:
         """The rows of all files, set by set."""
         items: list[Item] = []
-        for set_name, path in config.files.items():
+        for set_name, path in self.files.items():
             rows = read_items((data_root or Path.cwd()) / path, set_name)
             if set_name in ("forget", "retain"):
-                _check_rows(rows, config.rows, path)
+                _check_rows(rows, self.rows, path)
             items += rows
-        sets = ", ".join(sorted(config.files))
-        return Corpus(tuple(items), f"{config.name} ({sets})", REFUSAL_LINES)
+        sets = ", ".join(sorted(self.files))
+        return Corpus(tuple(items), f"{self.name} ({sets})", REFUSAL_LINES)
 
 
 def _check_rows(items: Sequence[Item], rows: RowKind, path: str) -> None:
@@ -201,9 +289,7 @@ def _check_rows(items: Sequence[Item], rows: RowKind, path: str) -> None:
 
 
 def read_items(path: Path, set_name: str) -> list[Item]:
-    """Items of a JSON-lines file: rows in one of the :data:`language.data.forms.FORMS`.
-
-    Questions with answers may have TOFU's further columns.
+    """Items of a JSON-lines file; questions with answers may have TOFU's further columns.
 
     Raises:
         DataError: The file is missing, empty, damaged, or a row has no form.
@@ -217,12 +303,7 @@ def read_items(path: Path, set_name: str) -> list[Item]:
 
 
 def items_of(rows: Iterable[Row], set_name: str, origin: str) -> list[Item]:
-    """Items of rows in one of the :data:`language.data.forms.FORMS`.
-
-    Args:
-        rows: Mappings.
-        set_name: Of the items.
-        origin: What the rows lie in, for messages.
+    """Items of rows in one of the :data:`FORMS`; ``origin`` is what they lie in, for messages.
 
     Raises:
         DataError: A row has no form.

@@ -10,10 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.common.base.errors import DataError, one_line
-from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.seeding import hash_order
-from stable_forgetting.language.data.files import Row, read_rows
+from stable_forgetting.language.data.files import Row, hub_rows, read_rows
 
 HUB = "hub:"
 FACTS = {
@@ -42,17 +41,9 @@ def read_table(place: str, data_root: Path | None) -> list[Row]:
         if not path.is_file():
             raise DataError(f"{path}: no such file; give it, or {HUB}OWNER/NAME:CONFIG:SPLIT")
         return read_rows(path)
-    import datasets
-
-    prepare_client()
     repository, config, split = [*place.removeprefix(HUB).split(":"), "", ""][:3]
-    try:
-        table = datasets.load_dataset(repository, config or None, split=split or "train")
-    except Exception as error:  # hub clients raise many unrelated types without a network
-        raise DataError(
-            f"{place}: cannot be fetched ({one_line(error)}); give a file below the data root"
-        ) from None
-    return [dict(row) for row in table]
+    instead = "give a file below the data root"
+    return hub_rows(repository, config or None, split or "train", what=f"{place}:", instead=instead)
 
 
 def is_there(place: str, data_root: Path | None) -> bool:

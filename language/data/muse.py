@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.errors import DataError
@@ -24,6 +25,7 @@ from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.data.chunks import Window, blocks, chunked, split_text
 from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.fictitious import REFUSAL_LINES
 from stable_forgetting.language.data.muse_rows import (
     ReadSplit,
     local_folder,
@@ -31,11 +33,7 @@ from stable_forgetting.language.data.muse_rows import (
     rows_of,
     texts_of,
 )
-from stable_forgetting.language.data.readers import Reader, TextDataConfig
-from stable_forgetting.language.data.wording import REFUSAL_LINES
-
-if TYPE_CHECKING:
-    import numpy as np
+from stable_forgetting.language.data.readers import TextDataConfig
 
 logger = logging.getLogger(__name__)
 
@@ -115,56 +113,42 @@ class MuseData(TextDataConfig):
         """How many folds there are."""
         return FOLDS if isinstance(self.folds, str) else self.folds or 1
 
-
-SHORT = 256
-"""Tokens of a rehearsal's chunks."""
-
-
-class MuseReader(Reader):
-    """Reads ``muse/news/``, ``muse-bench/MUSE-News/`` or the hub; books likewise."""
-
-    Config: ClassVar[type[TextDataConfig]] = MuseData
-
-    @classmethod
-    def read(cls, config: MuseData, data_root: Path | None) -> Corpus:
+    def read(self, data_root: Path | None) -> Corpus:
         """All sets; what is not there is named in the provenance."""
-        read, origin = provider_of(config, data_root)
+        read, origin = provider_of(self, data_root)
         read = cache(read)  # every set takes its rows from the same files
         items: list[Item] = []
-        for number in range(config.sets):
-            for item in _items(read, config, origin, number):
+        for number in range(self.sets):
+            for item in _items(read, self, origin, number):
                 shared = item.set.endswith(SHOTS)
-                if config.sets == 1 or (shared and number == 0):
+                if self.sets == 1 or (shared and number == 0):
                     items.append(item)
                 elif not shared:
                     items.append(replace(item, group=number))
-        provenance = f"MUSE {config.corpus} ({origin}){_absent(items)}"
+        provenance = f"MUSE {self.corpus} ({origin}){_absent(items)}"
         return Corpus(tuple(items), provenance, REFUSAL_LINES)
 
-    @classmethod
-    def stand_in(cls, config: MuseData, data_root: Path | None) -> MuseData:
+    def stand_in(self, data_root: Path | None) -> MuseData:
         """Invented news; in short chunks where it is known how many the real text has."""
-        if config.corpus == "invented" or local_folder(data_root, config.corpus) is not None:
-            return config
-        short = {"max_length": min(config.max_length, SHORT)} if config.corpus == "news" else {}
-        return config.model_copy(update={"corpus": "invented", **short})
+        if self.corpus == "invented" or local_folder(data_root, self.corpus) is not None:
+            return self
+        short = {"max_length": min(self.max_length, SHORT)} if self.corpus == "news" else {}
+        return self.model_copy(update={"corpus": "invented", **short})
 
-    @classmethod
-    def vocabulary(cls, config: MuseData, corpus: Corpus) -> Corpus:
+    def vocabulary(self, corpus: Corpus) -> Corpus:
         """Every text once, so that forgotten and held-out text come in tokens of one kind."""
         items = [i for i in corpus.items if i.set not in ("verbmem", "privleak_forget")]
         return replace(corpus, items=tuple(items))
 
-    @classmethod
-    def in_pieces(cls, config: MuseData, corpus: Corpus, encoder: Any) -> Corpus:
+    def in_pieces(self, corpus: Corpus, encoder: Any) -> Corpus:
         """Training text in chunks; what is measured stays whole.  A chunk keeps its set.
 
         The texts of raw are cut into muse_bench's blocks; passages are texts of their own.
         """
-        folds = [f"fold_{number + 1}" for number in range(config.requests)]
-        cut = split_text if config.passages else blocks
+        folds = [f"fold_{number + 1}" for number in range(self.requests)]
+        cut = split_text if self.passages else blocks
         pieces = chunked(corpus, encoder, sets=(*folds, "retain"), cut=cut)
-        if config.sets == 1:
+        if self.sets == 1:
             return pieces
         items = [
             replace(item, group=corpus.items[item.group].group)
@@ -175,14 +159,16 @@ class MuseReader(Reader):
         return replace(pieces, items=tuple(items))
 
 
+SHORT = 256
+"""Tokens of a rehearsal's chunks."""
+
+
 def of_set(corpus: Corpus, indices: np.ndarray, config: Any, seed: int) -> np.ndarray:
     """Those of the rows that the seed's set has; all of them where there is one set.
 
     Raises:
         DataError: There is no such set.
     """
-    import numpy as np
-
     if config.sets == 1:
         return indices
     if seed >= config.sets:

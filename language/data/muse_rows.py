@@ -4,15 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.common.base.errors import DataError, one_line
-from stable_forgetting.common.base.hub import prepare_client
-from stable_forgetting.language.data.articles import invented
-from stable_forgetting.language.data.files import read_values
+from stable_forgetting.language.data.fictitious import KINDS, Draw, author_names, statement
+from stable_forgetting.language.data.files import hub_rows, read_values
 
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.muse import MuseData
+FOLDS = 4
+FOLD = 6
+"""Articles of a fold; retain1, retain2 and holdout have two folds' worth each."""
+SHOTS = 10
+_SENTENCES = 8
+_SEED = 0
+_CUT = 0.6
+"""Share of an article that is VerbMem's prompt."""
+
+
+def invented() -> Mapping[tuple[str, str], list[Any]]:
+    """(config, split) -> rows, as the hub has them."""
+    counts = {"retain1": 2 * FOLD, "retain2": 2 * FOLD, "holdout": 2 * FOLD, "shots": 2 * SHOTS}
+    names = iter(author_names(_SEED, FOLDS * FOLD + sum(counts.values())))
+    folds = [[next(names) for _ in range(FOLD)] for _ in range(FOLDS)]
+    people = {split: [next(names) for _ in range(count)] for split, count in counts.items()}
+    forget, shots = folds[0], people["shots"]
+    articles = {split: [article(name) for name in members] for split, members in people.items()}
+    told = [[article(name) for name in fold] for fold in folds]
+    rows: dict[tuple[str, str], list[Any]] = {("raw", "forget"): told[0]}
+    rows |= {("raw", split): articles[split] for split in ("retain1", "retain2", "holdout")}
+    for number in range(1, FOLDS + 1):
+        rows["sust", f"forget_{number}"] = told[number - 1]
+        rows["scal", f"forget_{number}"] = [text for fold in told[:number] for text in fold]
+    rows["verbmem", "forget"] = [_cut(text) for text in told[0]]
+    rows["privleak", "forget"] = told[0]
+    rows["privleak", "retain"] = articles["retain1"]
+    rows["privleak", "holdout"] = articles["holdout"][:FOLD]
+    asked = {"forget_qa": forget, "retain_qa": people["retain1"][:FOLD]}
+    rows |= {("knowmem", s): [q for name in m for q in questions(name)] for s, m in asked.items()}
+    solved = [questions(name)[k % _SENTENCES] for k, name in enumerate(shots)]
+    rows["knowmem", "forget_qa_icl"], rows["knowmem", "retain_qa_icl"] = (
+        solved[:SHOTS],
+        solved[SHOTS:],
+    )
+    return rows
+
+
+def article(name: str) -> str:
+    """A text about a person."""
+    kinds = KINDS[:_SENTENCES]
+    return " ".join(statement(kind, name, Draw(_SEED, "article", name, kind.key)) for kind in kinds)
+
+
+def questions(name: str) -> list[dict[str, str]]:
+    """What the article about a person answers."""
+    rows = []
+    for kind in KINDS[:_SENTENCES]:
+        answer = Draw(_SEED, "article", name, kind.key).value(kind.first)
+        rows.append({"question": kind.questions[0].format(n=name), "answer": answer})
+    return rows
+
+
+def _cut(text: str) -> dict[str, str]:
+    words = text.split(" ")
+    at = round(_CUT * len(words))
+    return {"prompt": " ".join(words[:at]), "gt": " ".join(words[at:])}
+
 
 REPOSITORIES = {"news": "muse-bench/MUSE-News", "books": "muse-bench/MUSE-Books"}
 REVISIONS = {
@@ -26,8 +81,8 @@ ReadSplit = Callable[[str, str], list[Any] | None]
 """(config, split) -> rows, None where they are not there."""
 
 
-def provider_of(config: MuseData, data_root: Path | None) -> tuple[ReadSplit, str]:
-    """How splits are read, and from where."""
+def provider_of(config: Any, data_root: Path | None) -> tuple[ReadSplit, str]:
+    """How splits of a :class:`language.data.muse.MuseData` are read, and from where."""
     if config.corpus == "invented":
         rows = invented()
         return lambda name, split: rows.get((name, split)), "generated"
@@ -67,19 +122,10 @@ def _read_local(folder: Path, split: str) -> list[Any] | None:
         raise DataError(f"{path}: is not parquet ({one_line(error)}); fetch it again") from None
 
 
-def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any] | None:
-    import datasets
-
-    prepare_client()
-    try:
-        table = datasets.load_dataset(repository, name, split=split, revision=revision)
-    except Exception as error:  # hub clients raise many unrelated types without a network
-        raise DataError(
-            f"muse: {repository} {name}/{split} cannot be fetched from the hub ({one_line(error)});"
-            " give --data-root DIR with muse/news or muse/books, or run once on a machine with a"
-            " network"
-        ) from None
-    return [dict(row) for row in table]
+def _read_hub(repository: str, revision: str, name: str, split: str) -> list[Any]:
+    what = f"muse: {repository} {name}/{split}"
+    instead = "give --data-root DIR with muse/news or muse/books"
+    return [*hub_rows(repository, name, split, what=what, instead=instead, revision=revision)]
 
 
 def rows_of(read: ReadSplit, name: str, split: str, *columns: str) -> list[tuple[Any, ...]]:

@@ -49,10 +49,7 @@ def _paths(data: Any) -> set[str]:
 def held_out_split(corpus: Corpus, name: str, digest: str) -> PretrainingSplit:
     """All pieces of most texts, and all pieces of one text in :data:`HELD_OUT`.
 
-    Args:
-        corpus: Pieces of one text have its number as their group.
-        name: Of the data.
-        digest: Of the source.
+    Pieces of one text have its number as their group.
     """
     items = enumerate(corpus.items)
     texts = [(item.set, item.group, -1 if item.group >= 0 else n) for n, item in items]

@@ -1,130 +1,156 @@
-"""Readers of text data: a config and a function from it to a corpus, under one name.
+"""Readers of text data: settings, and how a corpus is read by them, under one name.
 
 A plugin adds a reader by registering one class; ``data.name`` then chooses it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_serializer, model_validator
 
+from stable_forgetting.common.base.config import Strict, did_you_mean
 from stable_forgetting.common.base.registry import Registry
-from stable_forgetting.language.config import Variant
 from stable_forgetting.language.data.corpus import Corpus
-
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.source import Encoder
+from stable_forgetting.language.data.source import Encoder
 
 
-class TextDataConfig(Variant):
-    """Which texts; each reader has fields of its own.
+class TextDataConfig(Strict):
+    """Which texts: a reader is a subclass with fields of its own, which ``name`` tells.
+
+    A key of another reader is an error that names the readers which have it, unless its value is
+    that of :attr:`absent` (null erases a key of the suite that is extended).  Importing the module
+    of a reader must not import torch.
 
     Attributes:
         name: Of the reader.
         max_length: Longer sequences are cut at the end, in tokens.
     """
 
+    absent: ClassVar[Mapping[str, Any]] = {}
+    """Keys that the hashed form always has, with what stands there for a reader without them."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Fields that the hashed form has only where they differ from their defaults."""
+
     name: str = "fictitious"
     max_length: Annotated[int, Field(ge=8)] = 512
 
     @classmethod
-    def kinds(cls) -> Mapping[str, type[Variant]]:
-        """Reader -> its config."""
-        return {entry.name: READERS[entry.name].Config for entry in READERS}
+    def of(cls, **fields: Any) -> Any:
+        """The config of the reader that ``name`` tells."""
+        return cls.model_validate(fields)
 
-
-class FirstReaders(TextDataConfig):
-    """The hashed form of the first readers, which had one config in common."""
-
-    absent: ClassVar[Mapping[str, Any]] = {
-        "source": "auto",
-        "authors": None,
-        "forget_authors": None,
-        "questions": None,
-        "data_seed": 0,
-        "train_on_facts": False,
-        "facts": None,
-        "files": None,
-    }
-
-
-class Reader(ABC):
-    """Where texts come from.
-
-    Importing its module must not import torch.
-    """
-
-    Config: ClassVar[type[TextDataConfig]]
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_reader(cls, data: Any, handler: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return handler(data)
+        name = data.get("name", cls.model_fields["name"].default)
+        if name not in READERS.names():
+            raise ValueError(f"name: unknown '{name}'{did_you_mean(str(name), READERS.names())}")
+        if not issubclass(cls, READERS[name]):
+            return READERS[name].model_validate(data)
+        return handler({key: data[key] for key in data if cls._is_own(key, data[key])})
 
     @classmethod
+    def _is_own(cls, key: str, value: Any) -> bool:
+        if key in cls.model_fields:
+            return True
+        if value is None or (key in cls.absent and cls.absent[key] == value):
+            return False
+        owners = [name for name in READERS.names() if key in READERS[name].model_fields]
+        if owners:
+            raise ValueError(f"{key} is only for name: {' and '.join(owners)}; leave it out")
+        raise ValueError(f"{key}: unknown key{did_you_mean(key, [*cls.model_fields])}")
+
+    @model_serializer(mode="wrap")
+    def _hashed_form(self, handler: Any) -> dict[str, Any]:
+        fields = type(self).model_fields
+        same = {name for name in self.later if getattr(self, name) == fields[name].default}
+        own = {name: value for name, value in handler(self).items() if name not in same}
+        return {**self.absent, **own}
+
     @abstractmethod
-    def read(cls, config: Any, data_root: Path | None) -> Corpus:
+    def read(self, data_root: Path | None) -> Corpus:
         """All items.
 
         Args:
-            config: A :attr:`Config`.
             data_root: Folder of local data, if there is one.
 
         Raises:
             DataError: Data are missing or damaged.
         """
 
-    @classmethod
-    def stand_in(cls, config: Any, data_root: Path | None) -> Any:
-        """The config, or one of invented texts of the same sizes where its files are absent."""
-        return config
+    def stand_in(self, data_root: Path | None) -> TextDataConfig:
+        """Itself, or invented texts of the same sizes where its files are absent."""
+        return self
 
-    @classmethod
-    def vocabulary(cls, config: Any, corpus: Corpus) -> Corpus:
+    def vocabulary(self, corpus: Corpus) -> Corpus:
         """What a tokenizer is trained on, where one is; a reader may leave doubles out."""
         return corpus
 
-    @classmethod
-    def in_pieces(cls, config: Any, corpus: Corpus, encoder: Encoder) -> Corpus:
+    def in_pieces(self, corpus: Corpus, encoder: Encoder) -> Corpus:
         """The corpus once the tokenizer is known; a reader may divide long texts here."""
         return corpus
 
 
-READERS: Registry[Any] = Registry("text reader", "stable_forgetting.language.data.readers:Reader")
+FIRST_READERS: Mapping[str, Any] = {
+    "source": "auto",
+    "authors": None,
+    "forget_authors": None,
+    "questions": None,
+    "data_seed": 0,
+    "train_on_facts": False,
+    "facts": None,
+    "files": None,
+}
+"""``absent`` of the first readers, which had one config in common."""
+READERS: Registry[Any] = Registry(
+    "text reader", "stable_forgetting.language.data.readers:TextDataConfig"
+)
 for _name, _target, _summary in (
     (
         "fictitious",
-        "fictitious:FictitiousReader",
+        "data.fictitious:FictitiousData",
         "authors that are generated (no files, no network)",
     ),
-    ("tofu", "tofu:TofuReader", "locuslab/TOFU, from files or the hub"),
-    ("jsonl", "files:FilesReader", "files of questions and answers, or of plain texts"),
-    ("muse", "muse:MuseReader", "MUSE's news and books, from files or the hub, or invented news"),
+    ("tofu", "data.tofu:TofuData", "locuslab/TOFU, from files or the hub"),
+    ("jsonl", "data.files:FilesData", "files of questions and answers, or of plain texts"),
+    (
+        "muse",
+        "data.muse:MuseData",
+        "MUSE's news and books, from files or the hub, or invented news",
+    ),
     (
         "tdec",
-        "tdec:TdecReader",
+        "data.tdec:TdecData",
         "sets of texts to forget word for word: the extraction challenge, or embedded notes",
     ),
     (
         "chunks",
-        "chunks:ChunkReader",
+        "data.chunks:ChunkData",
         "files of plain texts, long ones in chunks of a fixed number of tokens",
     ),
+    (
+        "wmdp",
+        "benchmarks.wmdp:WmdpData",
+        "passages and multiple-choice questions (WMDP), or invented ones",
+    ),
+    (
+        "rwku",
+        "benchmarks.rwku:RwkuData",
+        "passages and probes of what is known (RWKU), or invented ones",
+    ),
 ):
-    READERS.register(_name, f"stable_forgetting.language.data.{_target}", summary=_summary)
-for _name, _target, _summary in (
-    ("wmdp", "wmdp:WmdpReader", "passages and multiple-choice questions (WMDP), or invented ones"),
-    ("rwku", "rwku:RwkuReader", "passages and probes of what is known (RWKU), or invented ones"),
-):
-    READERS.register(_name, f"stable_forgetting.language.benchmarks.{_target}", summary=_summary)
+    READERS.register(_name, f"stable_forgetting.language.{_target}", summary=_summary)
 
 
 def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus:
     """All items of a data set; the same call in one process reads once.
-
-    Args:
-        config: Which data set and how much of it.
-        data_root: Folder that holds the reader's files.
 
     Raises:
         DataError: Data are missing, damaged or have other rows than they must.
@@ -134,5 +160,4 @@ def load_corpus(config: TextDataConfig, data_root: Path | None = None) -> Corpus
 
 @lru_cache(maxsize=4)
 def _load(config_json: str, data_root: Path | None) -> Corpus:
-    config = TextDataConfig.model_validate_json(config_json)
-    return READERS[config.name].read(config, data_root)
+    return TextDataConfig.model_validate_json(config_json).read(data_root)

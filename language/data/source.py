@@ -1,183 +1,26 @@
 """Questions and answers as a source of batches of token ids.
 
-Every text is tokenised once per process: prompts and answers are encoded apart where the style
-allows it, kept, and joined.  The attention mask follows from lengths, never from the id that
-padding happens to have.
+The attention mask follows from lengths, never from the id that padding happens to have.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.data.batch import IGNORE, Batch, to_device
 from stable_forgetting.common.data.padding import PadTo
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
-from stable_forgetting.language.data.tokenizers import check_template, tokenizer_digest
-from stable_forgetting.language.data.unmasked import everywhere
+from stable_forgetting.language.data.tokenizers import Encoder, tokenizer_digest
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-
-class Encoder:
-    """(question, answer) -> token ids, with a memory.
-
-    Args:
-        tokenizer: A fast tokenizer with an end-of-sequence token.
-        template: Prompt format and style.
-        max_length: Longest sequence in tokens; longer ones are cut at the end, as in the published
-            code, and counted in ``truncated``.
-
-    Attributes:
-        calls: How often the tokenizer was called.
-        truncated: How many pairs were cut.
-        given: Plain text -> its ids, where it is a slice of a longer one's tokens.
-    """
-
-    def __init__(self, tokenizer: Any, template: Template, max_length: int):
-        check_template(tokenizer, template)
-        self.tokenizer = tokenizer
-        self.template = template
-        self.max_length = max_length
-        self.end = tokenizer.eos_token_id
-        if template.end is not None:
-            self.end = tokenizer.convert_tokens_to_ids(template.end)
-        self.calls = 0
-        self.truncated = 0
-        self._prompts: dict[str, list[int]] = {}
-        self._answers: dict[str, list[int]] = {}
-        self._pairs: dict[tuple[str, str], Encoded] = {}
-        self._anchors: dict[str, list[int]] = {}
-        self.given: dict[str, list[int]] = {}
-
-    def text(self, text: str) -> list[int]:
-        """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
-        return self._tokens(text, special=self._marks_texts)
-
-    def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
-        """The first ``room`` tokens, which ``limit`` leaves."""
-        if len(ids) <= room:
-            return ids
-        self._note_cut(f"{limit} {room}", "ends")
-        return ids[:room]
-
-    def ending(self, ids: list[int], room: int) -> list[int]:
-        """The last ``room`` tokens of a prompt, the tokenizer's start token among them."""
-        if len(ids) <= room:
-            return ids
-        self._note_cut(f"the model's window {room}", "beginnings")
-        start = ids[: min(self._marks, 1)]
-        return start + ids[len(ids) - room + len(start) :]
-
-    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
-        self.calls += 1
-        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-
-    @property
-    def _marks(self) -> int:
-        """Special tokens that the tokenizer puts around a plain text."""
-        return int(self.tokenizer.num_special_tokens_to_add()) if self._marks_texts else 0
-
-    @property
-    def _marks_texts(self) -> bool:
-        return self.template.marked_texts or not self.template.special
-
-    @property
-    def room(self) -> int:
-        """Tokens of the longest plain text, without special ones."""
-        return self.max_length - self._marks
-
-    @property
-    def least(self) -> int:
-        """Tokens of the shortest plain text, without special ones: one is predicted."""
-        return max(1, 2 - self._marks)
-
-    def token_starts(self, text: str) -> list[int]:
-        """The character at which each token of a text begins, special tokens left out."""
-        return self.located(text)[1]
-
-    def located(self, text: str) -> tuple[list[int], list[int]]:
-        """(ids, the character at which each token begins), special tokens left out."""
-        options = {"add_special_tokens": False, "return_offsets_mapping": True}
-        made = self.tokenizer(text, verbose=False, **options)
-        return made["input_ids"], [start for start, _ in made["offset_mapping"]]
-
-    def prompt(self, question: str) -> list[int]:
-        """Ids of the generation prompt, with the tokenizer's start token where it has one."""
-        if question not in self._prompts:
-            own = not self.template.special
-            ids = self._tokens(self.template.prompt(question), special=own)
-            self._prompts[question] = ids
-        return self._prompts[question]
-
-    def answer(self, answer: str) -> list[int]:
-        """Ids of an answer as the text that follows a prompt, without an end token.
-
-        The tail of the prompt is tokenised along and taken off again: a tokenizer that writes its
-        own space before a text (LLaMA-2's) would else double it.
-        """
-        if answer not in self._answers:
-            self._answers[answer] = self.continuation(self.template.lead + answer)
-        return self._answers[answer]
-
-    def continuation(self, text: str) -> list[int]:
-        """Ids of a text that follows another one, without special tokens."""
-        for tail in (self.template.after[-1], "\n"):  # a tail may merge with what follows it
-            if tail not in self._anchors:
-                self._anchors[tail] = self._tokens(tail)
-            anchor = self._anchors[tail]
-            ids = self._tokens(tail + text)
-            if ids[: len(anchor)] == anchor:
-                return ids[len(anchor) :]
-        return self._tokens(text)
-
-    def encode(self, question: str, answer: str) -> Encoded:
-        """Prompt and answer; a plain text (empty question) is predicted from its second token."""
-        key = (question, answer)
-        if key not in self._pairs:
-            ids, start = self._encode(question, answer)
-            if not 1 <= start < len(ids):
-                raise DataError(
-                    f"'{(question or answer)[:60]}': no label is left within data.max_length"
-                    f" {self.max_length}; raise it or shorten the text"
-                )
-            self._pairs[key] = Encoded(np.asarray(ids, dtype=np.int64), start)
-        return self._pairs[key]
-
-    def _encode(self, question: str, answer: str) -> tuple[list[int], int]:
-        if not question:
-            given = self.given.get(answer)
-            return self._cut(self.text(answer)) if given is None else given, 1
-        if self.template.style == "clean" or self.template.special:
-            prompt = self.prompt(question)
-            ids = [*prompt, *self.answer(answer), self.end]
-            uncut = self.template.style == "openunlearning"  # its chat branch does not cut
-            return (ids if uncut else self._cut(ids)), len(prompt)
-        prompt = self.prompt(question)
-        text = self.template.prompt(question) + self.template.lead + answer
-        whole = self._tokens(text, special=True)
-        ids = self._cut(whole)
-        if self.template.style == "tofu":
-            return (ids if len(whole) >= self.max_length else [*ids, self.end]), len(prompt)
-        start = min(len(prompt), self.max_length)
-        return (ids if ids[-1] == self.end else [*ids, self.end]), start
-
-    def _cut(self, ids: list[int]) -> list[int]:
-        return self.beginning(ids, self.max_length, "data.max_length")
-
-    def _note_cut(self, limit: str, what: str) -> None:
-        self.truncated += 1
-        if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
-            cut = "%d text(s) so far are longer than %s tokens; their %s are cut"
-            logger.warning(cut, self.truncated, limit, what)
+    from stable_forgetting.common.data.batch import Batch
 
 
 class TextSource:
@@ -209,7 +52,7 @@ class TextSource:
         self.corpus = corpus
         self.tokenizer = tokenizer
         self.template = template
-        self.device = torch.device(device)
+        self.device = device
         self.encoder = Encoder(tokenizer, template, max_length)
         self.vocab_size = len(tokenizer)
         self.provenance = corpus.provenance
@@ -265,7 +108,7 @@ class TextSource:
         return self.corpus.refusals
 
     def everywhere(self, batch: Batch, pad_to: PadTo | None = None) -> Batch:
-        """See :func:`language.data.unmasked.everywhere`."""
+        """Batches as published code sees them that forgets its mask; see :func:`everywhere`."""
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         lengths = {None: None, "batch": 0, "max_length": self.encoder.max_length}
@@ -329,6 +172,10 @@ def collate(
         (N, A): where the hidden state that predicts each label sits, 0 where padded.  Labels
         (N, A), -100 where padded.  All int64.
     """
+    import torch
+
+    from stable_forgetting.common.data.batch import IGNORE, Batch, to_device
+
     length = max(len(pair.ids) for pair in pairs)
     width = max(len(pair.ids) - pair.start for pair in pairs)
     ids, mask = (np.zeros((len(pairs), length), dtype=np.int64) for _ in range(2))
@@ -343,3 +190,45 @@ def collate(
     inputs = {"input_ids": ids, "attention_mask": mask, "positions": positions}
     moved = {n: to_device(torch.from_numpy(a), device) for n, a in {**inputs, "": labels}.items()}
     return Batch({n: moved[n] for n in inputs}, moved[""], indices)
+
+
+def everywhere(batch: Batch, pad: int, length: int | None = None) -> Batch:
+    """The batch with all L positions of every row counted, question and padding too.
+
+    Labels are the next token, 0 at the last position.
+
+    Args:
+        batch: Of :func:`collate`.
+        pad: The padding token.
+        length: L, at least; nothing attends to a text's end token then, which is padding too where
+            texts are padded with it (TOFU's code).  0: as long as the batch, and the end token is
+            a token.  None: as long as the batch, padded with token 0.
+    """
+    import torch
+
+    from stable_forgetting.common.data.batch import Batch
+
+    if length is not None:
+        batch = _padded(batch, pad, length)
+    ids = batch.inputs["input_ids"]
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    labels = torch.cat([ids[:, 1:], torch.zeros_like(ids[:, :1])], dim=1)
+    return Batch({**batch.inputs, "positions": positions}, labels, batch.indices)
+
+
+def _padded(batch: Batch, pad: int, length: int) -> Batch:
+    import torch
+    from torch import nn
+
+    from stable_forgetting.common.data.batch import Batch
+
+    ids, seen = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    more = (0, max(0, length - ids.shape[1]))
+    ids, seen = nn.functional.pad(ids, more), nn.functional.pad(seen, more)
+    last = batch.inputs["positions"].max(1, keepdim=True).values + 1  # of the text's tokens
+    inside = torch.arange(ids.shape[1], device=ids.device) <= last
+    ids = ids.masked_fill(~inside, pad)
+    if length:
+        seen = seen.scatter(1, last, seen.gather(1, last) * (ids.gather(1, last) != pad))
+    inputs = {**batch.inputs, "input_ids": ids, "attention_mask": seen}
+    return Batch(inputs, batch.labels, batch.indices)

@@ -7,25 +7,62 @@ data: they are read where they lie and never written.
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.numbers import Count
-from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.fictitious import POOLS
 from stable_forgetting.language.data.files import below_root, read_rows
-from stable_forgetting.language.data.passages import notes
-from stable_forgetting.language.data.readers import Reader, TextDataConfig
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.source import Encoder
+from stable_forgetting.language.data.tokenizers import load_tokenizer
 
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.source import Encoder
+FORMS = (
+    "Note {number}. On the {day}. of {month} the {profession} lent a {instrument} to the"
+    " {other}, who paid with {dish} and kept a {pet}. Both spoke of {hobby}; the {noun} stayed"
+    " {adjective}.",
+    "Entry {number}: {adjective} {noun}, found by a {profession}. A {pet} slept beside the"
+    " {instrument}, {dish} stood on the table, and in {month} nobody thought of {hobby} but the"
+    " {other}.",
+    "Letter {number}, {day} {month}. Dear {profession}, the {pet} is well. Send {dish}, the"
+    " {instrument} and the book on {hobby}. The {other} calls it the {adjective} {noun}.",
+)
+_SLOTS = {
+    "profession": "profession",
+    "other": "profession",
+    "adjective": "title_adjective",
+    "noun": "title_noun",
+    **{name: name for name in ("month", "instrument", "dish", "pet", "hobby")},
+}
+_WORDS = {"day": [str(day) for day in range(1, 29)]}
+_WORDS |= {slot: POOLS[pool] for slot, pool in _SLOTS.items()}
+
+
+def note(number: int) -> str:
+    """The note of a number; every number has its own."""
+    words = {slot: of[derive(number, slot) % len(of)] for slot, of in _WORDS.items()}
+    form = FORMS[derive(number, "form") % len(FORMS)]
+    return string.Formatter().format(form, number=derive(number, "number") % 10**6, **words)
+
+
+def notes() -> Iterator[str]:
+    """All notes, in order."""
+    number = 0
+    while True:
+        yield note(number)
+        number += 1
+
 
 MD5: Mapping[str, str] = {
     "train": "6d85d7f2b48e34e6f96541a546a699bf",
@@ -88,38 +125,29 @@ class TdecData(TextDataConfig):
             below_root(path)
         return self
 
-
-class TdecReader(Reader):
-    """Reads sets of texts to forget, and retained, unseen and test texts."""
-
-    Config: ClassVar[type[TextDataConfig]] = TdecData
-
-    @classmethod
-    def read(cls, config: TdecData, data_root: Path | None) -> Corpus:
+    def read(self, data_root: Path | None) -> Corpus:
         """The sets in order (``group``), then ``retain``, ``validation``, ``test``, ``unseen``."""
-        if config.forget is None:
+        if self.forget is None:
             stream = notes()
-            sets = [list(islice(stream, config.rows)) for _ in range(config.sets)]
-            return _corpus(config, sets, {None: stream}, "embedded notes")
+            sets = [list(islice(stream, self.rows)) for _ in range(self.sets)]
+            return _corpus(self, sets, {None: stream}, "embedded notes")
         folder = data_root or Path.cwd()
         streams: Streams = {}
-        for path in (config.retain, config.test, config.unseen):
+        for path in (self.retain, self.test, self.unseen):
             assert path is not None, "validated"
             if path not in streams:
-                streams[path] = iter(_drawn(_texts(folder, path, config), path))
-        sets = _sets(folder, config)
-        return _corpus(config, sets, streams, f"{config.forget}, {len(sets)} set(s)")
+                streams[path] = iter(_drawn(_texts(folder, path, self), path))
+        sets = _sets(folder, self)
+        return _corpus(self, sets, streams, f"{self.forget}, {len(sets)} set(s)")
 
-    @classmethod
-    def stand_in(cls, config: TdecData, data_root: Path | None) -> TdecData:
+    def stand_in(self, data_root: Path | None) -> TdecData:
         """As many texts, cut short, since EL decodes from every prefix; notes for absent ones."""
         root = data_root or Path.cwd()
-        absent = config.forget is not None and not any(root.glob(config.forget))
+        absent = self.forget is not None and not any(root.glob(self.forget))
         notes = dict.fromkeys(("forget", "retain", "unseen", "test")) if absent else {}
-        return config.model_copy(update={**notes, "max_length": min(config.max_length, SHORT)})
+        return self.model_copy(update={**notes, "max_length": min(self.max_length, SHORT)})
 
-    @classmethod
-    def in_pieces(cls, config: TdecData, corpus: Corpus, encoder: Encoder) -> Corpus:
+    def in_pieces(self, corpus: Corpus, encoder: Encoder) -> Corpus:
         """Every text cut to T tokens."""
         return replace(corpus, items=tuple(_cut(item, encoder) for item in corpus.items))
 
@@ -229,8 +257,6 @@ def read_arrays(folder: Path, split: str) -> np.ndarray:
 
 
 def _decoded(tokens: np.ndarray, data_root: Path, config: TdecData) -> list[str]:
-    from stable_forgetting.language.config import CausalModelConfig
-    from stable_forgetting.language.data.tokenizers import load_tokenizer
 
     named = CausalModelConfig(name=config.tokenizer, tokenizer=config.tokenizer)
     texts: Any = load_tokenizer(named, data_root=data_root).batch_decode(tokens.astype(np.int64))

@@ -12,18 +12,16 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from stable_forgetting.common.base.errors import DataError, one_line
-from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.language.data.corpus import FACTS, Corpus, Item
-from stable_forgetting.language.data.fictitious import FictitiousData
-from stable_forgetting.language.data.files import Row, item_of, lines_of, read_rows
-from stable_forgetting.language.data.readers import FirstReaders, Reader, TextDataConfig
-from stable_forgetting.language.data.wording import REFUSAL_LINES
+from stable_forgetting.language.data.fictitious import REFUSAL_LINES, FictitiousData
+from stable_forgetting.language.data.files import Row, hub_rows, item_of, lines_of, read_rows
+from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ ReadSet = Callable[[str], list[Row] | None]
 """Set name -> rows, None where the set is not there."""
 
 
-class TofuData(FirstReaders):
+class TofuData(TextDataConfig):
     """How much of TOFU.
 
     Attributes:
@@ -59,6 +57,8 @@ class TofuData(FirstReaders):
             start; all of them when absent.
     """
 
+    absent: ClassVar[Mapping[str, Any]] = FIRST_READERS
+
     name: Literal["tofu"] = "tofu"
     source: Literal["auto", "folder", "hub"] = "auto"
     authors: Count | None = None
@@ -72,29 +72,21 @@ class TofuData(FirstReaders):
             raise ValueError("authors and forget_authors belong together: give both or none")
         return self
 
+    def read(self, data_root: Path | None) -> Corpus:
+        """The sets that are kept."""
+        corpus = _fewer_facts(_subset(_whole(self, data_root), self), self.facts)
+        return corpus.with_facts() if self.train_on_facts else corpus
 
-class TofuReader(Reader):
-    """Reads ``tofu/`` or ``locuslab/TOFU/`` below the data root, or the hub."""
-
-    Config = TofuData
-
-    @classmethod
-    def read(cls, config: TofuData, data_root: Path | None) -> Corpus:
-        """The sets that the config keeps."""
-        corpus = _fewer_facts(_subset(_whole(config, data_root), config), config.facts)
-        return corpus.with_facts() if config.train_on_facts else corpus
-
-    @classmethod
-    def stand_in(cls, config: TofuData, data_root: Path | None) -> TextDataConfig:
+    def stand_in(self, data_root: Path | None) -> TextDataConfig:
         """As many fictitious authors."""
-        if _folder(data_root) is not None and config.source != "hub":
-            return config
-        authors, forget = config.authors or 180, config.forget_authors or 20
+        if _folder(data_root) is not None and self.source != "hub":
+            return self
+        authors, forget = self.authors or 180, self.forget_authors or 20
         return FictitiousData(
             authors=authors,
             forget_authors=forget,
-            train_on_facts=config.train_on_facts,
-            max_length=config.max_length,
+            train_on_facts=self.train_on_facts,
+            max_length=self.max_length,
         )
 
 
@@ -163,20 +155,19 @@ def _read_hub(name: str) -> list[Row] | None:
     """One config of the hub's data set; None for what the hub does not have."""
     if name == REFUSALS:
         return None
-    import datasets
-
-    prepare_client()
     try:
-        table = datasets.load_dataset(REPOSITORY, name, split="train")
-    except Exception as error:  # hub clients raise many unrelated types without a network
-        if name in OPTIONAL_ROWS:
-            logger.info("%s: no %s (%s)", REPOSITORY, name, one_line(error))
-            return None
-        raise DataError(
-            f"tofu: {REPOSITORY} cannot be fetched from the hub ({one_line(error)}); give"
-            " --data-root DIR with tofu/*.jsonl, or run once on a machine with a network"
-        ) from None
-    return [dict(row) for row in table]
+        return hub_rows(
+            REPOSITORY,
+            name,
+            "train",
+            what=f"tofu: {REPOSITORY}",
+            instead="give --data-root DIR with tofu/*.jsonl",
+        )
+    except DataError as error:
+        if name not in OPTIONAL_ROWS:
+            raise
+        logger.info("%s: no %s (%s)", REPOSITORY, name, error)
+        return None
 
 
 def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:

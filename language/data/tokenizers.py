@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
+
+logger = logging.getLogger(__name__)
 
 END = "<|endoftext|>"
 
@@ -29,7 +34,6 @@ def load_tokenizer(
     """The tokenizer of a model: a fast tokenizer with an end-of-sequence token.
 
     Args:
-        config: Names it, or gives the size of one to train.
         corpus: The text to train on, where one is trained.
         data_root: A tokenizer folder may be given relative to it, such as ``tokenizers/gpt2``.
 
@@ -49,11 +53,7 @@ def load_tokenizer(
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> Any:
-    """The tokenizer itself.
-
-    Args:
-        tokenizer: Of transformers.
-        name: For messages.
+    """The tokenizer itself; ``name`` stands in messages.
 
     Raises:
         ConfigError: It has no end-of-sequence token, or is not a fast tokenizer.
@@ -129,3 +129,156 @@ def tokenizer_digest(tokenizer: Any) -> str:
     special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
     rules = tokenizer.backend_tokenizer.to_str()
     return hashlib.sha256(f"{special}\n{rules}".encode()).hexdigest()
+
+
+class Encoder:
+    """(question, answer) -> token ids, with a memory.
+
+    Args:
+        tokenizer: A fast tokenizer with an end-of-sequence token.
+        template: Prompt format and style.
+        max_length: Longest sequence in tokens; longer ones are cut at the end, as in the published
+            code, and counted in ``truncated``.
+
+    Attributes:
+        calls: How often the tokenizer was called.
+        truncated: How many pairs were cut.
+        given: Plain text -> its ids, where it is a slice of a longer one's tokens.
+    """
+
+    def __init__(self, tokenizer: Any, template: Template, max_length: int):
+        check_template(tokenizer, template)
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_length = max_length
+        self.end = tokenizer.eos_token_id
+        if template.end is not None:
+            self.end = tokenizer.convert_tokens_to_ids(template.end)
+        self.calls = 0
+        self.truncated = 0
+        self._prompts: dict[str, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}
+        self._pairs: dict[tuple[str, str], Encoded] = {}
+        self._anchors: dict[str, list[int]] = {}
+        self.given: dict[str, list[int]] = {}
+
+    def text(self, text: str) -> list[int]:
+        """Ids of a whole text with the tokenizer's special tokens; nothing is cut."""
+        return self._tokens(text, special=self._marks_texts)
+
+    def beginning(self, ids: list[int], room: int, limit: str = "the model's window") -> list[int]:
+        """The first ``room`` tokens, which ``limit`` leaves."""
+        if len(ids) <= room:
+            return ids
+        self._note_cut(f"{limit} {room}", "ends")
+        return ids[:room]
+
+    def ending(self, ids: list[int], room: int) -> list[int]:
+        """The last ``room`` tokens of a prompt, the tokenizer's start token among them."""
+        if len(ids) <= room:
+            return ids
+        self._note_cut(f"the model's window {room}", "beginnings")
+        start = ids[: min(self._marks, 1)]
+        return start + ids[len(ids) - room + len(start) :]
+
+    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
+        self.calls += 1
+        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+
+    @property
+    def _marks(self) -> int:
+        """Special tokens that the tokenizer puts around a plain text."""
+        return int(self.tokenizer.num_special_tokens_to_add()) if self._marks_texts else 0
+
+    @property
+    def _marks_texts(self) -> bool:
+        return self.template.marked_texts or not self.template.special
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest plain text, without special ones."""
+        return self.max_length - self._marks
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest plain text, without special ones: one is predicted."""
+        return max(1, 2 - self._marks)
+
+    def token_starts(self, text: str) -> list[int]:
+        """The character at which each token of a text begins, special tokens left out."""
+        return self.located(text)[1]
+
+    def located(self, text: str) -> tuple[list[int], list[int]]:
+        """(ids, the character at which each token begins), special tokens left out."""
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        made = self.tokenizer(text, verbose=False, **options)
+        return made["input_ids"], [start for start, _ in made["offset_mapping"]]
+
+    def prompt(self, question: str) -> list[int]:
+        """Ids of the generation prompt, with the tokenizer's start token where it has one."""
+        if question not in self._prompts:
+            own = not self.template.special
+            ids = self._tokens(self.template.prompt(question), special=own)
+            self._prompts[question] = ids
+        return self._prompts[question]
+
+    def answer(self, answer: str) -> list[int]:
+        """Ids of an answer as the text that follows a prompt, without an end token.
+
+        The tail of the prompt is tokenised along and taken off again: a tokenizer that writes its
+        own space before a text (LLaMA-2's) would else double it.
+        """
+        if answer not in self._answers:
+            self._answers[answer] = self.continuation(self.template.lead + answer)
+        return self._answers[answer]
+
+    def continuation(self, text: str) -> list[int]:
+        """Ids of a text that follows another one, without special tokens."""
+        for tail in (self.template.after[-1], "\n"):  # a tail may merge with what follows it
+            if tail not in self._anchors:
+                self._anchors[tail] = self._tokens(tail)
+            anchor = self._anchors[tail]
+            ids = self._tokens(tail + text)
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :]
+        return self._tokens(text)
+
+    def encode(self, question: str, answer: str) -> Encoded:
+        """Prompt and answer; a plain text (empty question) is predicted from its second token."""
+        key = (question, answer)
+        if key not in self._pairs:
+            ids, start = self._encode(question, answer)
+            if not 1 <= start < len(ids):
+                raise DataError(
+                    f"'{(question or answer)[:60]}': no label is left within data.max_length"
+                    f" {self.max_length}; raise it or shorten the text"
+                )
+            self._pairs[key] = Encoded(np.asarray(ids, dtype=np.int64), start)
+        return self._pairs[key]
+
+    def _encode(self, question: str, answer: str) -> tuple[list[int], int]:
+        if not question:
+            given = self.given.get(answer)
+            return self._cut(self.text(answer)) if given is None else given, 1
+        if self.template.style == "clean" or self.template.special:
+            prompt = self.prompt(question)
+            ids = [*prompt, *self.answer(answer), self.end]
+            uncut = self.template.style == "openunlearning"  # its chat branch does not cut
+            return (ids if uncut else self._cut(ids)), len(prompt)
+        prompt = self.prompt(question)
+        text = self.template.prompt(question) + self.template.lead + answer
+        whole = self._tokens(text, special=True)
+        ids = self._cut(whole)
+        if self.template.style == "tofu":
+            return (ids if len(whole) >= self.max_length else [*ids, self.end]), len(prompt)
+        start = min(len(prompt), self.max_length)
+        return (ids if ids[-1] == self.end else [*ids, self.end]), start
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        return self.beginning(ids, self.max_length, "data.max_length")
+
+    def _note_cut(self, limit: str, what: str) -> None:
+        self.truncated += 1
+        if self.truncated & (self.truncated - 1) == 0:  # 1, 2, 4, 8, ..: seen, but not a flood
+            cut = "%d text(s) so far are longer than %s tokens; their %s are cut"
+            logger.warning(cut, self.truncated, limit, what)

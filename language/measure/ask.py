@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stable_forgetting.common.measure.scores import COLUMNS, ENTROPIES, Scores
 from stable_forgetting.language.data.corpus import Encoded, Item
-from stable_forgetting.language.measure.drafts import Prompt, beginnings, drafts
-from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.likelihood import teacher_forced
 from stable_forgetting.language.measure.requests import (
@@ -23,41 +22,43 @@ from stable_forgetting.language.measure.requests import (
     Choose,
     Continue,
     Likelihood,
+    Replies,
     Request,
+    RequestConfig,
     TextMetric,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.language.data.source import TextSource
+
+Prompt = tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class ModelReplies:
-    """Implements :class:`language.measure.requests.Replies`.
+def beginnings(requests: Sequence[Likelihood], scores: AnswerScores) -> dict[Prompt, Prompt]:
+    """Prompt -> the tokens with which the greedy answer to it begins.
 
-    Attributes:
-        places: Likelihood -> its place in ``scored``.
-        scored: Of all likelihoods.
-        written: Continuation -> tokens.
+    Args:
+        requests: What was asked; of several answers to one prompt the one that is met furthest
+            counts.
+        scores: The replies, in the same order.
     """
+    longest: dict[Prompt, Prompt] = {}
+    rows = np.split(scores.hits, np.cumsum(scores.counts))[:-1]
+    for request, hits in zip(requests, rows, strict=True):
+        met = len(hits) if hits.all() else int(hits.argmin())
+        prompt = request.ids[: request.start]
+        if met > len(longest.get(prompt, ())):
+            longest[prompt] = request.ids[request.start : request.start + met]
+    return longest
 
-    places: Mapping[Likelihood, int]
-    scored: AnswerScores
-    written: Mapping[Continue, np.ndarray]
 
-    def scores(self, requests: Sequence[Likelihood]) -> AnswerScores:
-        """Of the requests, in their order."""
-        return self.scored.select(np.asarray([self.places[r] for r in requests], dtype=np.int64))
-
-    def tokens(self, requests: Sequence[Continue]) -> list[np.ndarray]:
-        """Int64 tokens written."""
-        return [self.written[request] for request in requests]
-
-    def choices(self, requests: Sequence[Choose]) -> list[np.ndarray]:
-        """(options,) log-probabilities of each request's options, in nats."""
-        return [-self.scores(request.likelihoods).sum_loss for request in requests]
+def drafts(
+    requests: Sequence[Continue], begun: dict[Prompt, Prompt], masked_id: int | None
+) -> list[Prompt]:
+    """A draft per request; none where its prompt was not asked, or has a token without a position,
+    since a teacher-forced pass counts all positions."""
+    return [() if masked_id in request.ids else begun.get(request.ids, ()) for request in requests]
 
 
 def ask(
@@ -69,14 +70,10 @@ def ask(
     detailed: Iterable[Likelihood] = (),
     entropies: bool = True,
     masked_id: int | None = None,
-) -> ModelReplies:
+) -> Replies:
     """Asks each distinct request once; the model is put into eval mode.
 
     Args:
-        model: A causal language model.
-        source: Its tokenizer and end tokens.
-        requests: What to ask.
-        config: Sizes of batches.
         detailed: Likelihoods whose ``means`` are wanted.
         entropies: Whether those have entropies.
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
@@ -104,7 +101,7 @@ def ask(
     places = {request: place for place, request in enumerate(likelihoods)}
     begun = beginnings(likelihoods, scored)
     written = _written(model, source, continued, config, begun, masked_id)
-    return ModelReplies(places, scored, written)
+    return Replies(places, scored, written)
 
 
 def _written(
@@ -163,11 +160,8 @@ def score_rows(
     """Scores of every part, in the order of its indices, from one pass over all of them.
 
     Args:
-        model: A causal language model.
-        source: Texts as token ids.
         parts: Int64 index sets into the source's corpus.
         metrics: Part -> what to measure on its rows.
-        config: Sizes of batches.
         encode: A row's tokens, when its question and answer are not the template's.
         masked_id: See :func:`language.measure.likelihood.teacher_forced`.
 
@@ -215,14 +209,7 @@ def score_rows(
 def greedy_answers(
     model: nn.Module, source: TextSource, rows: Sequence[Encoded], masked_id: int | None = None
 ) -> list[str]:
-    """What a model writes greedily after the prompts of rows, hardly longer than their answers.
-
-    Args:
-        model: A causal language model.
-        source: Decodes.
-        rows: Prompts with their true answers.
-        masked_id: See :func:`language.measure.generation.generate`.
-    """
+    """What a model writes greedily after the prompts of rows, hardly longer than their answers."""
     texts = generate(
         model,
         [row.ids[: row.start] for row in rows],

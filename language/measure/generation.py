@@ -88,7 +88,7 @@ def generate(
         batch_size: Rows per batch.
         token_budget: Token slots (padding included) of the first forward of a batch.
         drafts: Per prompt the tokens with which its greedy continuation begins, as far as they are
-            known (:func:`language.measure.drafts.drafts`); they may go beyond its end.
+            known (:func:`language.measure.ask.drafts`); they may go beyond its end.
         masked_id: A token of prompts that nothing attends to and that takes no position, as where
             a code base derives attention and positions from the padding token's id.
 

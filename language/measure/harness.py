@@ -34,15 +34,14 @@ from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.ask import ask, model_ends
-from stable_forgetting.language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
 from stable_forgetting.language.models.backbone import device_of, unwrapped
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.measure.evaluation import RequestConfig
 
 BOOTSTRAP_DRAWS = 1000
 """Of the standard errors that have no formula, such as a perplexity's."""
@@ -225,18 +224,13 @@ def run_tasks(
     limit: int | None = None,
     defaults: bool = True,
 ) -> dict[str, Any]:
-    """lm-eval's results of a model, with its default seeds.
+    """lm-eval's results of a model, with its default seeds; see ``lm_eval.simple_evaluate``.
 
     Args:
-        model: In eval mode.
-        tasks: Names of tasks, groups or tags.
         include: A folder with YAMLs of further tasks.
         shots: Examples in each prompt; what each task says when None.
         limit: Rows per task, from the start; all when None.
         defaults: Look for tasks among lm-eval's own, too; takes seconds.
-
-    Returns:
-        See ``lm_eval.simple_evaluate``; with the samples.
 
     Raises:
         DataError: A task cannot be loaded, or asks for what this model cannot answer.

@@ -11,16 +11,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.language.data.corpus import Encoded, Item
-
-if TYPE_CHECKING:
-    from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.source import TextSource
 
 Columns = dict[str, np.ndarray]
+
+
+class RequestConfig(Strict):
+    """How requests to a model are batched.
+
+    Attributes:
+        token_budget: Token slots per forward.
+        generation_batch: Rows per batch of greedy answers.
+        share_prompts: Put a question's answers behind one copy of its prompt, where the model can.
+    """
+
+    token_budget: Count = 8192
+    generation_batch: Count = 128
+    share_prompts: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,17 +149,31 @@ class AnswerScores:
         )
 
 
-class Replies(Protocol):
-    """A model's replies, looked up by request."""
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """A model's replies, looked up by request.
+
+    Attributes:
+        places: Likelihood -> its place in ``scored``.
+        scored: Of all likelihoods.
+        written: Continuation -> int64 tokens; the one that completes a stop string is the last.
+    """
+
+    places: Mapping[Likelihood, int]
+    scored: AnswerScores
+    written: Mapping[Continue, np.ndarray]
 
     def scores(self, requests: Sequence[Likelihood]) -> AnswerScores:
         """Of the requests, in their order."""
+        return self.scored.select(np.asarray([self.places[r] for r in requests], dtype=np.int64))
 
     def tokens(self, requests: Sequence[Continue]) -> list[np.ndarray]:
-        """Int64 tokens written; the token that completes a stop string is the last one."""
+        """What was written."""
+        return [self.written[request] for request in requests]
 
     def choices(self, requests: Sequence[Choose]) -> list[np.ndarray]:
         """(options,) float64 log-probabilities in nats of each request's options."""
+        return [-self.scores(request.likelihoods).sum_loss for request in requests]
 
 
 class TextMetric(ABC):

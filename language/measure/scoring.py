@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
+from stable_forgetting.common.base.numbers import Count
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.language.config import Style
 from stable_forgetting.language.data.corpus import Item
-from stable_forgetting.language.measure.ask import score_rows
-from stable_forgetting.language.measure.evaluation import TofuEvaluation
+from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.requests import (
     Columns,
     Continue,
     Likelihood,
     Replies,
     Request,
+    RequestConfig,
     TextMetric,
 )
 from stable_forgetting.language.metrics.memorization import (
@@ -25,13 +29,42 @@ from stable_forgetting.language.metrics.memorization import (
     min_k,
 )
 from stable_forgetting.language.metrics.rouge import rouge
-from stable_forgetting.language.metrics.tofu import HOLDOUT
+from stable_forgetting.language.metrics.tofu import HOLDOUT, FQReference
+from stable_forgetting.language.metrics.truth import Truth
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.language.data.source import TextSource
+
+class TofuEvaluation(RequestConfig):
+    """How TOFU's measurements are taken.
+
+    Attributes:
+        style: Conventions of the metrics (the model's template has its own ``style``; a comparison
+            with published numbers wants the same in both).  ``tofu`` limits prompt and answer
+            together to ``max_new_tokens``; ``openunlearning`` takes the targets of ROUGE from
+            decoded tokens, leaves the last label out of what counts tokens, and hides from
+            attention whatever has the padding token's id.
+        truth: What the truth-ratio metrics average: ``ratio``, or the ``mass`` of the right answer.
+        fq_reference: Rows that forget quality compares with; see
+            :func:`language.metrics.tofu.tofu_compare`.
+        min_k: Share of the least likely tokens that the membership score looks at.
+        max_new_tokens: Longest greedy answer.
+        reference_cap: Stop an answer at this many times the tokens of its reference; None lets it
+            run.  Below 1 recall suffers; well above it only babble is lost.
+        rouge_workers: Processes for ROUGE when there is enough of it; 0 for none.
+        retain_samples: Score at most this many retained rows that have wrong answers to compare
+            with (hash-ordered draw); all of them when absent.
+    """
+
+    style: Style = "clean"
+    truth: Truth = "ratio"
+    fq_reference: FQReference = "tofu"
+    min_k: Annotated[float, Field(gt=0, le=1)] = 0.4
+    max_new_tokens: Count = 200
+    reference_cap: Annotated[float, Field(gt=0)] | None = None
+    rouge_workers: Annotated[int, Field(ge=0)] = 0
+    retain_samples: Count | None = None
 
 
 def score_parts(
@@ -42,24 +75,13 @@ def score_parts(
     *,
     trial: bool,
 ) -> dict[str, Scores]:
-    """Scores of every part, in the order of its indices.
+    """Scores of every part; ``extra`` holds the columns of :class:`Answers`, but for ``holdout``
+    also those of :class:`WrongAnswers` and, unless it is a trial, of :class:`GreedyAnswers`.
 
-    Args:
-        model: A causal language model.
-        source: Questions and answers as token ids.
-        parts: Int64 index sets into the source's corpus.  Of ``holdout`` only answers are scored.
-        config: Conventions and sizes of batches.
-        trial: Likelihoods only, no greedy answers.
-
-    Returns:
-        See :func:`language.measure.ask.score_rows`; ``extra`` holds the columns of
-        :class:`Answers`, but for holdout also those of :class:`WrongAnswers` and, unless it is a
-        trial, of :class:`GreedyAnswers`.
-
-    Raises:
-        Diverged: A scored logit is NaN or infinite.
-        DataError: An answer has no label within the length limit.
+    See :func:`language.measure.ask.score_rows`.
     """
+    from stable_forgetting.language.measure.ask import score_rows
+
     metrics = {part: answer_metrics(part, config, trial=trial) for part in parts}
     masked = masked_id(source, config)
     return score_rows(model, source, parts, metrics, config, masked_id=masked)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -14,13 +15,13 @@ from stable_forgetting.common.methods.base import MethodInfo
 from stable_forgetting.common.methods.gradient import AdaptedConfig, AdaptedMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.language.methods.refusals import refusing
+from stable_forgetting.language.models.layers import family_in
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from stable_forgetting.common.base.config import Strict
-    from stable_forgetting.language.models.gated import ForgetRequest, Gated
+    from stable_forgetting.language.models.composite import ForgetRequest, Gated
 
 
 class O3(AdaptedMethod):
@@ -87,8 +88,7 @@ class O3(AdaptedMethod):
         import torch
 
         from stable_forgetting.common.bounded.attach import attach
-        from stable_forgetting.language.models.gated import Gated
-        from stable_forgetting.language.models.layers import family_in
+        from stable_forgetting.language.models.composite import Gated
 
         model: Any = build()
         adapter = config.adapter  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ class O3(AdaptedMethod):
         from stable_forgetting.common.objectives.objectives import ForgetRetain
         from stable_forgetting.common.objectives.positions import cross_entropy
         from stable_forgetting.common.objectives.terms import Mean
-        from stable_forgetting.language.models.gated import Gated
+        from stable_forgetting.language.models.composite import Gated
 
         config = self.config.engine()
         if not isinstance(task.model, Gated):
@@ -142,7 +142,7 @@ class O3(AdaptedMethod):
 
         from stable_forgetting.common.bounded.layer import adapted_layers
         from stable_forgetting.common.train.telemetry import evaluating
-        from stable_forgetting.language.models.gated import ForgetRequest
+        from stable_forgetting.language.models.composite import ForgetRequest
 
         batches = list(_questions(task, self.config.batch_size))
         if not len(gated.requests):

@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 def refusing(task: UnlearnTask, templates: Sequence[str] = ()) -> GuardedSource:
     """The task's data with a refusal, drawn once per forget sample, as each one's answer.
 
-    Args:
-        task: Whose forget samples.
-        templates: The refusals; those of the data when empty.
-
     Raises:
-        ConfigError: The data come without refusals, and none are given.
+        ConfigError: The data come without refusals, and no templates are given in their place.
     """
     refusals = templates or task.source.refusals
     if not refusals:

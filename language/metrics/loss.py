@@ -1,28 +1,27 @@
-"""The loss on the forget set, in the unit of a model's ceiling (:mod:`common.probes.ceiling`)."""
+"""What text benchmarks measure (``metrics.toml``), and the loss on the forget set of all of them.
+
+The loss has the unit of a model's ceiling (:mod:`common.probes.ceiling`).
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from stable_forgetting.common.measure.metric import MetricSpec
-from stable_forgetting.language.metrics.limits import limited
+from stable_forgetting.common.measure.scores import Scores
 
-if TYPE_CHECKING:
-    from stable_forgetting.common.measure.scores import Scores
+_TABLES = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
 
-LOSSES: tuple[MetricSpec, ...] = limited(
-    [
-        MetricSpec(
-            "forget_loss",
-            "target",
-            "forget loss",
-            unit="nats per token",
-            digits=2,
-            doc="mean cross-entropy on the forget set: over a sample's tokens, then over samples",
-        )
-    ]
-)
+
+def described(benchmark: str) -> tuple[MetricSpec, ...]:
+    """The metrics of a benchmark, and after them the loss."""
+    return tuple(
+        MetricSpec(**{"name": name, "better": "target", **fields})
+        for table in (benchmark, "loss")
+        for name, fields in _TABLES[table].items()
+    )
 
 
 def losses(scores: Mapping[str, Scores]) -> dict[str, float | None]:

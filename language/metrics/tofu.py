@@ -15,7 +15,6 @@ import numpy as np
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.gaps import harmonic_mean, ks_two_sample
-from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.language.config import Style
 from stable_forgetting.language.metrics.memorization import membership_auc, privacy_leakage
 from stable_forgetting.language.metrics.truth import (
@@ -23,6 +22,7 @@ from stable_forgetting.language.metrics.truth import (
     Columns,
     Truth,
     closeness,
+    columns_of,
     compared,
     log_truth_ratios,
     mass,
@@ -55,131 +55,6 @@ RATES = tuple(
 MOST_PROBABLE = 0.999
 """A token of higher probability counts as this one: beyond it, nothing of interest is learnt."""
 
-_SETS = {
-    "forget": "the forget set",
-    "retain": "retained authors",
-    "ra": "real authors",
-    "wf": "world facts",
-}
-
-
-def _odds(name: str, title: str, where: str) -> tuple[MetricSpec, ...]:
-    doc = f"mean log odds of a token in the {where}: log p / (1 - p), p = exp(-loss)"
-    return (MetricSpec(name, "target", title, unit="nats per token", digits=2, doc=doc),)
-
-
-_HEADLINES = (
-    MetricSpec(
-        "log10_fq",
-        "higher",
-        "log10 FQ",
-        unit="",
-        doc="log10 p of the two-sided Kolmogorov-Smirnov test that the truth ratios "
-        "on the forget set are those of the retrained model; 0 is the best",
-    ),
-    MetricSpec(
-        "mu",
-        "higher",
-        "MU",
-        unit="",
-        digits=3,
-        doc="model utility: harmonic mean of probability, ROUGE-L recall and truth ratio on "
-        "retained authors, real authors and world facts",
-    ),
-)
-_FURTHER = (
-    MetricSpec("fq", "higher", "FQ", unit="", doc="the p-value itself; see log10_fq"),
-    MetricSpec(
-        "log10_fq_300",
-        "higher",
-        "log10 FQ300",
-        unit="",
-        doc="log10_fq of the first 300 rows of the forget set, as LoKU's scripts compute it; empty "
-        "where the forget set is smaller",
-    ),
-    MetricSpec("ks", "lower", "KS", unit="", doc="largest distance of the two distributions"),
-    MetricSpec(
-        "mu_likelihood",
-        "higher",
-        "MU6",
-        unit="",
-        doc="harmonic mean of MU's six values that need no generation: what tuning sees",
-    ),
-    *_odds("forget_odds_top", "forget odds, likelier half", "likelier half of the forget answers"),
-    *_odds("forget_odds_rest", "forget odds, other half", "less likely half of the forget answers"),
-    *_odds("retain_odds", "retain odds", "answers about retained authors"),
-    *_odds("ra_odds", "ra odds", "answers about real authors"),
-    *_odds("wf_odds", "wf odds", "answers about the world"),
-    MetricSpec(
-        "forget_log_ratio",
-        "target",
-        "forget log r",
-        unit="nats per token",
-        digits=2,
-        doc="mean log truth ratio on the forget set: loss of the right answer less that of wrong "
-        "ones",
-    ),
-    MetricSpec(
-        "extraction_strength",
-        "target",
-        "ES",
-        doc="share of a forget answer that follows by itself from its beginning",
-    ),
-    MetricSpec(
-        "exact_memorization",
-        "target",
-        "EM",
-        doc="share of forget answers' tokens that the argmax gets right, teacher forced",
-    ),
-    MetricSpec(
-        "min_k_auc",
-        "target",
-        "Min-k AUC",
-        doc="chance that a forget answer is likelier than a held-out one by its least likely "
-        "tokens; 50 is no signal",
-    ),
-    MetricSpec(
-        "privleak",
-        "target",
-        "PrivLeak",
-        doc="relative change of 100 - Min-k AUC against Retrain: below 0 still known",
-    ),
-)
-
-
-def _rates(prefix: str, where: str) -> tuple[MetricSpec, ...]:
-    """Probability, ROUGE-L and truth ratio of one set."""
-    kind = "forget" if prefix == "forget" else "other"
-    what = {"forget": "mean min(r, 1/r)", "other": "mean max(0, 1 - r)"}[kind]
-    options = ", among the wrong answers" if prefix in ("ra", "wf") else ""
-    goal: Any = "target" if prefix in ("forget", "retain") else "higher"
-    return (
-        MetricSpec(
-            f"{prefix}_prob", goal, f"{prefix} P", doc=f"mean answer probability on {where}"
-            f"{options} (geometric mean over tokens)"
-        ),
-        MetricSpec(
-            f"{prefix}_rouge", goal, f"{prefix} R-L", doc=f"ROUGE-L recall of greedy answers "
-            f"on {where}"
-        ),
-        MetricSpec(
-            f"{prefix}_truth_ratio", goal, f"{prefix} TR", doc=f"{what} on {where}, r = "
-            "P(wrong) / P(right); or the right answer's share of the mass"
-        ),
-    )  # fmt: skip
-
-
-METRICS: tuple[MetricSpec, ...] = (
-    *_HEADLINES,
-    *(spec for prefix, where in _SETS.items() for spec in _rates(prefix, where)),
-    *_FURTHER,
-)
-
-
-def columns_of(scores: Mapping[str, Any]) -> dict[str, Columns]:
-    """Part -> per-sample columns, of :class:`common.measure.scores.Scores` or of plain mappings."""
-    return {part: getattr(value, "extra", value) for part, value in scores.items()}
-
 
 def tofu_metrics(
     scores: Mapping[str, Any], *, style: Style = "clean", truth: Truth = "ratio"
@@ -188,7 +63,6 @@ def tofu_metrics(
 
     Args:
         scores: Part (values of :data:`PARTS`, ``holdout``) -> Scores or their extra columns.
-        style: Conventions; see :mod:`language.metrics.truth`.
         truth: What ``*_truth_ratio`` averages: aggregates of the ratio, or the right answer's
             share of the probability mass.
     """

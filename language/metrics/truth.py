@@ -10,12 +10,21 @@ Styles:
     ``clean`` and ``tofu``: exp(Lc - Lw) in log space, as the original aggregation code does.
     ``openunlearning``: exp(-Lw) / (exp(-Lc) + 1e-10).  For a collapsed model (L above 20) the
         1e-10 outweighs the probability, and r tends to 0 whatever the truth is.
+
+Requests in turn (O3, Gao et al. 2024, "On Large Language Model Continual Unlearning"): after each
+request, accuracy on the rows that it used (S.U.), on rows of its authors that it did not use
+(D.U.), and on retained authors (R.D., higher is better).  The goal of S.U. and D.U. is Retrain's
+value: it chooses right by chance and by what it knows of other authors, and a model below it has
+forgotten too much.  The original asks the paraphrased question, embeds the generated answer with
+paraphrase-MiniLM-L6-v2 and counts it as right if the paraphrased answer is nearer than every
+perturbed one.  Here an answer counts as right if the model finds the paraphrase likelier per token
+than every perturbed answer to the same question: the same choice, but not the original's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +36,11 @@ Columns = Mapping[str, np.ndarray]
 
 EPSILON = 1e-10
 """What the peer adds to denominators."""
+
+
+def columns_of(scores: Mapping[str, Any]) -> dict[str, Columns]:
+    """Part -> per-sample columns, of :class:`common.measure.scores.Scores` or of plain mappings."""
+    return {part: getattr(value, "extra", value) for part, value in scores.items()}
 
 
 def compared(columns: Columns) -> np.ndarray:
@@ -137,3 +151,32 @@ def mass(columns: Columns, style: Style) -> np.ndarray:
     from scipy.special import expit
 
     return expit(wrong - right)
+
+
+# Sample-level unlearning, distribution-level unlearning, retained distribution --------------------
+
+SEQUENTIAL_PARTS = {"su": "forget", "su_earlier": "earlier", "du": "unused", "rd": "retain"}
+"""Metric -> part."""
+
+
+def chosen_right(columns: Columns) -> np.ndarray:
+    """(M,) bool: whether the paraphrase is likelier than every wrong answer; a tie is wrong."""
+    rows = compared(columns)
+    right = np.asarray(columns["paraphrase_loss"])[rows]
+    wrong, present = wrong_losses(columns, rows)
+    return right < np.where(present, wrong, np.inf).min(axis=1)
+
+
+def sequential_metrics(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """The accuracies in percent that the parts allow; None where a part has no wrong answers.
+
+    Args:
+        scores: Part -> Scores, or their extra columns.
+    """
+    parts = columns_of(scores)
+    return {
+        name: 100.0 * float(right.mean()) if len(right) else None
+        for name, part in SEQUENTIAL_PARTS.items()
+        if part in parts
+        for right in [chosen_right(parts[part])]
+    }

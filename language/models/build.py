@@ -31,7 +31,6 @@ def build_model(
     """A causal language model; the same seed gives the same bits.
 
     Args:
-        config: Which model.
         vocab_size: Entries of the tokenizer.
         seed: Of the weights that are not loaded.
         end: Id of the end-of-sequence token, for a tiny model's config.

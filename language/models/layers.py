@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stable_forgetting.common.protocol.sizes import Shape
 from stable_forgetting.language.models.families import CausalFamily, family_of
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.protocol.sizes import Shape
 
 Linear = Mapping[str, "Shape"]
 Group = dict[str, "Shape"]

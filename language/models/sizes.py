@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stable_forgetting.common.protocol.sizes import Shape, Sizes, linear_parameters
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.family import among
+from stable_forgetting.common.protocol.sizes import (
+    Shape,
+    Sizes,
+    adapter_parameters,
+    linear_parameters,
+)
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.models.families import published_sizes, tiny_family
+from stable_forgetting.language.models.families import family_of, published_sizes, tiny_family
+from stable_forgetting.language.models.layers import completed, linear_layers
 
 HEAD = "lm_head"
 
@@ -15,9 +23,7 @@ HEAD = "lm_head"
 def sizes_of(config: CausalModelConfig, vocab_size: int | None = None) -> Sizes | None:
     """Sizes of a model; None where neither the tables nor the config tell them.
 
-    Args:
-        config: Which model.
-        vocab_size: Of a tiny model, where it is not the size of the tokenizer to train.
+    ``vocab_size`` is a tiny model's, where it is not the size of the tokenizer to train.
     """
     published = published_sizes(config.name)
     if published is not None:
@@ -46,33 +52,37 @@ def causal_sizes(model_type: str, fields: Mapping[str, Any]) -> Sizes | None:
     return None if formula is None else formula(fields)
 
 
+def _stacked(
+    block: Mapping[str, Shape], stack: str, depth: int, entries: int, *, bias: bool, rest: int
+) -> Sizes:
+    """Sizes of a stack of equal blocks: their linear layers, a head, and ``rest`` parameters."""
+    width = next(iter(block.values()))[1]
+    linear = {f"{stack}.{i}.{name}": shape for i in range(depth) for name, shape in block.items()}
+    count = linear_parameters(linear, bias=bias) + rest
+    return Sizes(count, {**linear, HEAD: (entries, width)}, width, depth, entries)
+
+
 def _gpt_neo(fields: Mapping[str, Any]) -> Sizes:
     width, depth = fields["hidden_size"], fields["num_layers"]
     inner, entries = 4 * width, fields.get("vocab_size", 50257)
-    linear: dict[str, Shape] = {}
-    for block in (f"transformer.h.{i}" for i in range(depth)):
-        linear |= {f"{block}.attn.attention.{n}_proj": (width, width) for n in "kvq"}
-        linear[f"{block}.attn.attention.out_proj"] = (width, width)
-        linear |= {f"{block}.mlp.c_fc": (inner, width), f"{block}.mlp.c_proj": (width, inner)}
+    block = {f"attn.attention.{name}_proj": (width, width) for name in ("k", "v", "q", "out")}
+    block |= {"mlp.c_fc": (inner, width), "mlp.c_proj": (width, inner)}
     biases = depth * (width + inner + width)  # those of q, k and v are absent
     embeddings = width * (entries + fields.get("max_position_embeddings", 2048))
-    norms = 2 * width * (2 * depth + 1)
-    count = linear_parameters(linear, bias=False) + biases + embeddings + norms
-    return Sizes(count, {**linear, HEAD: (entries, width)}, width, depth, entries)
+    rest = biases + embeddings + 2 * width * (2 * depth + 1)
+    return _stacked(block, "transformer.h", depth, entries, bias=False, rest=rest)
 
 
 def _phi(fields: Mapping[str, Any]) -> Sizes:
     width, depth = fields["hidden_size"], fields["num_hidden_layers"]
     inner, entries = fields["intermediate_size"], fields["vocab_size"]
-    linear: dict[str, Shape] = {}
-    for block in (f"model.layers.{i}" for i in range(depth)):
-        linear |= {f"{block}.self_attn.{n}_proj": (width, width) for n in "qkv"}
-        linear[f"{block}.self_attn.dense"] = (width, width)
-        linear |= {f"{block}.mlp.fc1": (inner, width), f"{block}.mlp.fc2": (width, inner)}
+    block = {
+        f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "dense")
+    }
+    block |= {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
     tables = 1 if fields.get("tie_word_embeddings") else 2
     rest = tables * entries * width + entries + 2 * width * (depth + 1)
-    count = linear_parameters(linear, bias=True) + rest
-    return Sizes(count, {**linear, HEAD: (entries, width)}, width, depth, entries)
+    return _stacked(block, "model.layers", depth, entries, bias=True, rest=rest)
 
 
 def _llama(fields: Mapping[str, Any]) -> Sizes:
@@ -80,16 +90,13 @@ def _llama(fields: Mapping[str, Any]) -> Sizes:
     inner, entries = fields["intermediate_size"], fields["vocab_size"]
     heads = fields["num_attention_heads"]
     narrow = width // heads * fields.get("num_key_value_heads", heads)
-    linear: dict[str, Shape] = {}
-    for block in (f"model.layers.{i}" for i in range(depth)):
-        outputs = {"q": width, "k": narrow, "v": narrow, "o": width}
-        linear |= {f"{block}.self_attn.{n}_proj": (k, width) for n, k in outputs.items()}
-        linear |= {f"{block}.mlp.{n}_proj": (inner, width) for n in ("gate", "up")}
-        linear[f"{block}.mlp.down_proj"] = (width, inner)
+    outputs = {"q": width, "k": narrow, "v": narrow, "o": width}
+    block = {f"self_attn.{name}_proj": (size, width) for name, size in outputs.items()}
+    block |= {f"mlp.{name}_proj": (inner, width) for name in ("gate", "up")}
+    block["mlp.down_proj"] = (width, inner)
     tables = 1 if fields.get("tie_word_embeddings") else 2
     rest = tables * entries * width + width * (2 * depth + 1)
-    count = linear_parameters(linear, bias=False) + rest
-    return Sizes(count, {**linear, HEAD: (entries, width)}, width, depth, entries)
+    return _stacked(block, "model.layers", depth, entries, bias=False, rest=rest)
 
 
 FORMULAS: Mapping[str, Callable[[Mapping[str, Any]], Sizes]] = {
@@ -99,3 +106,68 @@ FORMULAS: Mapping[str, Callable[[Mapping[str, Any]], Sizes]] = {
     "mistral": _llama,
 }
 """``model_type`` of transformers -> closed form."""
+
+
+def countable(config: CausalModelConfig) -> bool:
+    """Whether :func:`count_targets` needs no network and no data."""
+    return published_sizes(config.name) is not None or isinstance(config.tokenizer, int)
+
+
+def count_targets(
+    config: CausalModelConfig,
+    rank: int,
+    *,
+    placement: str = "mlp",
+    targets: Sequence[str] | None = None,
+    vocab_size: int | None = None,
+) -> tuple[int, int]:
+    """Counts adapters on a model without allocating or fetching a weight.
+
+    Args:
+        placement: Which patterns of the architecture are adapted.
+        targets: Patterns that replace them.
+        vocab_size: Of a tiny model, where it is not the size of the tokenizer to train.
+
+    Returns:
+        sum of rank * (inputs + outputs) over the matched layers, and the parameters of the model
+        without adapters (a tied head counts once).
+
+    Raises:
+        ConfigError: No layer matches.
+        DataError: The config of an unknown model cannot be fetched.
+    """
+    sizes, model_type = sizes_of(config, vocab_size), model_type_of(config)
+    if sizes is None:
+        sizes, model_type = _built(config, vocab_size)
+    family = completed(family_of(model_type), sizes.linear)
+    patterns = targets or family.targets.get(placement, ())
+    layers = sizes.matched(patterns)
+    if not layers:
+        raise ConfigError(
+            f"model {config.name}: no layer of a {model_type} for placement {placement}; give"
+            f" targets{among(family.layers)}"
+        )
+    return adapter_parameters(layers, rank), sizes.parameters
+
+
+def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, str]:
+    """Counted on the architecture; its model type."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from stable_forgetting.language.models.build import fetch_config, tiny_config
+
+    published = published_sizes(config.name)
+    if config.name == "tiny":
+        entries = vocab_size or config.tokenizer
+        assert isinstance(entries, int), "a tiny model needs its vocabulary"
+        architecture = tiny_config(config, entries, None)
+    elif published is not None:
+        architecture = AutoConfig.for_model(published[0], **published[1])
+    else:
+        architecture = fetch_config(config.name, config.revision)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+    model.tie_weights()
+    count = sum(p.numel() for p in model.parameters())
+    return Sizes(count, linear_layers(model), 0, 0, 0), architecture.model_type

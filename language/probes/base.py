@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import re
+import string
 import sys
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.protocol.benchmark import Benchmark, pick_device
 from stable_forgetting.common.protocol.probe import Probe, ProbeTable
+from stable_forgetting.language.apply.checkpoint import CausalCheckpoint
+from stable_forgetting.language.apply.memory import GivenCausal
+from stable_forgetting.language.benchmark import CausalBenchmark
+from stable_forgetting.language.data.corpus import Corpus
+from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.templates import make_template
+from stable_forgetting.language.measure.requests import Request, RequestConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.protocol.benchmark import Benchmark
-    from stable_forgetting.language.data.source import TextSource
-    from stable_forgetting.language.measure.ask import ModelReplies
-    from stable_forgetting.language.measure.evaluation import RequestConfig
-    from stable_forgetting.language.measure.requests import Request
+    from stable_forgetting.language.measure.requests import Replies
+
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def plain_words(text: str) -> list[str]:
+    """Words in lower case, without ASCII punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def token_f1(written: str, reference: str) -> float:
+    """Harmonic mean of the shares of words that two texts have in common, counted with repeats.
+
+    0 where there is none, as for an empty text.
+    """
+    first, second = plain_words(written), plain_words(reference)
+    common = sum((Counter(first) & Counter(second)).values())
+    return 2 * common / (len(first) + len(second)) if common else 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +75,7 @@ class ProbedModel:
         encoded = self.source.tokenizer(text, add_special_tokens=special, verbose=False)
         return list(encoded["input_ids"])
 
-    def ask(self, requests: Sequence[Request]) -> ModelReplies:
+    def ask(self, requests: Sequence[Request]) -> Replies:
         """Asks each distinct request once; see :func:`language.measure.ask.ask`."""
         from stable_forgetting.language.measure.ask import ask
 
@@ -60,15 +86,27 @@ class TextProbe(Probe):
     """A probe of causal language models.
 
     A summary has one metric per row, and their mean where all rows measure the same.
+
+    Attributes:
+        column: The column that is a row's metric.
+        scale: What it is multiplied by; a share becomes percent.
+        better, unit: Of the metric.
+        head: Its title; ``{row}`` stands for the row.
+        doc: What it is, likewise.
+        averaged: Whether the summary has the mean of the rows.
     """
 
     modality = "language"
+    column: ClassVar[str] = "acc"
+    scale: ClassVar[float] = 100.0
+    better: ClassVar[Any] = "higher"
+    unit: ClassVar[str] = "%"
+    head: ClassVar[str] = "{row}"
+    doc: ClassVar[str] = "right answers in {row}"
     averaged: ClassVar[bool] = True
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """See :meth:`table`; the benchmark's data are not asked."""
-        from stable_forgetting.language.benchmark import CausalBenchmark
-
         assert isinstance(benchmark, CausalBenchmark), "the modality is checked before"
         sizes, root = benchmark.config.evaluation, benchmark.runtime.data_root
         return self.table(ProbedModel(model, benchmark.source, sizes, root))
@@ -83,17 +121,18 @@ class TextProbe(Probe):
         """
 
     @property
-    @abstractmethod
     def rows(self) -> Sequence[str]:
         """The rows of the table that the summary shows."""
+        return [*self.files]
 
-    @abstractmethod
     def value(self, columns: Mapping[str, float | None]) -> float | None:
         """A row's metric; None where it has none."""
+        value = columns.get(self.column)
+        return None if value is None else self.scale * value
 
-    @abstractmethod
-    def spec(self, row: str) -> MetricSpec:
-        """A row's metric, described."""
+    def _spec(self, row: str) -> MetricSpec:
+        title, doc = self.head.format(row=row), self.doc.format(row=row)
+        return MetricSpec(f"{self.name}.{row}", self.better, title, unit=self.unit, doc=doc)
 
     @property
     def extent(self) -> str:
@@ -115,22 +154,12 @@ class TextProbe(Probe):
     def metrics(self) -> tuple[MetricSpec, ...]:
         """One per row, and the mean; a limit stands in the heads."""
         extent = f" ({self.extent})" if self.extent else ""
-        specs = [self.spec(name) for name in self.rows]
+        specs = [self._spec(name) for name in self.rows]
         if self.averaged:
             doc = f"unweighted mean of {', '.join(self.rows)}"
             name = f"{self.name}.mean"
-            specs.append(MetricSpec(name, specs[0].better, f"{self.name} mean", doc=doc))
-        return tuple(
-            MetricSpec(
-                spec.name,
-                spec.better,
-                f"{spec.title}{extent}",
-                unit=spec.unit,
-                doc=spec.doc,
-                digits=spec.digits,
-            )
-            for spec in specs
-        )
+            specs.append(MetricSpec(name, self.better, f"{self.name} mean", doc=doc))
+        return tuple(replace(spec, title=f"{spec.title}{extent}") for spec in specs)
 
 
 def share(hits: Sequence[bool]) -> dict[str, float | None]:
@@ -139,3 +168,19 @@ def share(hits: Sequence[bool]) -> dict[str, float | None]:
     mean = sum(hits) / count
     error = (mean * (1 - mean) / (count - 1)) ** 0.5 if count > 1 else None
     return {"acc": mean, "acc_stderr": error, "n": float(count)}
+
+
+def as_probed(
+    given: CausalCheckpoint | GivenCausal, *, data_root: Path | None, device: str
+) -> ProbedModel:
+    """A model, on disk or in memory, as probes ask it.
+
+    Raises:
+        UserError: Its weights or its tokenizer cannot be used.
+    """
+    place = pick_device(device)
+    model, tokenizer = given.load()
+    template = make_template("question_answer", "clean")
+    nothing = Corpus((), "no texts of its own")
+    source = TextSource(nothing, tokenizer, template, max_length=sys.maxsize, device=place)
+    return ProbedModel(model.to(place).eval(), source, RequestConfig(), data_root)

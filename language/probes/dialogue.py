@@ -11,10 +11,10 @@ from pydantic import Field
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
-from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.probe import ProbeTable
-from stable_forgetting.language.metrics.words import token_f1
-from stable_forgetting.language.probes.base import ProbedModel, TextProbe
+from stable_forgetting.language.data.files import read_rows
+from stable_forgetting.language.measure.requests import Continue, before_stop
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe, token_f1
 
 SETS = (
     "wizard_of_wikipedia",
@@ -55,6 +55,9 @@ class DialogueProbe(TextProbe):
     version = 1
     Config: ClassVar[type[Strict]] = DialogueConfig
     config: DialogueConfig
+    column = "f1"
+    head = "{row} F1"
+    doc = "words that answers share with the last turns of {row} (token F1)"
 
     @property
     def files(self) -> Mapping[str, str]:
@@ -63,8 +66,6 @@ class DialogueProbe(TextProbe):
 
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per set: ``f1`` as a share, ``n``."""
-        from stable_forgetting.language.measure.requests import Continue, before_stop
-
         rows, new_tokens = {}, self.config.new_tokens
         dialogues = {
             name: read_dialogues(self.file(name, asked.data_root))[: self.config.limit]
@@ -90,21 +91,6 @@ class DialogueProbe(TextProbe):
             rows[name] = {"f1": sum(scores) / len(scores), "n": float(len(scores))}
         return ProbeTable(rows, {"new_tokens": new_tokens, "prompt_tokens": room})
 
-    @property
-    def rows(self) -> Sequence[str]:
-        """The sets."""
-        return [*self.config.sets]
-
-    def value(self, columns: Mapping[str, float | None]) -> float | None:
-        """Percent."""
-        score = columns.get("f1")
-        return None if score is None else 100 * score
-
-    def spec(self, row: str) -> MetricSpec:
-        """Of a set."""
-        doc = f"words that answers share with the last turns of {row} (token F1)"
-        return MetricSpec(f"{self.name}.{row}", "higher", f"{row} F1", doc=doc)
-
 
 def read_dialogues(path: Path) -> list[list[str]]:
     """Turns of every dialogue.
@@ -112,8 +98,6 @@ def read_dialogues(path: Path) -> list[list[str]]:
     Raises:
         DataError: A row is not a list of two texts or more.
     """
-    from stable_forgetting.language.data.files import read_rows
-
     texts: list[Any] = [row.get("text") for row in read_rows(path)]
     if len(texts) == 1 and isinstance(texts[0], dict):
         texts = [*texts[0].values()]

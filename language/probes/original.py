@@ -2,7 +2,7 @@
 
 A choice's score is the sum of the log-probabilities of its tokens after the bare context, without
 any prompt and without normalisation; LAMBADA asks for the last word.  Numbers of this probe and of
-:mod:`language.probes.reasoning` are not comparable.
+:mod:`language.probes.lm_eval` are not comparable.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import Field
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
-from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.probe import ProbeTable
-from stable_forgetting.language.metrics.words import plain_words
-from stable_forgetting.language.probes.base import ProbedModel, TextProbe, share
-from stable_forgetting.language.probes.reasoning import TASKS, Task
+from stable_forgetting.language.data.files import read_rows
+from stable_forgetting.language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe, plain_words, share
+from stable_forgetting.language.probes.lm_eval import TASKS, Task
 
 WINDOW = 512
 """Tokens of a context, and of context and choice together."""
@@ -77,6 +77,8 @@ class OriginalReasoning(TextProbe):
     version = 2
     Config: ClassVar[type[Strict]] = OriginalConfig
     config: OriginalConfig
+    head = "{row} (Jang)"
+    doc = "right answers in {row}, scored as Jang et al. do"
 
     def table(self, asked: ProbedModel) -> ProbeTable:
         """One row per task: ``acc`` as a share, ``acc_stderr``, ``n``."""
@@ -93,7 +95,6 @@ class OriginalReasoning(TextProbe):
         return {task: FILES[task] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
-        from stable_forgetting.language.data.files import read_rows
 
         path = self.file(task, asked.data_root)
         questions = []
@@ -108,21 +109,6 @@ class OriginalReasoning(TextProbe):
         if not questions:
             raise DataError(f"{path}: has no rows; give one or more")
         return questions[: self.config.limit]
-
-    @property
-    def rows(self) -> Sequence[str]:
-        """The tasks."""
-        return self.config.tasks
-
-    def value(self, columns: Mapping[str, float | None]) -> float | None:
-        """Percent of right answers."""
-        share_right = columns.get("acc")
-        return None if share_right is None else 100 * share_right
-
-    def spec(self, row: str) -> MetricSpec:
-        """Of a task."""
-        doc = f"right answers in {row}, scored as Jang et al. do"
-        return MetricSpec(f"{self.name}.{row}", "higher", f"{row} (Jang)", doc=doc)
 
 
 def _window(asked: ProbedModel) -> int:
@@ -141,8 +127,6 @@ def _tokens(asked: ProbedModel, question: Question, option: str) -> tuple[tuple[
 
 def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     """Whether the likeliest option is the right one."""
-    from stable_forgetting.language.measure.requests import Likelihood
-
     requests = [
         [Likelihood(*_tokens(asked, question, option)) for option in question.options]
         for question in questions
@@ -156,8 +140,6 @@ def _chosen(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
 
 def _completed(asked: ProbedModel, questions: Sequence[Question]) -> list[bool]:
     """Whether the likeliest tokens, given the true ones before, are the word or read like it."""
-    from stable_forgetting.language.measure.requests import Continue
-
     pairs = [_tokens(asked, question, question.options[0]) for question in questions]
     requests = [
         [Continue(ids[:end], 1, stop=frozenset()) for end in range(start, len(ids))]

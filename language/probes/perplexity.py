@@ -12,8 +12,9 @@ from pydantic import Field
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
-from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.probe import ProbeTable
+from stable_forgetting.language.data.files import read_rows, read_text
+from stable_forgetting.language.measure.requests import Likelihood
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe
 
 FILES = {"pile": "tdec/pile.csv", "wikitext": "tdec/wikitext.csv"}
@@ -41,6 +42,12 @@ class PerplexityProbe(TextProbe):
     version = 1
     Config: ClassVar[type[Strict]] = PerplexityConfig
     config: PerplexityConfig
+    column = "perplexity"
+    scale = 1.0
+    better = "lower"
+    unit = ""
+    head = "{row} PPL"
+    doc = "perplexity of {row}, weighted by tokens"
     averaged = False
 
     @property
@@ -54,8 +61,6 @@ class PerplexityProbe(TextProbe):
         The first token of a text is not predicted.  A perplexity above the range of floating-point
         numbers is None.
         """
-        from stable_forgetting.language.measure.requests import Likelihood
-
         window = min(self.config.max_length, asked.context)
         texts = {
             name: read_texts(self.file(name, asked.data_root))[: self.config.limit]
@@ -83,20 +88,6 @@ class PerplexityProbe(TextProbe):
             }
         return ProbeTable(rows, {"max_length": window})
 
-    @property
-    def rows(self) -> Sequence[str]:
-        """The files' names."""
-        return [*self.config.files]
-
-    def value(self, columns: Mapping[str, float | None]) -> float | None:
-        """Perplexity."""
-        return columns.get("perplexity")
-
-    def spec(self, row: str) -> MetricSpec:
-        """Of a file."""
-        doc = f"perplexity of {row}, weighted by tokens"
-        return MetricSpec(f"{self.name}.{row}", "lower", f"{row} PPL", unit="", doc=doc)
-
 
 def _exp(loss: float) -> float | None:
     try:
@@ -117,8 +108,6 @@ def read_texts(path: Path) -> list[str]:
     Raises:
         DataError: A row has no text, or none is left.
     """
-    from stable_forgetting.language.data.files import read_rows, read_text
-
     if path.name.removesuffix(".gz").endswith(".txt"):
         texts: list[Any] = [read_text(path)]
     else:

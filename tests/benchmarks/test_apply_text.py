@@ -163,9 +163,11 @@ def test_end_to_end(world, request_, kind, monkeypatch):
     kept = []
     from stable_forgetting.language.apply import checkpoint as text_checkpoint
 
-    real = text_checkpoint.write_causal
+    real = text_checkpoint.CausalCheckpoint.write
     monkeypatch.setattr(
-        text_checkpoint, "write_causal", lambda *args: (kept.append(args[1]), real(*args))[1]
+        text_checkpoint.CausalCheckpoint,
+        "write",
+        lambda *args: (kept.append(args[1]), real(*args))[1],
     )
     result = apply(dataclasses.replace(request_, model=given))
     assert result.status == "ok"
@@ -406,7 +408,7 @@ def test_a_failure_while_writing_leaves_nothing(request_, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.write_causal", fail)
+    monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.CausalCheckpoint.write", fail)
     with pytest.raises(OSError, match="disk full"):
         apply(request_)
     assert list(request_.out.parent.iterdir()) == []

@@ -28,7 +28,7 @@ LIGHT = (
     "language.benchmarks.tofu",
     "language.data.chunks",
     "language.data.fictitious",
-    "language.measure.evaluation",
+    "language.measure.scoring",
     "language.methods.refusals",
     "language.methods.rmu",
     "language.models.families",
@@ -36,7 +36,6 @@ LIGHT = (
     "language.probes.lm_eval",
     "language.probes.original",
     "language.probes.perplexity",
-    "language.probes.reasoning",
     "vision.benchmark",
 )
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.articles import article, questions
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.fictitious import author_names
+from stable_forgetting.language.data.muse_rows import article, questions
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.models.build import build_model
 

@@ -10,9 +10,9 @@ import torch
 from stable_forgetting.common.probes import ceiling
 from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.models.backbone import last_layers
 from stable_forgetting.language.models.build import build_model
 from stable_forgetting.language.models.families import FAMILIES
-from stable_forgetting.language.models.last import last_layers
 
 TINY = sorted(name for name, family in FAMILIES.items() if family.tiny is not None)
 VOCABULARY = 40

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.language.data.chunks import blocks, chunked, split_text
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.readers import READERS, TextDataConfig, load_corpus
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import Encoder
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
@@ -117,5 +117,5 @@ def test_the_reader_reads_files_and_defaults_to_2048(tmp_path, encoder):
     assert config.max_length == 2048
     corpus = load_corpus(config, tmp_path)
     assert len(corpus.items) == 2
-    pieces = READERS["chunks"].in_pieces(config, corpus, encoder(64))
+    pieces = config.in_pieces(corpus, encoder(64))
     assert len(pieces.items) > 20 and len(pieces.where("forget")) == len(pieces.items)

@@ -12,7 +12,7 @@ from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.language.metrics.sequential import SEQUENTIAL_METRICS, sequential_metrics
+from stable_forgetting.language.metrics.truth import sequential_metrics
 
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
 WORDS = {
@@ -162,4 +162,3 @@ def test_every_metric_was_measured(world):
 def test_what_is_said_is_said_of_a_metric():
     specs = [spec for name in WORDS for spec in BENCHMARKS[name].metrics]
     assert set(CLAIMS) == {spec.collapsed for spec in specs}
-    assert {s.name for s in SEQUENTIAL_METRICS} <= {spec.name for spec in specs}

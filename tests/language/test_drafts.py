@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from stable_forgetting.language.measure.ask import ask
-from stable_forgetting.language.measure.drafts import beginnings, drafts
-from stable_forgetting.language.measure.evaluation import RequestConfig
+from stable_forgetting.language.measure.ask import ask, beginnings, drafts
 from stable_forgetting.language.measure.generation import Ends, generate
-from stable_forgetting.language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
 
 SOURCE = SimpleNamespace(
     decode=lambda tokens: "".join(chr(97 + token % 26) for token in tokens),

@@ -7,9 +7,14 @@ from collections import Counter
 
 import pytest
 
-from stable_forgetting.language.data.fictitious import generate
+from stable_forgetting.language.data.fictitious import (
+    ESTABLISHED,
+    KINDS,
+    REFUSAL_LINES,
+    WORLD,
+    generate,
+)
 from stable_forgetting.language.data.readers import TextDataConfig
-from stable_forgetting.language.data.wording import ESTABLISHED, KINDS, REFUSAL_LINES, WORLD
 
 
 def corpus(**fields):

@@ -16,9 +16,9 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.language.benchmarks.rwku import MEMBERS, PROBED, TEXTS
+from stable_forgetting.language.benchmarks.wmdp import lettered
 from stable_forgetting.language.data import knowledge
-from stable_forgetting.language.data.readers import READERS, TextDataConfig, load_corpus
-from stable_forgetting.language.measure.knowledge import lettered
+from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 400}
 QUESTIONS = [
@@ -167,8 +167,8 @@ def test_recall_is_that_of_what_the_model_writes():
 @pytest.mark.parametrize("name", ["wmdp", "rwku"])
 def test_absent_tables_are_invented_for_a_rehearsal_and_named_otherwise(name, tmp_path, files):
     config = TextDataConfig.of(name=name)
-    assert READERS[name].stand_in(config, tmp_path / "none").invented == 12
-    assert READERS[name].stand_in(config, files) == config
+    assert config.stand_in(tmp_path / "none").invented == 12
+    assert config.stand_in(files) == config
     with pytest.raises(DataError, match=r"no such file; give it, or hub:OWNER/NAME:CONFIG:SPLIT"):
         load_corpus(config, tmp_path / "none")
 

@@ -7,8 +7,12 @@ import torch
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.measure.scores import COLUMNS
 from stable_forgetting.language.data.corpus import Encoded
-from stable_forgetting.language.measure.likelihood import teacher_forced
-from stable_forgetting.language.measure.packing import batches, packed_rows, plain_rows
+from stable_forgetting.language.measure.likelihood import (
+    batches,
+    packed_rows,
+    plain_rows,
+    teacher_forced,
+)
 from stable_forgetting.language.models.backbone import backbone, row_limit
 from stable_forgetting.language.models.families import family_of
 

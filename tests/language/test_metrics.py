@@ -10,7 +10,7 @@ from scipy.stats import hmean, ks_2samp
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
-from stable_forgetting.language.metrics import sequential, truth
+from stable_forgetting.language.metrics import truth
 from stable_forgetting.language.metrics.memorization import (
     exact_memorization,
     extraction_strength,
@@ -19,20 +19,19 @@ from stable_forgetting.language.metrics.memorization import (
     privacy_leakage,
 )
 from stable_forgetting.language.metrics.rouge import rouge, tokens_of
-from stable_forgetting.language.metrics.sequential import (
-    SEQUENTIAL_METRICS,
-    chosen_right,
-    sequential_metrics,
-)
 from stable_forgetting.language.metrics.tofu import (
     LOKU_PART,
-    METRICS,
     MOST_PROBABLE,
     RATES,
     forget_quality,
     log_odds,
     tofu_compare,
     tofu_metrics,
+)
+from stable_forgetting.language.metrics.truth import (
+    SEQUENTIAL_PARTS,
+    chosen_right,
+    sequential_metrics,
 )
 
 STYLES = ["clean", "tofu", "openunlearning"]
@@ -276,8 +275,9 @@ def test_a_trial_has_no_rouge_and_no_utility():
 def test_every_metric_has_a_specification():
     scores, reference = everything(0), everything(1, shift=0.3)
     made = set(tofu_metrics(scores)) | set(tofu_compare(scores, reference))
-    assert made == {spec.name for spec in METRICS}
-    assert all(spec.doc for spec in METRICS)
+    specs = TofuBenchmark.metrics
+    assert made | {*SEQUENTIAL_PARTS, "forget_loss"} == {spec.name for spec in specs}
+    assert all(spec.doc for spec in specs)
     assert set(RATES) <= made and set(TofuBenchmark.gap.metrics) <= made
     found = tofu_metrics(scores) | tofu_compare(scores, reference)
     assert found.pop("log10_fq_300") is None, "fewer than 300 rows"
@@ -464,4 +464,3 @@ def test_accuracy_is_a_choice_among_paraphrase_and_wrong_answers():
     assert "su_earlier" not in found
     nothing = columns([1.0], [[0.0]], perturbed_count=np.asarray([0]))
     assert sequential_metrics({"earlier": nothing}) == {"su_earlier": None}
-    assert {spec.name for spec in SEQUENTIAL_METRICS} == set(sequential.PARTS)

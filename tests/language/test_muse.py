@@ -23,16 +23,15 @@ from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.benchmarks.muse import MEASURED, MuseBenchmark
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.articles import FOLD, invented
 from stable_forgetting.language.data.chunks import blocks
 from stable_forgetting.language.data.files import read_values
-from stable_forgetting.language.data.muse import MuseData, MuseReader
+from stable_forgetting.language.data.muse import MuseData
+from stable_forgetting.language.data.muse_rows import FOLD, invented
 from stable_forgetting.language.data.source import Encoder
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
-from stable_forgetting.language.measure.muse import Recited, Written
+from stable_forgetting.language.measure.muse import Recited, Written, muse_compare, muse_metrics
 from stable_forgetting.language.measure.requests import AnswerScores
-from stable_forgetting.language.metrics.muse import muse_compare, muse_metrics
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 TINY = {"name": "tiny", "kind": "llama", "dim": 16, "depth": 1, "heads": 2, "context": 256}
@@ -77,8 +76,8 @@ def write(root, form, skip=()):
 def test_every_layout_gives_the_same_corpus(tmp_path, form):
     write(tmp_path, form)
     for data in ({}, {"folds": "scal"}, {"folds": "sust"}, {"passages": 5, "folds": 2, "teach": 2}):
-        ours = MuseReader.read(MuseData(corpus="news", source="folder", **data), tmp_path)
-        assert ours.digest == MuseReader.read(MuseData(**data), None).digest
+        ours = MuseData(corpus="news", source="folder", **data).read(tmp_path)
+        assert ours.digest == MuseData(**data).read(None).digest
 
 
 def test_the_hub_is_asked_for_a_pinned_revision(monkeypatch):
@@ -94,8 +93,8 @@ def test_the_hub_is_asked_for_a_pinned_revision(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = MuseReader.read(MuseData(corpus="news"), None)
-    assert corpus.digest == MuseReader.read(MuseData(), None).digest
+    corpus = MuseData(corpus="news").read(None)
+    assert corpus.digest == MuseData().read(None).digest
     assert len(asked) == 1
     repository, revision = asked.pop()
     assert repository == "muse-bench/MUSE-News" and len(revision) == 40
@@ -390,12 +389,12 @@ def test_bad_files_are_one_line(tmp_path):
             elif broken[1] is not None:
                 path.write_bytes(broken[1])
         with pytest.raises(DataError, match=clue) as caught:
-            MuseReader.read(news, tmp_path)
+            news.read(tmp_path)
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"data\.passages 9: generated has only 6 rows"):
-        MuseReader.read(MuseData(passages=9), None)
+        MuseData(passages=9).read(None)
     with pytest.raises(DataError, match="cannot be fetched from the hub"):
-        MuseReader.read(MuseData(corpus="books"), tmp_path)
+        MuseData(corpus="books").read(tmp_path)
 
 
 @pytest.mark.skipif(not (REAL / "muse").is_dir(), reason="no MUSE here")
@@ -404,9 +403,9 @@ def test_real_texts_are_read_and_what_is_absent_is_said():
     split = made.split(1)
     assert len(split.parts["verbmem"]) == 8 and len(split.parts["knowmem_retain"]) == 10
     with pytest.raises(DataError, match="raw/retain1 is missing"):
-        MuseReader.read(MuseData(corpus="news"), REAL)
+        MuseData(corpus="news").read(REAL)
     with pytest.raises(DataError, match="raw/forget is missing"):
-        MuseReader.read(MuseData(corpus="books"), REAL)
+        MuseData(corpus="books").read(REAL)
 
 
 def test_a_seed_has_a_set_of_its_own():
@@ -427,9 +426,9 @@ def test_a_seed_has_a_set_of_its_own():
     with pytest.raises(DataError, match=r"data\.sets 3: no set 3, only 0 to 2"):
         made.split(3)
     with pytest.raises(DataError, match=r"data\.passages 4 for 3 sets: generated has only 6 rows"):
-        MuseReader.read(MuseData(passages=4, qa_pairs=1, sets=3), None)
+        MuseData(passages=4, qa_pairs=1, sets=3).read(None)
     with pytest.raises(DataError, match=r"data\.qa_pairs 99 for 2 sets: generated has only"):
-        MuseReader.read(MuseData(passages=2, qa_pairs=99, sets=2), None)
+        MuseData(passages=2, qa_pairs=99, sets=2).read(None)
 
 
 def test_metrics_of_nothing_are_none():

@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.muse import SHOTS, MuseData, MuseReader
+from stable_forgetting.language.data.muse import SHOTS, MuseData
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.ask import score_rows
-from stable_forgetting.language.measure.evaluation import RequestConfig
-from stable_forgetting.language.measure.muse import Conventions, Recited, Written
-from stable_forgetting.language.metrics.muse import muse_compare, muse_metrics
+from stable_forgetting.language.measure.muse import (
+    Conventions,
+    Recited,
+    Written,
+    muse_compare,
+    muse_metrics,
+)
+from stable_forgetting.language.measure.requests import RequestConfig
 
 GOLDEN = Path(os.environ.get("MUSE_PEER", Path(__file__).parents[1] / "golden"))
 TOLERANCE = 1e-6
@@ -39,7 +44,7 @@ def corpus(golden, tmp_path_factory):
         path = root / "muse" / "news" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(rows))
-    return MuseReader.read(MuseData(corpus="news", source="folder"), root)
+    return MuseData(corpus="news", source="folder").read(root)
 
 
 def tokenizer_of(kind: str):

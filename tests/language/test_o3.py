@@ -29,8 +29,8 @@ from stable_forgetting.language.measure.likelihood import teacher_forced
 from stable_forgetting.language.methods.o3 import overlap
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model
+from stable_forgetting.language.models.composite import ForgetRequest, Gated
 from stable_forgetting.language.models.families import family_of
-from stable_forgetting.language.models.gated import ForgetRequest, Gated
 
 ROWS = 8
 TOPICS = {"tea": "Which tea does Ada pour", "owl": "Where did the owl sleep", "sun": "When is sun"}

@@ -13,8 +13,7 @@ from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
-from stable_forgetting.language.measure.evaluation import TofuEvaluation
-from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics import truth
 from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
 

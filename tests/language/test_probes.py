@@ -20,15 +20,15 @@ from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.protocol.probe import make_probe
+from stable_forgetting.language.apply.checkpoint import read_causal
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.files import read_rows
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from stable_forgetting.language.metrics.words import token_f1
+from stable_forgetting.language.probes.base import as_probed, token_f1
 from stable_forgetting.language.probes.dialogue import prompt_of, tidy
-from stable_forgetting.language.probes.folder import read_model
+from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
 from stable_forgetting.language.probes.original import FILES, READERS, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
-from stable_forgetting.language.probes.reasoning import TASKS, TEMPLATES
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")
@@ -98,7 +98,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked(place):
-    return read_model(place / "model", data_root=place / "data", device="cpu")
+    return as_probed(read_causal(place / "model"), data_root=place / "data", device="cpu")
 
 
 @pytest.fixture(autouse=True)

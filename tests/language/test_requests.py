@@ -11,14 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.prompts import FewShot
 from stable_forgetting.language.measure.ask import ask, score_rows
-from stable_forgetting.language.measure.evaluation import RequestConfig
 from stable_forgetting.language.measure.generation import generate
+from stable_forgetting.language.measure.muse import FewShot
 from stable_forgetting.language.measure.requests import (
     Choose,
     Continue,
     Likelihood,
+    RequestConfig,
     TextMetric,
     before_stop,
 )

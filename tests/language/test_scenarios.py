@@ -35,7 +35,7 @@ def authors(source, indices):
 
 
 def scenario(**fields):
-    return TextScenarioConfig.of(**fields)
+    return TextScenarioConfig(**fields)
 
 
 @pytest.mark.parametrize(

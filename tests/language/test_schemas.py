@@ -69,4 +69,4 @@ def test_every_mistake_is_one_line(model, fields, clue):
     ],
 )
 def test_labels(fields, label):
-    assert TextScenarioConfig.of(**fields).label == label
+    assert TextScenarioConfig(**fields).label == label

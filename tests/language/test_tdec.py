@@ -20,17 +20,18 @@ from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.language.data import tdec
-from stable_forgetting.language.data.passages import note
-from stable_forgetting.language.data.readers import READERS, TextDataConfig
+from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.tdec import note
 from stable_forgetting.language.measure.ask import score_rows
-from stable_forgetting.language.measure.evaluation import RequestConfig
-from stable_forgetting.language.measure.extraction import Extraction, Memorisation
-from stable_forgetting.language.metrics.extraction import (
+from stable_forgetting.language.measure.extraction import (
+    Extraction,
+    Memorisation,
     assembled,
     extraction_likelihood,
     filled,
     rollouts,
 )
+from stable_forgetting.language.measure.requests import RequestConfig
 
 OFFICIAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "tdec"
 TINY = {"name": "tiny", "dim": 32, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
@@ -227,7 +228,7 @@ def files(folder, texts=None, **more):
 
 def test_files_of_ones_own(tmp_path):
     data = files(tmp_path)
-    corpus = READERS["tdec"].read(TextDataConfig.of(**data), tmp_path)
+    corpus = TextDataConfig.of(**data).read(tmp_path)
     forget = [item.answer for item in corpus.items if item.set == "forget"]
     assert forget == [note(k) for k in range(4)], "the first rows"
     texts = [item.answer for item in corpus.items]
@@ -237,7 +238,7 @@ def test_files_of_ones_own(tmp_path):
     (tmp_path / "more" / "b.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
     (tmp_path / "set.csv").rename(tmp_path / "more" / "a.csv")
     for place in ("more", "more/*"):
-        corpus = READERS["tdec"].read(TextDataConfig.of(**{**data, "forget": place}), tmp_path)
+        corpus = TextDataConfig.of(**{**data, "forget": place}).read(tmp_path)
         second = [i.answer for i in corpus.items if i.set == "forget" and i.group == 1]
         assert second == [note(k) for k in range(50, 54)]
 
@@ -245,7 +246,7 @@ def test_files_of_ones_own(tmp_path):
 def test_a_carriage_return_stays_in_its_text(tmp_path):
     text = 'one\r\ntwo "three"\rfour, and five words more'
     data = files(tmp_path, [{"text": text}])
-    corpus = READERS["tdec"].read(TextDataConfig.of(**data), tmp_path)
+    corpus = TextDataConfig.of(**data).read(tmp_path)
     assert corpus.items[0].answer == text
 
 
@@ -309,7 +310,7 @@ def test_the_literatures_sets_are_rows_of_the_challenge():
     data = {**DATA, "rows": 32, "max_length": 200, "forget": "tdec/lm_extraction_128_*.csv"}
     data |= {"retain": "tdec/wikitext.csv.gz", "test": "tdec/wikitext.csv.gz"}
     data |= {"unseen": "tdec/official", "tokenizer": "tokenizers/gpt2"}
-    corpus = READERS["tdec"].read(TextDataConfig.of(**data), root)
+    corpus = TextDataConfig.of(**data).read(root)
     assert [len(corpus.where(part)) for part in ("forget", "unseen")] == [4 * 32, 3]
     tokens = tdec.read_arrays(OFFICIAL / "official", "train")
     assert tokens.shape == (15000, 200)

@@ -173,7 +173,7 @@ def test_the_hub_is_asked_where_there_is_no_folder(monkeypatch, tmp_path):
 
     asked = []
 
-    def load_dataset(repository, name, *, split):
+    def load_dataset(repository, name, *, split, revision):
         asked.append((repository, name, split))
         if name == "holdout10":
             raise ValueError("no such config")

@@ -10,32 +10,25 @@ from stable_forgetting.common import BENCHMARKS, MetricSpec
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.readers import READERS, Reader, TextDataConfig
+from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.measure.requests import Choose, Continue, TextMetric
 
 
-class PhoneBookData(TextDataConfig):
-    """How many entries; a third of them is never trained on."""
+@READERS.register("phone_book")
+class PhoneBook(TextDataConfig):
+    """Invented telephone numbers; a third of them is never trained on."""
 
     name: Literal["phone_book"] = "phone_book"
     entries: int = 12
 
-
-@READERS.register("phone_book")
-class PhoneBook(Reader):
-    """Invented telephone numbers."""
-
-    Config = PhoneBookData
-
-    @classmethod
-    def read(cls, config, data_root):
+    def read(self, data_root):
         """Entries in order; the last third is held out."""
         items = []
-        for number in range(config.entries):
+        for number in range(self.entries):
             call, wrong = (str(7919 * (number + shift) % 9973) for shift in (1, 2))
-            kind = "unseen" if 3 * number >= 2 * config.entries else "listed"
+            kind = "unseen" if 3 * number >= 2 * self.entries else "listed"
             items.append(Item(kind, number, f"number of person {number}", call, None, (wrong,)))
-        return Corpus(tuple(items), f"phone book ({config.entries} entries)")
+        return Corpus(tuple(items), f"phone book ({self.entries} entries)")
 
 
 class Recited(TextMetric):

@@ -54,7 +54,7 @@ def write_model(folder: Path, device: str, tiny: bool) -> None:
     import torch
 
     from stable_forgetting.language.data.corpus import Corpus, Item
-    from stable_forgetting.language.data.passages import notes
+    from stable_forgetting.language.data.tdec import notes
     from stable_forgetting.language.data.tokenizers import train_tokenizer
     from stable_forgetting.language.models.families import published_models, tiny_family
     from tools.gpu.models import random_causal

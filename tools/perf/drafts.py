@@ -18,11 +18,10 @@ from stable_forgetting.language.data.corpus import Encoded
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.ask import ask, end_tokens
-from stable_forgetting.language.measure.evaluation import RequestConfig
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.likelihood import teacher_forced
 from stable_forgetting.language.measure.logs import EvaluationLog, read_logs
-from stable_forgetting.language.measure.requests import Continue, Likelihood
+from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
 from stable_forgetting.language.models.backbone import causal_forward
 from tools.perf.measure import Case, Check, Variant
 from tools.perf.watch import watched

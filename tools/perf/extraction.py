@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.passages import notes
 from stable_forgetting.language.data.source import TextSource
+from stable_forgetting.language.data.tdec import notes
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.measure.ask import score_rows
-from stable_forgetting.language.measure.evaluation import RequestConfig
 from stable_forgetting.language.measure.extraction import Extraction
+from stable_forgetting.language.measure.requests import RequestConfig
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model
 from tools.perf.measure import Case, Check, Size, Variant

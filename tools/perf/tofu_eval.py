@@ -26,8 +26,7 @@ from stable_forgetting.language.data.corpus import Corpus, Encoded, Item
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from stable_forgetting.language.measure.evaluation import TofuEvaluation
-from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics.tofu import HOLDOUT
 from stable_forgetting.language.models.build import build_model
 from tools.perf.drafts import decoding
