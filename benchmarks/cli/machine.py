@@ -93,16 +93,12 @@ def verify(
     if what != "tofu-logs":
         _verify_bundle(Path(what), plugin)
         return
-    from stable_forgetting.benchmarks.machine.verify import (
-        nearest_to_paper,
-        sections,
-        verify_tofu_logs,
-    )
+    from stable_forgetting.benchmarks.machine.verify import sections, verify_tofu_logs
 
     if data_root is None:
         raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
     values = verify_tofu_logs(data_root)
-    show(console, sections(values, nearest_to_paper(data_root)))
+    show(console, sections(values))
     if not all(value.ok for value in values):
         raise typer.Exit(1)
 
