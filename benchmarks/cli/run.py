@@ -49,8 +49,7 @@ def plan(
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
     """Print which stages a suite needs, which are stored, and their cost on a GPU (derived)."""
-    from stable_forgetting.benchmarks.costs.estimate import estimates
-    from stable_forgetting.benchmarks.costs.report import estimate_sections
+    from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
 
     resolved, stages = selection.suite(suite, store), StageStore(store)
