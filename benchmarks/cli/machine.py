@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +78,7 @@ def verify(
     what: Annotated[
         str,
         typer.Argument(
-            help="A bundle (folder or zip); paper: the paper's numbers against each other; "
+            help="A bundle (folder or zip); paper: printed numbers that do not follow from others; "
             "tofu-logs: published TOFU logs."
         ),
     ],
@@ -92,31 +93,27 @@ def verify(
     if what != "tofu-logs":
         _verify_bundle(Path(what), plugin)
         return
-    from stable_forgetting.benchmarks.machine.verify import (
-        nearest_to_paper,
-        sections,
-        verify_tofu_logs,
-    )
+    from stable_forgetting.benchmarks.machine.verify import sections, verify_tofu_logs
 
     if data_root is None:
         raise ConfigError("verify tofu-logs: give the folder of tofu_eval_logs/ as --data-root")
     values = verify_tofu_logs(data_root)
-    show(console, sections(values, nearest_to_paper(data_root)))
+    show(console, sections(values))
     if not all(value.ok for value in values):
         raise typer.Exit(1)
 
 
 def _verify_paper(form: str) -> None:
-    from stable_forgetting.benchmarks.paper.findings import paper_findings
-    from stable_forgetting.benchmarks.paper.report import finding_sections, written
+    from stable_forgetting.benchmarks.paper.report import FINDINGS, finding_section, read_findings
 
     if form not in ("text", "csv", "json"):
         raise ConfigError(f"verify paper --format {form}: choose text, csv or json")
-    findings, count = paper_findings()
     if form == "text":
-        show(console, finding_sections(findings, count))
+        show(console, [finding_section()])
+    elif form == "csv":
+        typer.echo(FINDINGS.read_text("utf-8"), nl=False)
     else:
-        typer.echo(written(findings, form))
+        typer.echo(json.dumps(read_findings(), indent=1, ensure_ascii=False))
 
 
 def _verify_bundle(path: Path, plugin: list[str] | None) -> None:

@@ -104,7 +104,7 @@ class Display:
         now, positions = time.monotonic(), self._positions()
         spent = {key: time.time() - began for key, (_, began) in self._running.items()}
         running = {key: (spent[key], at.left) for key, at in positions.items()}
-        left = words(self._remaining.seconds(now, running))
+        left = words(self._remaining.seconds(running))
         if self._bars is None:
             patience = 1 + (now - self._started) / PATIENCE
             if now - self._spoke > self._every * patience or self.done == self.total:

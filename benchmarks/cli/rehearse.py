@@ -13,9 +13,8 @@ import typer
 from stable_forgetting.benchmarks.cli.options import Machine, Selection, console
 from stable_forgetting.benchmarks.paper.rehearsals import full_suites, write_rehearsal
 from stable_forgetting.benchmarks.pipeline.executors import make_executor
-from stable_forgetting.benchmarks.rehearsal.report import section
 from stable_forgetting.benchmarks.rehearsal.suite import rehearsed
-from stable_forgetting.benchmarks.rehearsal.work import rehearse
+from stable_forgetting.benchmarks.rehearsal.work import failed, rehearse, section
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import ConfigError
@@ -63,8 +62,7 @@ def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     rows = []
     for row in rehearse(small, runtime, executor):
         rows.append(row)
-        state = row.error or ("does not apply" if row.inapplicable else "ok")
-        line = f"{suite.name}: {row.label}: {state} ({row.seconds:.1f} s)"
+        line = f"{suite.name}: {row['row']}: {row['']} ({row['s']} s)"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     show(console, [section(suite.name, rows, stand_in.notes)])
-    return not any(row.error for row in rows)
+    return not any(map(failed, rows))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +49,7 @@ def plan(
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
     """Print which stages a suite needs, which are stored, and their cost on a GPU (derived)."""
-    from stable_forgetting.benchmarks.costs.estimate import estimates
-    from stable_forgetting.benchmarks.costs.report import estimate_sections
+    from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
     from stable_forgetting.benchmarks.pipeline.planner import make_plan
 
     resolved, stages = selection.suite(suite, store), StageStore(store)
@@ -174,34 +173,32 @@ def run(
         raise ConfigError(f"{' and '.join(given)} do not go together; keep one")
     if way.record is not None and not way.rehearse:
         raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
-    if way.rehearse:
-        from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
+    from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
+    from stable_forgetting.benchmarks.leaderboard.run import execute
 
+    if way.rehearse:
         chosen = {name for name in context.params if _is_given(context, name)}
         rehearse_suites(suite, selection, machine, chosen, way.record)
     elif way.stage is not None:
         _run_stage(suite, way.stage, selection, machine)
     else:
-        _run_suites(selection.suites(suite, machine.store), machine, pool, way)
+        suites, runtime = selection.suites(suite, machine.store), machine.runtime()
+        if way.fresh:
+            _remove_rows(suites, [label.strip() for label in way.fresh.split(",")], runtime)
+        failed: dict[str, str] = {}
+        with executing(runtime, pool) as executor:
+            for each in suites:
+                watched = partial(watching, each.name, runtime, pool)
+                board, failed_here = execute(each, runtime, executor, watched)
+                failed |= failed_here
+                show_board(board, runtime, samples=way.samples)
+        finish(failed)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
     """Whether an option stands on the command line or in the environment."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
-
-
-def _run_suites(suites: Sequence[ResolvedSuite], machine: Machine, pool: Pool, way: Way) -> None:
-    runtime = machine.runtime()
-    if way.fresh:
-        _remove_rows(suites, [label.strip() for label in way.fresh.split(",")], runtime)
-    failed: dict[str, str] = {}
-    with executing(runtime, pool) as executor:
-        for each in suites:
-            board, failed_here = execute(each, runtime, pool, executor)
-            failed |= failed_here
-            show_board(board, runtime, samples=way.samples)
-    finish(failed)
 
 
 def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> None:
@@ -234,15 +231,6 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
         return
     count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
-
-
-def execute(
-    suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
-) -> tuple[Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report; returns its board and what failed."""
-    from stable_forgetting.benchmarks.leaderboard import run
-
-    return run.execute(suite, runtime, executor, lambda: watching(suite.name, runtime, pool))
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

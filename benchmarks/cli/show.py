@@ -170,8 +170,7 @@ def show_metric(name: str) -> None:
 
 
 def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
-    from stable_forgetting.benchmarks.costs.model import layer_costs
-    from stable_forgetting.benchmarks.costs.report import sections
+    from stable_forgetting.benchmarks.costs.bounded import layer_costs, sections
 
     sizes = {"rank": rank, "tokens": tokens}
     costs = None if model is None else layer_costs(model, placement=placement, **sizes)

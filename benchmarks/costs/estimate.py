@@ -27,7 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stable_forgetting.benchmarks.costs.layer import ADAM_BYTES, FACTOR_BYTES
+from stable_forgetting.benchmarks.costs.bounded import ADAM_BYTES, FACTOR_BYTES
+from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
@@ -290,3 +292,50 @@ def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
     cells = len(row.grid.points) * len(spec.seeds) if row.grid else 0
     trials = spec.tune.trials * tuned if spec.tune and row.search is not None else 0
     return cells or len(spec.seeds) + trials
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Section]:
+    """Steps, tokens, memory and hours per row; nothing without lines."""
+    if not lines:
+        return []
+    heads = ["row", "steps", "tokens per step", "trained", "GB", "cards", "hours", "runs"]
+    heads += ["in all", "disk"]
+    rows = [
+        [
+            line.row,
+            MISSING if line.steps is None else f"{line.steps:,}",
+            f"{line.positions:,}",
+            f"{line.trained:,}",
+            f"{line.memory / 1e9:.0f}" if line.memory else MISSING,
+            f"{cards(line, card)}",
+            f"{line.hours:.2g}",
+            f"{line.runs}",
+            f"{line.hours * line.runs:.2g}",
+            f"{line.stored * line.runs / 1e9:.1f}",
+        ]
+        for line in lines
+    ]
+    text = (
+        f"Derived from sizes, not measured: {card.flops / 1e12:.0f} TFLOP/s at {card.used:.0%},"
+        " 16 bytes per trained parameter, 2 or 4 per frozen one; tokens padded (patches of"
+        " images); evaluation included, decoding at most.  Frozen copies (KL, NPO, DPO,"
+        " distillation), probes and methods without steps cost more than is said here."
+    )
+    disk = math.fsum(line.stored * line.runs for line in lines)
+    growing = 3 * FACTOR_BYTES * max((line.trained for line in lines if line.memory), default=0)
+    places = (
+        f"Stored weights: {disk / 1e9:,.0f} GB in all (the column disk, in GB), and up to"
+        f" {growing / 1e9:,.1f} GB for the checkpoint of each training under way.  Main memory:"
+        f" {max(line.read for line in lines) / 1e9:,.1f} GB per process while weights are read,"
+        " beside Python and data."
+    )
+    title = f"On {card.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
+    return [Section(title, (text, places), table(heads, rows))]
+
+
+def cards(line: Estimate, card: Card) -> int:
+    """Cards whose memory a row needs; hours are of one as fast."""
+    return max(1, -(-int(line.memory) // int(card.gigabytes * 1e9)))

@@ -19,10 +19,9 @@ from stable_forgetting.benchmarks.leaderboard.board import (
 )
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
-from stable_forgetting.benchmarks.leaderboard.pairs import compare_rows
+from stable_forgetting.benchmarks.leaderboard.orders import add_worst, compare_rows
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
-from stable_forgetting.benchmarks.leaderboard.worst import add_worst
 from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
 from stable_forgetting.benchmarks.pipeline.probing import read_table
 from stable_forgetting.benchmarks.pipeline.stage import Probed, Result

@@ -1,13 +1,15 @@
-"""Metrics over the steps of unlearning, for rows with ``evaluate_every``.
+"""Curves over the steps of unlearning: metrics of rows with ``evaluate_every``, and norms.
 
 The last step is what a leaderboard reports; a trajectory shows what stopping earlier or later would
-have reported instead.
+have reported instead.  Rows with ``probe_every`` have norms: gradients and weights are those of the
+whole W0 + dW of MLPs, attention and head, frozen or not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -16,6 +18,7 @@ from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.report.curves import Panel, draw
+from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.store.stages import StageStore
@@ -28,22 +31,51 @@ Trajectories = Mapping[str, Mapping[int, Trajectory]]
 """Row label -> seed -> trajectory."""
 
 
-def read_trajectories(board: Leaderboard, store: StageStore) -> dict[str, dict[int, Trajectory]]:
+PROBES: Mapping[str, str] = {
+    f"{probe}/{component}": f"{words}, {component}"
+    for probe, words in (
+        ("probe_grad_norm", "gradient norm"),
+        ("effective_weight_norm", "weight norm"),
+    )
+    for component in ("mlp", "attention", "head")
+} | {"logits/mean": "logits, mean", "logits/spread": "logits, spread"}
+"""Scalar of the engine -> title of its panel."""
+
+
+def read_trajectories(board: Leaderboard, store: StageStore) -> Trajectories:
     """What was evaluated in training, with the metrics that need Retrain's scores."""
     targets = {
         record.seed: board.stage(label, record)
         for label, record in board.records
         if record.method == "retrain" and record.replicate == 0
     }
-    trajectories: dict[str, dict[int, Trajectory]] = {}
+    return _of_rows(board, lambda model, seed: _trajectory(board, store, model, targets.get(seed)))
+
+
+def read_dynamics(board: Leaderboard, store: StageStore) -> Trajectories:
+    """What was probed in training: row -> seed -> step -> scalar of :data:`PROBES`."""
+
+    def probed(model: Placed, seed: int) -> Trajectory:
+        rows = read_log(store, model)
+        if not any(name.startswith("probe_grad_norm/") for row in rows for name in row):
+            return {}
+        return {
+            row["step"]: {name: row[name] for name in PROBES if row.get(name) is not None}
+            for row in rows
+        }
+
+    return _of_rows(board, probed)
+
+
+def _of_rows(board: Leaderboard, read: Callable[[Placed, int], Trajectory]) -> Trajectories:
+    """Row -> seed -> what is read of its model, of the methods that have something."""
+    found: dict[str, dict[int, Trajectory]] = {}
     for label, record in board.records:
-        if record.method in ("original", "retrain"):
-            continue
-        model = board.stage(label, record).parents["model"]
-        trajectory = _trajectory(board, store, model, targets.get(record.seed))
-        if trajectory:
-            trajectories.setdefault(label, {})[record.seed] = trajectory
-    return trajectories
+        if record.method not in REFERENCES:
+            trajectory = read(board.stage(label, record).parents["model"], record.seed)
+            if trajectory:
+                found.setdefault(label, {})[record.seed] = trajectory
+    return found
 
 
 def read_log(store: StageStore, model: Placed) -> list[dict[str, Any]]:
@@ -132,3 +164,28 @@ def _panel(board: Leaderboard, name: str, trajectories: Trajectories) -> Panel |
     flat = {"4": dict.fromkeys((0, last), retrain.mean)} if retrain else {}
     drawn = {label: line for label, line in lines.items() if line}
     return Panel(board.specs[name].title, drawn, (0, last), f"step {last}", flat)
+
+
+def dynamics_svg(board: Leaderboard, dynamics: Trajectories) -> str:
+    """A panel per scalar: the mean over seeds by step, linear above and logarithmic below."""
+    title = f"{board.suite.name}: norms over steps (mean of seeds; linear, then logarithmic)"
+    linear = [*_panels(dynamics)]
+    logarithmic = [
+        replace(panel, title=f"{panel.title} (log)", log=True)
+        for panel in linear
+        if any(value > 0 for line in panel.lines.values() for value in line.values())
+    ]
+    return draw([*linear, *logarithmic], list(dynamics), title)
+
+
+def _panels(dynamics: Trajectories) -> Iterator[Panel]:
+    for name, title in PROBES.items():
+        logged = {
+            label: {seed: {k: v for k, v in t.items() if name in v} for seed, t in of_row.items()}
+            for label, of_row in dynamics.items()
+        }
+        lines = {label: mean_line(of_row, name) for label, of_row in logged.items()}
+        drawn = {label: line for label, line in lines.items() if line}
+        if drawn:
+            last = max(step for line in drawn.values() for step in line)
+            yield Panel(title, drawn, (0, last), f"step {last}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stable_forgetting.benchmarks.leaderboard import dynamics, trajectory
+from stable_forgetting.benchmarks.leaderboard import trajectory
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_json
 from stable_forgetting.benchmarks.leaderboard.events import export_events
@@ -48,14 +48,14 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     files[RECORDS] = records_text(board)
     if board.sweep is not None:
         files[CELLS] = cells_text(board.sweep)
-    trajectories = trajectory.read_trajectories(board, StageStore(root))
-    if trajectories:
-        files["trajectory.json"] = json_text(trajectory.to_json(trajectories))
-        files["trajectory.svg"] = trajectory.to_svg(board, trajectories)
-    probed = dynamics.read_dynamics(board, StageStore(root))
-    if probed:
-        files["dynamics.json"] = json_text(trajectory.to_json(probed))
-        files["dynamics.svg"] = dynamics.to_svg(board, probed)
+    store = StageStore(root)
+    for name, curves, to_svg in (
+        ("trajectory", trajectory.read_trajectories(board, store), trajectory.to_svg),
+        ("dynamics", trajectory.read_dynamics(board, store), trajectory.dynamics_svg),
+    ):
+        if curves:
+            files[f"{name}.json"] = json_text(trajectory.to_json(curves))
+            files[f"{name}.svg"] = to_svg(board, curves)
     write_files(root / "suites" / board.suite.name, files)
     if events:
         export_events(board, root)

@@ -1,20 +1,18 @@
-"""Published tables and what in them does not follow -> sections, CSV and JSON."""
+"""Published tables and what in them does not follow -> sections."""
 
 from __future__ import annotations
 
 import csv
-import io
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stable_forgetting.benchmarks.paper.findings import Finding, paper_findings
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.section import Level, Section, table
+from stable_forgetting.benchmarks.report.section import Level, Section, Table, table
+from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.suite.published import (
     TOLERANCE,
     PublishedRow,
+    read_printed,
     read_tables,
     recomputed_gap,
 )
@@ -28,25 +26,21 @@ MEANT = {
     " evaluation says fq_reference: loku."
 }
 """Metric of published tables -> what a reader must know beside a measured one."""
+FINDINGS = RESULTS / "paper/findings.csv"
 HEADS = ("table", "row", "metric", "printed", "recomputed", "rule")
 
 
-def finding_sections(findings: Sequence[Finding], count: int) -> list[Section]:
+def read_findings() -> list[dict[str, str]]:
+    """Printed numbers that do not follow from others; ``python -m tools.paper`` finds them."""
+    with FINDINGS.open(encoding="utf-8", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def finding_section() -> Section:
     """All findings as one table."""
+    findings, count = read_findings(), len(read_printed())
     title = f"The paper's numbers against themselves: {len(findings)} findings in {count:,} numbers"
-    return [Section(title, content=_findings(findings))]
-
-
-def written(findings: Sequence[Finding], form: str) -> str:
-    """The findings as ``csv`` or ``json``."""
-    lines = [asdict(finding) for finding in findings]
-    if form == "json":
-        return json.dumps(lines, indent=1, ensure_ascii=False)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, HEADS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return stream.getvalue().rstrip("\n")
+    return Section(title, content=_findings(findings))
 
 
 def published_sections(labels: Sequence[str], level: Level = "compact") -> list[Section]:
@@ -77,23 +71,23 @@ def published_json(labels: Sequence[str]) -> list[dict[str, Any]]:
             "table": label,
             "kind": "published",
             "rows": [{"row": row.method, "values": row.values} for row in rows],
-            "findings": [asdict(finding) for finding in findings],
+            "findings": findings,
         }
         for label, rows, findings in _published(labels)
     ]
 
 
-def _published(labels: Sequence[str]) -> list[tuple[str, list[PublishedRow], list[Finding]]]:
+def _published(labels: Sequence[str]) -> list[tuple[str, list[PublishedRow], list[dict[str, str]]]]:
     tables = read_tables() if labels else {}
-    every = paper_findings()[0] if labels else []
+    every = read_findings() if labels else []
     for label in labels:
         if label not in tables:
             raise ConfigError(f"no published table '{label}'{did_you_mean(label, list(tables))}")
-    return [(label, tables[label], [f for f in every if f.table == label]) for label in labels]
+    return [(label, tables[label], [f for f in every if f["table"] == label]) for label in labels]
 
 
-def _findings(findings: Sequence[Finding]) -> Any:
-    return table([*HEADS], [[*asdict(finding).values()] for finding in findings], words=True)
+def _findings(findings: Sequence[Mapping[str, str]]) -> Table:
+    return table([*HEADS], [[*finding.values()] for finding in findings], words=True)
 
 
 def _section(label: str, published: Sequence[PublishedRow], level: Level) -> Section:

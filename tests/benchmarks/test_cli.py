@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from stable_forgetting.benchmarks.cli import main as cli_module
-from stable_forgetting.benchmarks.cli import run as commands
+from stable_forgetting.benchmarks.leaderboard import run as leaderboard_run
 from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import DataError
@@ -138,7 +138,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "execute", interrupted)
+    monkeypatch.setattr(leaderboard_run, "execute", interrupted)
     done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
     assert done.code == 130 and done.out == ""
     assert done.err == "interrupted; what is complete is kept, run again to continue\n"

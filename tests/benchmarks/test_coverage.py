@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
-from stable_forgetting.benchmarks.leaderboard.dynamics import PROBES
+from stable_forgetting.benchmarks.leaderboard.trajectory import PROBES
 from stable_forgetting.benchmarks.paper import coverage
 from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
 from stable_forgetting.benchmarks.suite.reading import read_suite

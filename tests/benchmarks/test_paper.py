@@ -1,4 +1,4 @@
-"""``unlearn verify paper``: printed numbers that do not follow from themselves."""
+"""Printed numbers of the paper that do not follow: the shipped list, and the rules that find it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,32 @@ import csv
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from scipy.stats import ks_2samp
 
-from stable_forgetting.benchmarks.paper.findings import OURS, UNCHANGED, paper_findings
-from stable_forgetting.benchmarks.paper.grid import exact_p, nearest_on_grid
-from stable_forgetting.benchmarks.paper.report import HEADS
+from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.paper.report import FINDINGS, HEADS, read_findings
+from tools.paper import OURS, UNCHANGED, exact_p, nearest_on_grid
+from tools.paper import findings as found
 
 
 @pytest.fixture(scope="module")
 def findings():
-    return paper_findings()[0]
+    return [SimpleNamespace(**finding) for finding in read_findings()]
 
 
-@pytest.mark.parametrize(("n", "m"), [(12, 12), (9, 14), (8, 20)])
-def test_the_grid_is_scipy_s(n, m):
+def test_the_shipped_list_is_what_the_rules_find():
+    """To mend: python -m tools.paper > benchmarks/results/paper/findings.csv"""
+    assert csv_text(found()) == FINDINGS.read_text("utf-8")
+
+
+@pytest.mark.parametrize(("n", "m"), [(9, 14), (12, 12), (40, 300)])
+def test_the_grid_is_that_of_shifted_samples(n, m):
     first = [float(k) for k in range(n)]
-    for shift in (0.5, 2.5, 4.5, 20.5):
-        second = [k * n / m + shift for k in range(m)]
-        result = ks_2samp(first, second, method="exact")
+    for shift in (4.5, 20.5):
+        result = ks_2samp(first, [k * n / m + shift for k in range(m)], method="exact")
         steps = round(result.statistic * math.lcm(n, m))
         assert exact_p(steps, n, m) == pytest.approx(result.pvalue, rel=1e-9)
 
@@ -33,9 +39,6 @@ def test_the_grid_is_scipy_s(n, m):
 def test_tiny_values_keep_their_digits():
     assert exact_p(106, 300, 300) == pytest.approx(5.10e-17, rel=1e-3), "Phi, full against retain90"
     assert nearest_on_grid(5.10e-17, (300, 300)) == exact_p(106, 300, 300)
-    first = [float(k) for k in range(40)]
-    apart = ks_2samp(first, [k + 100.0 for k in range(300)], method="exact")
-    assert exact_p(600, 40, 300) == pytest.approx(apart.pvalue, rel=1e-9)
 
 
 def test_every_average_gap_of_the_left_table_differs(findings):
@@ -85,13 +88,10 @@ def test_a_run_that_is_printed_in_two_tables(findings):
     assert not any("rank8" in table for table, _ in twice), "another rank is another run"
 
 
-def test_the_command_writes_text_csv_and_json(cli, monkeypatch, findings):
-    monkeypatch.setattr(
-        "stable_forgetting.benchmarks.paper.findings.paper_findings", lambda: (findings, 3000)
-    )
+def test_the_command_writes_text_csv_and_json(cli, findings):
     lines = list(csv.DictReader(cli("verify", "paper", "--format", "csv").out.splitlines()))
     assert tuple(lines[0]) == HEADS and len(lines) == len(findings)
     assert json.loads(cli("verify", "paper", "--format", "json").out)[0] == lines[0]
     shown = cli("verify", "paper")
-    assert shown.code == 0 and f"{len(findings)} findings in 3,000 numbers" in shown.out
+    assert shown.code == 0 and f"{len(findings)} findings in " in shown.out
     assert cli("verify", "paper", "--format", "xml").code == 2

@@ -8,7 +8,7 @@ import pytest
 
 LIGHT = (
     "benchmarks.audits.derive",
-    "benchmarks.costs.model",
+    "benchmarks.costs.bounded",
     "benchmarks.sweeps.draw",
     "benchmarks.pipeline.planner",
     "benchmarks.sharing.versus",

@@ -119,12 +119,11 @@ def test_a_wrong_value_is_missed(root, cli):
     assert shown.code == 1 and "MISSED" in shown.out
 
 
-def test_the_command_shows_the_table_and_the_paper(root, cli):
+def test_the_command_shows_the_table(root, cli):
     shown = cli("verify", "tofu-logs", "--data-root", root)
     assert shown.code == 0 and shown.err == ""
     assert "published" in shown.out and "recomputed" in shown.out and "difference" in shown.out
     assert "28 of 28 values met" in shown.out
-    assert "not reproduced by any published log" in " ".join(shown.out.split())
 
 
 def test_a_log_with_another_rouge_is_missed(root):
@@ -190,25 +189,10 @@ def test_without_a_folder_it_says_what_to_give(cli, monkeypatch):
     assert "tofu-logs" in cli("verify", "cifar").err
 
 
-def test_the_steps_of_the_exact_test():
-    from scipy.stats import ks_2samp
-
-    values = np.arange(20.0)
-    test = ks_2samp(values, values + 6.5)
-    assert test.statistic == pytest.approx(7 / 20)
-    assert verify._p_value(20, 7) == test.pvalue
-    assert verify._steps(20, test.pvalue * 1.01) == 7
-    assert verify._steps(300, verify.PAPER_ORIGINAL_FQ) == 108
-
-
 @needs_logs
-def test_all_published_values_are_met_and_the_papers_original_is_not():
+def test_all_published_values_are_met():
     rows = verify.verify_tofu_logs(SHARED)
     assert len(rows) == 184 and [row for row in rows if not row.ok] == []
-    nearest = verify.nearest_to_paper(SHARED)
-    assert (nearest.first, nearest.second) == ("phi_full_wd0.01", "phi_retain90_wd0.01")
-    assert nearest.value == pytest.approx(2.194e-16, rel=1e-3)
-    assert nearest.value > 10 * verify.PAPER_ORIGINAL_FQ
 
 
 def test_verifying_needs_no_torch():

@@ -1,19 +1,25 @@
-"""The paper's printed numbers against themselves: ``unlearn verify paper``; nothing is run.
+"""The paper's printed numbers against themselves: ``python -m tools.paper`` prints what differs.
 
 Each rule recomputes a printed number from others, or says which values it could have at all.  Only
-what does not follow is a finding.
+what does not follow is a finding.  ``benchmarks/results/paper/findings.csv`` is this output, which
+``unlearn verify paper`` shows.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
-from stable_forgetting.benchmarks.costs.model import layer_costs
-from stable_forgetting.benchmarks.paper.grid import nearest_on_grid
+from scipy.stats import ks_2samp
+
+from stable_forgetting.benchmarks.costs.bounded import layer_costs
+from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.paper.report import HEADS
 from stable_forgetting.benchmarks.suite.published import (
     TOLERANCE,
     Printed,
@@ -47,30 +53,12 @@ UNCHANGED = ("Original", "Retain90", "Retrain", "Before", "Before Unlearning")
 REPEATED = ("tab:tofu_llama2_rank", "tab:tofu_phi_rank")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A printed number that does not follow.
-
-    Attributes:
-        table: Label of the table.
-        row: Method.
-        metric: Column.
-        printed: As printed.
-        recomputed: What the rule gives.
-        rule: Why it should be that.
-    """
-
-    table: str
-    row: str
-    metric: str
-    printed: str
-    recomputed: str
-    rule: str
+Finding = dict[str, str]
+"""Cells of one line: see :data:`benchmarks.paper.report.HEADS`."""
 
 
-@cache
-def paper_findings() -> tuple[list[Finding], int]:
-    """(what does not follow, how many numbers were read)."""
+def findings() -> list[Finding]:
+    """Every printed number that does not follow."""
     values = read_printed()
     rules: Sequence[Callable[[Sequence[Printed]], Iterator[Finding]]] = (
         _average_gaps,
@@ -82,11 +70,15 @@ def paper_findings() -> tuple[list[Finding], int]:
         _same_at_every_rank,
         _one_run_one_value,
     )
-    return [finding for rule in rules for finding in rule(values)], len(values)
+    return [finding for rule in rules for finding in rule(values)]
 
 
 def _finding(value: Printed, recomputed: str, rule: str) -> Finding:
-    return Finding(value.table, value.method, value.metric, value.text, recomputed, rule)
+    return _line(value.table, value.method, value.metric, value.text, recomputed, rule)
+
+
+def _line(*cells: str) -> Finding:
+    return dict(zip(HEADS, cells, strict=True))
 
 
 def _average_gaps(values: Sequence[Printed]) -> Iterator[Finding]:
@@ -99,7 +91,7 @@ def _average_gaps(values: Sequence[Printed]) -> Iterator[Finding]:
             gap, printed = recomputed_gap(row, reference), row.values.get("AG")
             if gap is not None and printed is not None and abs(gap - printed[0]) > TOLERANCE:
                 rule = "AG is the mean absolute gap to the table's Retrain over its four columns"
-                yield Finding(label, row.method, "AG", f"{printed[0]:g}", f"{gap:.2f}", rule)
+                yield _line(label, row.method, "AG", f"{printed[0]:g}", f"{gap:.2f}", rule)
 
 
 def _forget_qualities(values: Sequence[Printed]) -> Iterator[Finding]:
@@ -116,6 +108,38 @@ def _forget_qualities(values: Sequence[Printed]) -> Iterator[Finding]:
             pairs = " or ".join(f"{n}:{m}" for n, m in grids)
             rule = f"forget quality is a KS p-value of {pairs} truth ratios; nearest"
             yield _finding(value, f"{nearest:.2e}", rule)
+
+
+def nearest_on_grid(target: float, sizes: tuple[int, int]) -> float:
+    """The possible p-value that is nearest to a positive one, in its logarithm."""
+    n, m = sizes
+    whole = math.lcm(n, m)
+    place = bisect_left(range(1, whole + 1), -target, key=lambda k: -exact_p(k, n, m)) + 1
+    near = [exact_p(k, n, m) for k in (place - 1, place) if 1 <= k <= whole]
+    return min(near, key=lambda p: abs(math.log(p / target)))
+
+
+@cache
+def exact_p(steps: int, n: int, m: int) -> float:
+    """scipy's exact p-value of the two-sample KS test at D = steps / lcm(n, m).
+
+    It is asked of two samples that are so far apart: b of the one come first, then a of the other,
+    then the rest of both in turn.  Next to 1 scipy gives the asymptotic value, and warns.
+    """
+    whole = math.lcm(n, m)
+    right, up = whole // n, whole // m
+    a = next(k for k in range(n + 1) if k * right >= steps and (k * right - steps) % up == 0)
+    b = (a * right - steps) // up
+    first, second = [*range(b, b + a)], [*range(b)]
+    for place in range(a + b, n + m):
+        of_first, of_second = len(first), len(second)
+        ahead = abs((of_first + 1) * right - of_second * up)
+        behind = abs(of_first * right - (of_second + 1) * up)
+        into_first = of_second == m or (of_first < n and ahead <= behind)
+        (first if into_first else second).append(place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(ks_2samp(first, second, method="exact").pvalue)
 
 
 def _retrained_against_itself(values: Sequence[Printed]) -> Iterator[Finding]:
@@ -209,7 +233,7 @@ def _same_at_every_rank(values: Sequence[Printed]) -> Iterator[Finding]:
             if len(same) > 1:
                 words = f"{len(numbers)} equal numbers at ranks {', '.join(same)}"
                 rule = "a row that is trained at each rank moves with the rank"
-                yield Finding(f"{family}/{split}", method, "all", words, "differ", rule)
+                yield _line(f"{family}/{split}", method, "all", words, "differ", rule)
 
 
 def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
@@ -226,3 +250,7 @@ def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
             if abs(other.number - first.number) > first.half_unit + other.half_unit:
                 rule = f"the same run is printed in {first.table}"
                 yield _finding(other, first.text, rule)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(csv_text(findings()))
