@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.bounded.config import AdapterConfig
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
     from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.stand_in import StandIn
+    from stable_forgetting.common.protocol.sizes import StandIn
     from stable_forgetting.language.data.corpus import Encoded, Item
     from stable_forgetting.language.data.source import TextSource
     from stable_forgetting.language.measure.requests import TextMetric
