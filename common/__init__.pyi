@@ -14,13 +14,13 @@ from .base.registry import METHODS as METHODS
 from .base.registry import PROBLEMS as PROBLEMS
 from .bounded.attach import attach as attach
 from .bounded.attach import detach as detach
+from .bounded.config import PRESETS as PRESETS
 from .bounded.config import AdapterConfig as AdapterConfig
 from .bounded.files import load_adapter as load_adapter
 from .bounded.files import save_adapter as save_adapter
 from .bounded.layer import adapted_layers as adapted_layers
 from .bounded.phi import PHIS as PHIS
 from .bounded.phi import Phi as Phi
-from .bounded.presets import PRESETS as PRESETS
 from .checks import check_method as check_method
 from .data.batch import Batch as Batch
 from .data.batch import DatasetSource as DatasetSource

@@ -13,7 +13,7 @@ from typing import Any
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.protocol.sizes import StandIn
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.readers import load_corpus

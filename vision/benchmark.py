@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
     from stable_forgetting.common.measure.rules import GapRule
     from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.stand_in import StandIn
+    from stable_forgetting.common.protocol.sizes import StandIn
     from stable_forgetting.vision.data.source import ImageSource
 
 

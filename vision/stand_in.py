@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.protocol.sizes import StandIn
 from stable_forgetting.vision.config import DataConfig, ModelConfig
 from stable_forgetting.vision.models.family import VIT, family_of
 

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.audits.base import AuditTask
-from stable_forgetting.common.audits.relearning import RelearnTime
+from stable_forgetting.common.audits.recovery import RelearnTime
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:

@@ -102,7 +102,7 @@ class Result:
 
     def _write_peft(self, folder: Path) -> str:
         """Writes a linear adapter for PEFT too; why not, where it does not."""
-        from stable_forgetting.common.bounded.peft import write_peft
+        from stable_forgetting.common.bounded.files import write_peft
 
         assert self.adapter is not None, "only an adapter is written"
         model = self.benchmark.config.model

@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.suite.needs import needs
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import suite_groups, suite_names, sweeps
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
-from stable_forgetting.common.bounded.presets import PRESETS
+from stable_forgetting.common.bounded.config import PRESETS
 
 TIMES = (
     "time: of the trainings one after the other, from this store's report or from the one that "

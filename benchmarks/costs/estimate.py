@@ -34,8 +34,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuit
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.common.train.rates import total_steps
+from stable_forgetting.common.train.config import FitConfig, total_steps
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.probe import make_probe
-from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.protocol.sizes import StandIn
 from stable_forgetting.common.train.rehearsal import Rehearsal
 
 PROBED = 2

@@ -1,13 +1,15 @@
-"""What brings knowledge back without any data: no adapter, or coarser weights."""
+"""What brings knowledge back: training on it again, no adapter, coarser weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from stable_forgetting.common.audits.base import (
+    NOT_NEGATIVE,
     AuditInfo,
     AuditTask,
     Measure,
@@ -15,12 +17,141 @@ from stable_forgetting.common.audits.base import (
     ModelAudit,
     NotApplicable,
 )
-from stable_forgetting.common.audits.intervals import accuracy
+from stable_forgetting.common.audits.intervals import accuracy, spread
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.numbers import Count, Positive
+from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.data.parts import Part, utility_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+class RelearnTime(ModelAudit):
+    """Relearn time and anamnesis index.
+
+    Formula: t = optimizer steps on the forget set (or ``shots`` samples of it) until its accuracy
+    is at least ``share`` times Original's, 0 if it is so at once; AIN = t_U / t_R.  1 is ideal, far
+    below 1 the knowledge was hidden and not removed, far above 1 the model was harmed.  The same
+    batches for every model; a training that does not get there counts as ``max_steps`` and is said
+    to be cut off.  On text accuracy is the share of right answer tokens, teacher forced.
+    Source: Golatkar et al. 2020 (relearn time); Chundawat et al. 2023 (AIN, arXiv 2201.05629).
+    """
+
+    info = AuditInfo(1, "minutes", "steps", "AIN 1")
+    part: ClassVar[str] = "forget"
+    """What the model is trained on."""
+
+    class Config(Strict):
+        """Config of the relearning.
+
+        Attributes:
+            share: Of Original's accuracy on the forget set that counts as known again.
+            max_steps: Where a training is cut off.
+            batch_size: Samples per step.
+            lr: Learning rate; that of the training recipe when absent.
+            shots: Relearn on this many samples only; all when absent.
+            measured: Accuracy is taken on at most this many forget samples, after every step.
+            repeats: Trainings with other batch orders.
+        """
+
+        share: Annotated[float, Field(gt=0, le=1)] = 0.95
+        max_steps: Count = 100
+        batch_size: Count = 64
+        lr: Positive | None = None
+        shots: Count | None = None
+        measured: Count = 500
+        repeats: Count = 3
+
+    def measure(self, task: AuditTask) -> Measures:
+        """Steps over the repeats, with their range."""
+        config = self.config
+        measured = task.draw("forget", config.measured, "measured")
+        wanted = config.share * task.collect(task.load_original(), measured).accuracy
+        steps = [self._steps(task, repeat, measured, wanted) for repeat in range(config.repeats)]
+        cut = sum(step is None for step in steps)
+        counts = [float(config.max_steps if step is None else step) for step in steps]
+        low, high, name = spread(counts, "batch orders")
+        note = f"{cut} of {len(counts)} cut off at {config.max_steps}" if cut else ""
+        mean = sum(counts) / len(counts)
+        return {"steps": Measure(mean, low, high, name, len(counts), note, NOT_NEGATIVE)}
+
+    def _steps(
+        self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
+    ) -> int | None:
+        """Steps until the accuracy is there; None if it never is."""
+        from stable_forgetting.common.data.loader import Loader
+        from stable_forgetting.common.objectives.objectives import CrossEntropy
+        from stable_forgetting.common.train.fit import fit
+        from stable_forgetting.common.train.protocols import Hooks
+
+        model = task.load()
+        if task.collect(model, measured).accuracy >= wanted:
+            return 0
+
+        def knows(trained: nn.Module, _: int) -> str | None:
+            accuracy = task.collect(trained, measured).accuracy
+            return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
+
+        order = generator(task.seed, "audit", "relearn", repeat)
+        indices = task.draw(self.part, self.config.shots, "shots", str(repeat))
+        loader = Loader(task.source, indices, self.config.batch_size, order, augment=False)
+        result = fit(
+            model,
+            CrossEntropy(self.part),
+            {self.part: loader},
+            self._recipe(task),
+            forward=task.family.forward,
+            seed=derive(task.seed, "audit", "relearn-engine", repeat),
+            hooks=Hooks(stop_when=knows),
+        )
+        return result.steps if result.stopped else None
+
+    def _recipe(self, task: AuditTask) -> Any:
+        config = self.config
+        changes = {
+            "steps": config.max_steps,
+            "epochs": None,
+            "batch_size": config.batch_size,
+            "lr": config.lr or task.recipe.lr,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "accumulation": 1,
+            "probe_every": 0,
+            "log_every": config.max_steps,
+        }
+        return task.recipe.model_copy(update=changes)
+
+    def relate(self, row: Measures, retrain: Measures) -> Measures:
+        """The anamnesis index; undefined where Retrain knows the forget set at once."""
+        return {"AIN": anamnesis(row["steps"], retrain["steps"])}
+
+
+class RelearnFromRetain(RelearnTime):
+    """Relearn time from retain data alone: who attacks has no forgotten sample.
+
+    Formula: as relearn, but the steps are on the retain set.  Knowledge that was hidden comes back
+    all the same; what Retrain gets to without ever having known it is what retain data teach.
+    Source: Siddiqui et al. 2025 (arXiv 2505.22310).
+    """
+
+    part: ClassVar[str] = "retain"
+
+
+def anamnesis(ours: Measure, theirs: Measure) -> Measure:
+    """t_U / t_R with the widest range that the two ranges allow; None where t_R is 0."""
+    assert ours.value is not None and theirs.value is not None
+    if theirs.value == 0:
+        return Measure(None, n=ours.n, note="Retrain is there at once: nothing to relearn")
+    bounds = (ours.low, ours.high, theirs.low, theirs.high)
+    low = high = None
+    if all(bound is not None for bound in bounds) and theirs.low:
+        low, high = ours.low / theirs.high, ours.high / theirs.low  # type: ignore[operator]
+    cut = [name for name, side in (("U", ours), ("Retrain", theirs)) if side.note]
+    note = f"{' and '.join(cut)} cut off" if cut else ""
+    return Measure(
+        ours.value / theirs.value, low, high, "from both ranges", ours.n, note, NOT_NEGATIVE
+    )
 
 
 class RemoveAdapter(ModelAudit):

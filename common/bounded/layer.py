@@ -1,11 +1,20 @@
-"""The adapted layer itself: ``nn.Linear`` with a (bounded) low-rank update beside its weight."""
+"""The adapted layer itself: ``nn.Linear`` with a (bounded) low-rank update beside its weight.
+
+Building W0 + dW costs as much as some hundred tokens.  Where several forward passes meet the same
+factors (micro-batches of one optimizer step, an evaluation), :func:`reuse_weights` pays that once,
+for one k x d matrix per adapted layer as long as its scope lasts.  Nothing is keyed on tensor
+versions alone: fused AdamW and ``p.data.copy_()`` do not raise them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +22,66 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import Update
-from stable_forgetting.common.bounded.function import build_weight, gemm_dtype
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial, choose
-from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
-from stable_forgetting.common.bounded.shared import shared_weight
+from stable_forgetting.common.bounded.product import (
+    bounded_delta,
+    bounded_linear,
+    build_weight,
+    gemm_dtype,
+)
+
+
+class Shared:
+    """What the open scopes around one layer share."""
+
+    def __init__(self) -> None:
+        self.scopes = 0
+        self.lock = threading.Lock()
+        self.weights: dict[torch.dtype, Tensor] = {}
+        self.factors: list[tuple[int, int | None]] | None = None
+
+
+OPEN: WeakKeyDictionary[nn.Module, Shared] = WeakKeyDictionary()
+LOCK = threading.Lock()
+
+
+def shared_weight(
+    layer: nn.Module,
+    factors: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    build: Callable[[torch.dtype], Tensor],
+) -> Tensor | None:
+    """The layer's effective weight (k, d) in ``dtype``, built on first use; None outside a scope.
+
+    Args:
+        layer: Around which a scope may be open.
+        factors: A and Bt, which must stay as they are.  (A start is a constant that DDP rewrites.)
+        dtype: Of the weight.
+        build: dtype -> the weight.
+
+    Raises:
+        RuntimeError: The factors changed inside the scope.
+    """
+    shared = OPEN.get(layer)
+    if shared is None:
+        return None
+    with shared.lock:
+        places = [_place(factor) for factor in factors]
+        if shared.factors is None:
+            shared.factors = places
+        elif shared.factors != places:
+            raise RuntimeError("A or Bt changed inside reuse_weights; step after the with block")
+        if dtype not in shared.weights:
+            with torch.inference_mode(False):  # an evaluation may build what a training step saves
+                shared.weights[dtype] = build(dtype)
+        return shared.weights[dtype]
+
+
+def _place(tensor: Tensor) -> tuple[int, int | None]:
+    """Where a tensor's values are, and how often torch saw them change there."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version
+
 
 logger = logging.getLogger(__name__)
 
@@ -222,3 +286,32 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, BoundedLinear]]:
     for name, module in model.named_modules():
         if isinstance(module, BoundedLinear):
             yield name, module
+
+
+@contextlib.contextmanager
+def reuse_weights(model: nn.Module) -> Iterator[None]:
+    """Builds the effective weight of each adapted layer once inside the ``with`` block.
+
+    A and Bt must not change between the first forward pass inside and the end of the block: step
+    the optimizer after the last forward pass.  (Other tensors in their place raise, and so does a
+    change that torch counts; one that it does not count, such as fused AdamW's, would go unseen.)
+    The shared weights are dropped when the outermost block around a layer ends, also on an
+    exception.  Threads that open a scope on one model share its weights.  A graph made inside can
+    be differentiated after the block, and holds its weight until then; with gradient checkpointing,
+    differentiate inside.
+
+    Args:
+        model: Any module; without adapted layers nothing happens.
+    """
+    layers = [layer for _, layer in adapted_layers(model)]
+    with LOCK:
+        for layer in layers:
+            OPEN.setdefault(layer, Shared()).scopes += 1
+    try:
+        yield
+    finally:
+        with LOCK:
+            for layer in layers:
+                OPEN[layer].scopes -= 1
+                if not OPEN[layer].scopes:
+                    del OPEN[layer]

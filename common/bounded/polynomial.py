@@ -9,7 +9,7 @@ which has C(r + n - 1, n) terms.  So ``x dW^T`` is two skinny products, as for L
 rank 4 and degrees 1 and 3.  No matrix of W0's size is made, and autograd does the rest.
 
 The size c is certified at every step: |z_ij| <= inner * max_i |A_i| * max_j |B_j|.
-Where no degree reaches :data:`TOLERANCE`, :mod:`common.bounded.function` takes the exact product.
+Where no degree reaches :data:`TOLERANCE`, :mod:`common.bounded.product` takes the exact product.
 """
 
 from __future__ import annotations

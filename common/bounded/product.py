@@ -1,4 +1,4 @@
-"""The kernel under :class:`common.bounded.layer.BoundedLinear`: bounds and the merged product.
+"""The product of a bounded layer: one autograd function that keeps nothing dense.
 
 Every bound is written as one formula, ``dW = outer * phi(inner * A Bt)`` with Bt = B^T stored as
 r x d, so that the absolute and the layer-relative bound differ in two numbers only:
@@ -10,22 +10,180 @@ absolute   alpha / r             omega
 relative   c * rms(W0)           (alpha / r) * omega / (c * rms(W0))
 =========  ====================  =================================
 
-:func:`bounded_linear` is the seam: what is behind it (:mod:`common.bounded.function`) keeps the
-values of the formula.
+Saved for backward are the input, the factors, and references to the frozen weight: phi and its
+slope are made again, block by block, when the gradient comes.  Three k x d products per token
+(forward, input, weight) is the floor of an exact bounded layer, against LoRA's two.  No double
+backward, no vmap, no forward mode.
 
 Source: the paper's eq. "bounded low rank approach"; LoRA is arXiv 2106.09685.
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from stable_forgetting.common.bounded.eager import Start, factor_dtype
-from stable_forgetting.common.bounded.function import BoundedLinearFunction, gemm_dtype
+from stable_forgetting.common.bounded import eager
+from stable_forgetting.common.bounded.eager import Start, Update, factor_dtype
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial, polynomial_product
+
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@cache
+def _triton() -> ModuleType | None:
+    try:
+        return import_module("stable_forgetting.common.bounded.triton")
+    except ImportError:
+        return None
+
+
+def _kernels(A: Tensor, dtype: torch.dtype) -> ModuleType:
+    """Triton's kernels where the factors are on a GPU (or its interpreter is on), else eager."""
+    if A.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+        kernels = _triton()
+        fits = dtype in TRITON_DTYPES and A.dtype in TRITON_DTYPES
+        if kernels is not None and fits and kernels.available(A):
+            return kernels
+    return eager
+
+
+def gemm_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
+    """The precision in which ``nn.Linear`` would multiply here: autocast's, else the weight's.
+
+    Without a weight, x's stands for it.
+    """
+    kind = x.device.type
+    weight = x if weight is None else weight
+    if torch.is_autocast_enabled(kind) and torch.float64 not in (x.dtype, weight.dtype):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
+@torch.no_grad()
+def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> Tensor:
+    """W0 + dW, or dW alone where ``weight`` is None: (k, d) in ``dtype``, without a graph.
+
+    See :func:`common.bounded.eager.build_weight`.
+    """
+    with torch.autocast(update.A.device.type, enabled=False):
+        return cast(Tensor, _kernels(update.A, dtype).build_weight(weight, update, dtype))
+
+
+class BoundedLinearFunction(torch.autograd.Function):
+    """``x (W0 + dW)^T + b``; call it through :func:`common.bounded.product.bounded_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        A: Tensor,
+        Bt: Tensor,
+        A0: Tensor | None,
+        Bt0: Tensor | None,
+        built: Tensor | None,
+        bound: Bound,
+        dtype: torch.dtype,
+        grad_gemm_dtype: torch.dtype | None,
+    ) -> Tensor:
+        """(..., d) -> (..., k), in ``dtype``, which is ``x``'s.
+
+        Args:
+            ctx: The autograd context.
+            x: (..., d).
+            weight: W0, (k, d); None where dW stands alone.
+            bias: (k,) or None.
+            A: (k, r).
+            Bt: (r, d).
+            A0: The start's A, or None.
+            Bt0: The start's Bt, or None.
+            built: W0 + dW in ``dtype`` if it exists already.
+            bound: The form of dW.
+            dtype: Of the product.
+            grad_gemm_dtype: A lower precision for the weight's gradient alone.
+        """
+        start = None if A0 is None or Bt0 is None else (A0, Bt0)
+        ctx.save_for_backward(x, weight, A, Bt, built)
+        ctx.start = start  # a constant: DDP rewrites buffers with equal values between forwards
+        ctx.bound, ctx.grad_gemm_dtype = bound, grad_gemm_dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        bias = None if bias is None else bias.to(dtype)
+        update = Update(A, Bt, bound, start)
+        if built is None and _few(x) and _kernels(A, dtype) is eager and x.dtype == dtype:
+            flat = x.reshape(-1, x.shape[-1])
+            y = eager.chunked_linear(flat, weight, bias, update)
+            return y.view(*x.shape[:-1], len(A))
+        if built is None:
+            built = _kernels(A, dtype).build_weight(weight, update, dtype)
+        return F.linear(x, built, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, W0, bias, A and Bt, each only where it is needed."""
+        with torch.autocast(grad.device.type, enabled=False):
+            return (*_gradients(ctx, grad), None, None, None, None, None, None)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """(dx, dW0, db, dA, dBt)."""
+    x, weight, A, Bt, built = ctx.saved_tensors
+    need_x, need_weight, need_bias, need_A, need_Bt = ctx.needs_input_grad[:5]
+    update = Update(A, Bt, ctx.bound, ctx.start)
+    g = grad.reshape(-1, grad.shape[-1]).contiguous()
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    db = g.sum(0).to(ctx.bias_dtype) if need_bias else None
+    dW = (g.T @ flat).to(weight.dtype) if need_weight else None
+    gemm = _weight_gradient_dtype(g.dtype, ctx.grad_gemm_dtype)
+    kernels = eager if len(g) == 0 else _kernels(A, gemm)
+    needs = {"need_A": need_A, "need_Bt": need_Bt}
+    dx = dA = dBt = None
+    if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
+        dx, dA, dBt = eager.backward(g, flat, weight, update, gemm=gemm, **needs)
+    else:
+        if need_x:
+            if built is None:
+                built = build_weight(weight, update, g.dtype)
+            dx = g @ built
+        del built
+        if need_A or need_Bt:
+            dA, dBt = kernels.contract(g.to(gemm), flat.to(gemm), update, **needs)
+    dx = None if dx is None else dx.view(x.shape)
+    dA = dA.to(A.dtype) if need_A and dA is not None else None
+    dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None
+    return dx, dW, db, dA, dBt
+
+
+def _few(x: Tensor) -> bool:
+    """Fewer tokens than d / 2: a k x d buffer would be larger than LoRA's temporaries."""
+    return 2 * x.numel() < x.shape[-1] ** 2
+
+
+def _sweeps(g: Tensor, weight: Tensor | None, A: Tensor, x: Tensor) -> bool:
+    """Whether dx is summed block by block, not by one product with a weight that is built again.
+
+    In low precision a sum takes a float32 buffer, which pays only where the tokens are few.
+    """
+    wide = eager.factor_dtype(A)
+    dtypes = [g.dtype] if weight is None else [g.dtype, weight.dtype]
+    fits = all(torch.promote_types(dtype, wide) == wide for dtype in dtypes)
+    return fits and (g.dtype == wide or _few(x))
+
+
+def _weight_gradient_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """``wanted`` where it is narrower than what the layer computes in."""
+    return wanted if wanted is not None and wanted.itemsize < dtype.itemsize else dtype
 
 
 def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:

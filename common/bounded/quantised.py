@@ -1,7 +1,8 @@
-"""Adapters on linear layers whose weight is quantised: ``h = base(x) + x dW^T``.
+"""Adapters on other linear layers: 1x1 convolutions, and layers whose weight is quantised.
 
-The base runs as it is; only dW, in floating point, is trained.  Adding dW to a quantised weight
-would round most of it off, so such a layer is never merged.
+A 1x1 convolution is the linear map over the channels that each position gets.  Of a quantised layer
+the base runs as it is, ``h = base(x) + x dW^T``; only dW, in floating point, is trained.  Adding dW
+to a quantised weight would round most of it off, so such a layer is never merged.
 """
 
 from __future__ import annotations
@@ -16,8 +17,52 @@ from torch.autograd.function import once_differentiable
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear
-from stable_forgetting.common.bounded.pointwise import is_pointwise
 from stable_forgetting.common.bounded.product import bounded_linear
+
+
+class BoundedPointwise(BoundedLinear):
+    """A 1x1 convolution with a frozen weight and a (bounded) low-rank update.
+
+    It is :class:`BoundedLinear` over the channels: ``weight`` is (k, d) while an adapter is
+    attached, a view of the convolution's (k, d, 1, 1).
+
+    Args:
+        base: A layer for which :func:`is_pointwise` holds; its parameters are shared and frozen.
+        config: Rank, bound and scales.
+        generator: Draws B, as for :class:`BoundedLinear`.
+    """
+
+    def __init__(self, base: nn.Conv2d, config: AdapterConfig, generator: torch.Generator):
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(base.weight.detach().flatten(1), requires_grad=False)
+        self.bias = None if base.bias is None else base.bias.requires_grad_(False)
+        k, d = self.weight.shape
+        self._make_factors(k, d, self.weight.device, config, generator)
+        self.train(base.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d, H, W) -> (..., k, H, W)."""
+        return super().forward(x.movedim(-3, -1)).movedim(-1, -3)
+
+    def merge(self) -> tuple[nn.Module, Tensor]:
+        """As :meth:`BoundedLinear.merge`; the layer is a 1x1 convolution again."""
+        linear, squares = super().merge()
+        k, d = self.weight.shape
+        layer = nn.Conv2d(d, k, 1, bias=self.bias is not None, device="meta")
+        layer.weight = nn.Parameter(linear.get_parameter("weight").detach()[..., None, None])
+        if self.bias is not None:
+            layer.bias = linear.get_parameter("bias")
+        return layer.train(self.training), squares
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether ``module`` is a 1x1 convolution that maps each position by itself, on one grid."""
+    return (
+        type(module) is nn.Conv2d
+        and module.kernel_size == module.stride == (1, 1)
+        and module.groups == 1
+        and module.padding in ((0, 0), "same", "valid")
+    )
 
 
 class QuantisedBoundedLinear(BoundedLinear):

@@ -8,6 +8,6 @@ the harness's promises; it says nothing about how well the method forgets.
 
 from stable_forgetting.common.checks.benchmarks import check_benchmark
 from stable_forgetting.common.checks.methods import check_method
-from stable_forgetting.common.checks.results import CheckResult
+from stable_forgetting.common.checks.tiny_task import CheckResult
 
 __all__ = ["CheckResult", "check_benchmark", "check_method"]

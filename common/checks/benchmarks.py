@@ -21,8 +21,7 @@ from stable_forgetting.common.base.errors import named_line
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.checks.results import CheckResult, seeded_streams
-from stable_forgetting.common.checks.tiny_task import tensors_digest
+from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams, tensors_digest
 from stable_forgetting.common.data.batch import Batch, ordered_batches
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit

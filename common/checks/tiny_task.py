@@ -2,16 +2,18 @@
 
 The contract checks run methods on it: no download, no pixels, no tokens, milliseconds per run.  Its
 layers are named as in a transformer, and its network has dropout, so that a method that leans on
-torch's global random stream shows.
+the global random streams of torch shows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
+import random
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,6 +31,43 @@ from stable_forgetting.common.methods.base import train_reference
 from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.train.config import FitConfig
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One promise: kept or not, and what was seen."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+@contextlib.contextmanager
+def seeded_streams(salt: int) -> Iterator[Callable[[], list[str]]]:
+    """Seeds the global random streams for a block; gives a function that names those that moved."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        random.seed(salt)
+        np.random.seed(salt)  # noqa: NPY002
+        torch.default_generator.manual_seed(salt)
+        before = _global_streams()
+        try:
+            yield lambda: [name for name, now in _global_streams().items() if now != before[name]]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _global_streams() -> dict[str, Any]:
+    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch's global generator": torch.get_rng_state().numpy().tobytes(),
+        "NumPy's global generator": (np.asarray(keys).tobytes(), position),
+        "Python's random": random.getstate(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's default dtype": torch.get_default_dtype(),
+    }
+
 
 CLASSES, WIDTH, TOKENS, PER_CLASS = 4, 16, 3, 36
 TARGETS: Mapping[str, tuple[str, ...]] = {

@@ -95,7 +95,7 @@ def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
     from peft import DeloraConfig, inject_adapter_in_model
 
     from stable_forgetting.common.bounded.attach import chosen_layers
-    from stable_forgetting.common.bounded.pointwise import is_pointwise
+    from stable_forgetting.common.bounded.quantised import is_pointwise
 
     patterns = adapter_targets(task, config.placement, config.targets)
     names = chosen_layers(task.model, patterns)

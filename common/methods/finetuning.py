@@ -12,8 +12,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Amount, Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.common.train.rates import total_steps
+from stable_forgetting.common.train.config import FitConfig, total_steps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.numbers import Amount, NonNegative, Positive
-from stable_forgetting.common.bounded.config import AdapterConfig, FilaConfig
-from stable_forgetting.common.bounded.presets import LORA
+from stable_forgetting.common.bounded.config import LORA, AdapterConfig, FilaConfig
 from stable_forgetting.common.methods.base import BOTH, MethodInfo
 from stable_forgetting.common.methods.forget_retain import (
     ForgetConfig,

@@ -205,7 +205,7 @@ class AdaptedMethod(UnlearningMethod):
         )
 
     def _constraints(self) -> list[AfterStep]:
-        from stable_forgetting.common.bounded.constraints import clip_factors_, project_ball_
+        from stable_forgetting.common.bounded.attach import clip_factors_, project_ball_
 
         config: AdaptedConfig = self.config
         hooks: list[AfterStep] = []
@@ -218,7 +218,7 @@ class AdaptedMethod(UnlearningMethod):
         return hooks
 
     def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
-        from stable_forgetting.common.bounded.constraints import factor_penalty
+        from stable_forgetting.common.bounded.attach import factor_penalty
 
         mu = self.config.penalty
         return (lambda model: mu * factor_penalty(model)) if mu else None

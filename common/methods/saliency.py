@@ -15,7 +15,7 @@ from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMe
 from stable_forgetting.common.methods.gradient import AdaptedMethod, ShortConfig
 from stable_forgetting.common.methods.relabelling import RandomLabel
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.train.rates import total_steps
+from stable_forgetting.common.train.config import total_steps
 
 if TYPE_CHECKING:
     from torch import nn

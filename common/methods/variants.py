@@ -18,7 +18,7 @@ from pydantic import ValidationError, create_model
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, Entry
-from stable_forgetting.common.bounded.presets import PRESETS
+from stable_forgetting.common.bounded.config import PRESETS
 from stable_forgetting.common.methods.base import UnlearningMethod
 from stable_forgetting.common.methods.catalogue import CATALOGUE
 
@@ -36,7 +36,7 @@ class Variant:
 
     Attributes:
         base: Registered method.
-        preset: Row of :data:`common.bounded.presets.PRESETS`.
+        preset: Row of :data:`common.bounded.config.PRESETS`.
         paper: Where it comes from.
         doc: What ``unlearn show`` prints.
         params: Further defaults.

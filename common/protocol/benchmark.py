@@ -21,8 +21,7 @@ from stable_forgetting.common.measure.rules import Rule, RuleSet
 from stable_forgetting.common.measure.scores import Scores, collect
 from stable_forgetting.common.protocol.family import ModelFamily
 from stable_forgetting.common.protocol.pretraining import Pretrainable
-from stable_forgetting.common.protocol.sizes import Workload
-from stable_forgetting.common.protocol.stand_in import StandIn
+from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
@@ -305,7 +304,7 @@ class Benchmark(ModelFamily, Pretrainable):
 
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
-        from stable_forgetting.common.bounded.reuse import reuse_weights
+        from stable_forgetting.common.bounded.layer import reuse_weights
         from stable_forgetting.common.data.batch import ordered_batches
 
         model.eval()

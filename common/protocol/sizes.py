@@ -1,11 +1,13 @@
-"""A model in numbers, without building it."""
+"""A model in numbers, without building it; and what a rehearsal runs in its place."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+
+from stable_forgetting.common.base.config import Strict
 
 Shape = tuple[int, int]
 """(outputs, inputs) of a linear layer."""
@@ -78,3 +80,18 @@ class Workload:
     targets: Mapping[str, Sequence[str]]
     half: bool = False
     checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A protocol that a CPU runs in seconds.
+
+    Attributes:
+        config: Of the same benchmark.
+        notes: What stands in for what, in words.
+        samples: Part -> samples of the real data, where the stand-in's data has other ones.
+    """
+
+    config: Strict
+    notes: tuple[str, ...] = ()
+    samples: Mapping[str, int] = field(default_factory=dict)

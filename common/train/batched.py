@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stable_forgetting.common.bounded.constraints import ball_radius, clip_layer_, project_layer_
+from stable_forgetting.common.bounded.attach import ball_radius, clip_layer_, project_layer_
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
 from stable_forgetting.common.bounded.product import bounded_delta
 from stable_forgetting.common.data.batch import Batch
@@ -23,11 +23,10 @@ from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import joint_logits
 from stable_forgetting.common.objectives.positions import average, cross_entropy, unlikelihood
 from stable_forgetting.common.objectives.terms import ForgetLoss, PositionLoss
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.common.train.guard import DivergenceGuard, first_nonfinite
+from stable_forgetting.common.train.config import FitConfig, learning_rate
 from stable_forgetting.common.train.optimizer import AdamW
 from stable_forgetting.common.train.protocols import ModelForward
-from stable_forgetting.common.train.rates import learning_rate
+from stable_forgetting.common.train.telemetry import DivergenceGuard, first_nonfinite
 
 
 class BatchedLinear(nn.Module):

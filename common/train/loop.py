@@ -14,25 +14,30 @@ from torch import Tensor, nn
 from stable_forgetting.common.base import stopping
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, Diverged
-from stable_forgetting.common.bounded.reuse import reuse_weights
+from stable_forgetting.common.bounded.layer import reuse_weights
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import Objective, ObjectiveValue
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.common.train.guard import DivergenceGuard, first_nonfinite
-from stable_forgetting.common.train.launch import make_accelerator, make_sharded
-from stable_forgetting.common.train.optimizer import make_optimizer
-from stable_forgetting.common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
-from stable_forgetting.common.train.rates import (
+from stable_forgetting.common.train.config import (
+    FitConfig,
     evaluation_steps,
     learning_rate,
     total_steps,
     warmup_steps,
 )
+from stable_forgetting.common.train.launch import make_accelerator, make_sharded
+from stable_forgetting.common.train.optimizer import make_optimizer
+from stable_forgetting.common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from stable_forgetting.common.train.rehearsal import Ends
 from stable_forgetting.common.train.resume import due_at, resume, save
 from stable_forgetting.common.train.sharding import whole_tensor
-from stable_forgetting.common.train.telemetry import Instruments, has_adapters, looking
+from stable_forgetting.common.train.telemetry import (
+    DivergenceGuard,
+    Instruments,
+    first_nonfinite,
+    has_adapters,
+    looking,
+)
 
 _TOTAL = ""
 """Key of the whole objective beside its parts."""

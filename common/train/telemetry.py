@@ -1,22 +1,48 @@
-"""What a run measures of itself at logged steps: norms, probes, logits, adapter statistics."""
+"""What a run measures of itself: divergence, norms, probes, logits, adapter statistics."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from stable_forgetting.common.bounded.attach import adapter_statistics
-from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
+from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, reuse_weights
 from stable_forgetting.common.bounded.quantised import dense_weight
-from stable_forgetting.common.bounded.reuse import reuse_weights
 from stable_forgetting.common.data.batch import Batch, Forward
 from stable_forgetting.common.objectives.objectives import Objective
 from stable_forgetting.common.train.precision import tensor_float
 from stable_forgetting.common.train.sharding import whole_tensor
+
+
+class DivergenceGuard:
+    """Remembers at which step a loss first was not finite or above a cap.
+
+    Args:
+        cap: Largest absolute value of a loss.
+        device: Where the losses lie; nothing waits for it.
+        runs: K where K runs advance together, each with a guard of its own; None for one run.
+
+    Attributes:
+        first_bad: int64, () or (K,): the step, counted from 1; -1 where no loss was bad.
+    """
+
+    def __init__(self, cap: float, device: torch.device, runs: int | None = None):
+        self.cap = cap
+        self.first_bad = torch.full(() if runs is None else (runs,), -1, device=device)
+
+    def watch(self, step: int, losses: Tensor) -> None:
+        """Looks at the losses, (n,) or (n, K), of a step counted from 1."""
+        fine = losses.isfinite().all(0) & (losses.abs() <= self.cap).all(0)
+        self.first_bad = torch.where(~fine & (self.first_bad < 0), step, self.first_bad)
+
+
+def first_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name of the first tensor that holds an infinity or a NaN."""
+    return next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
 
 
 class Instruments:

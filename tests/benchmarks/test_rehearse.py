@@ -16,7 +16,7 @@ from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
-from stable_forgetting.common.train.rates import learning_rate
+from stable_forgetting.common.train.config import learning_rate
 
 
 def rows_of(out: str) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.suite.resolved import (
 )
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, suite_names
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.train.rates import total_steps, warmup_steps
+from stable_forgetting.common.train.config import total_steps, warmup_steps
 
 TOFU = {"forget01": 40, "forget05": 200, "forget10": 400}
 """Rows of TOFU's forget sets."""

@@ -15,7 +15,7 @@ LIGHT = (
     "common.audits.boundary",
     "common.audits.challenge",
     "common.audits.recovery",
-    "common.audits.relearning",
+    "common.audits.recovery",
     "common.audits.representations",
     "common.measure.gaps",
     "common.methods.forget_terms",

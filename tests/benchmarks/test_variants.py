@@ -10,7 +10,7 @@ import pytest
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.bounded.presets import PRESETS
+from stable_forgetting.common.bounded.config import PRESETS
 from stable_forgetting.common.checks import check_method
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.forget_retain import lambda_field

@@ -27,9 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import conftest as tiny
 
-from stable_forgetting.common.bounded.attach import attach
+from stable_forgetting.common.bounded.attach import attach, clip_factors_, project_ball_
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.bounded.constraints import clip_factors_, project_ball_
 from stable_forgetting.common.bounded.files import save_adapter
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference

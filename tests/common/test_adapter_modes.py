@@ -14,9 +14,14 @@ from torch import nn
 
 from stable_forgetting.common.base.config import digest, validate
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
-from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach, detach
+from stable_forgetting.common.bounded.attach import (
+    BoundedLinear,
+    adapted_layers,
+    attach,
+    detach,
+    project_ball_,
+)
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.bounded.constraints import project_ball_
 from stable_forgetting.common.bounded.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

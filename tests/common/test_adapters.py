@@ -20,15 +20,13 @@ from stable_forgetting.common.bounded.attach import (
     adapted_layers,
     adapter_statistics,
     attach,
+    clip_factors_,
     detach,
+    factor_penalty,
+    project_ball_,
     trainable_share,
 )
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.bounded.constraints import (
-    clip_factors_,
-    factor_penalty,
-    project_ball_,
-)
 from stable_forgetting.common.bounded.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

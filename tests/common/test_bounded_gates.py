@@ -12,15 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from stable_forgetting.common.bounded import eager as bounded_eager
-from stable_forgetting.common.bounded import function as bounded_function
+from stable_forgetting.common.bounded import product as bounded_product
 from stable_forgetting.common.bounded.attach import BoundedLinear, adapted_layers, attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import Update
-from stable_forgetting.common.bounded.function import build_weight, gemm_dtype
+from stable_forgetting.common.bounded.layer import reuse_weights, shared_weight
 from stable_forgetting.common.bounded.phi import Bound
-from stable_forgetting.common.bounded.product import bounded_linear
-from stable_forgetting.common.bounded.reuse import reuse_weights
-from stable_forgetting.common.bounded.shared import shared_weight
+from stable_forgetting.common.bounded.product import bounded_linear, build_weight, gemm_dtype
 
 BENT = ("sine", "tanh", "sigmoid", "relu", "clip")
 PHIS = (*BENT, "identity")
@@ -506,7 +504,7 @@ def test_triton_is_asked_where_it_could_run(monkeypatch):
             return bounded_eager.contract(g, x, update)
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(bounded_function, "_triton", lambda: Kernels)
+    monkeypatch.setattr(bounded_product, "_triton", lambda: Kernels)
     inputs = [t.float().requires_grad_() for t in tensors("sine", "chunked")]
     found = gradients(lambda *a: bounded_linear(*a, form("sine")), inputs)
     assert calls == ["build", "build", "contract"]

@@ -9,7 +9,7 @@ from torch import nn
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.bounded import function
+from stable_forgetting.common.bounded import product
 from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.phi import PHIS, Bound, Phi
@@ -74,7 +74,7 @@ def test_a_phi_without_a_compiled_branch_leaves_the_kernels(softsign):
     triton = pytest.importorskip("stable_forgetting.common.bounded.triton")
     A = torch.zeros(4, 2)
     assert not triton._native(A, Bound(softsign, 1.0, 1.0))
-    assert function._kernels(A.double(), torch.float64) is function.eager
+    assert product._kernels(A.double(), torch.float64) is product.eager
 
 
 def test_every_record_with_a_branch_and_none_besides():

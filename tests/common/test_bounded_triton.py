@@ -96,8 +96,8 @@ def test_a_processor_that_is_not_there_is_not_available():
 
 
 def test_compiled_bodies_are_phi_and_its_slope():
-    from stable_forgetting.common.bounded.compiled import _gradient_body, _phi_body
     from stable_forgetting.common.bounded.phi import Bound
+    from stable_forgetting.common.bounded.triton import _gradient_body, _phi_body
 
     z = torch.linspace(-3, 3, 41, dtype=torch.float64).requires_grad_()
     for phi in PHI:

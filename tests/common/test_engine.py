@@ -30,9 +30,13 @@ from stable_forgetting.common.objectives.objectives import (
 )
 from stable_forgetting.common.store import hashed
 from stable_forgetting.common.train import checkpoint, loop
-from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.config import (
+    FitConfig,
+    learning_rate,
+    total_steps,
+    warmup_steps,
+)
 from stable_forgetting.common.train.fit import fit
-from stable_forgetting.common.train.rates import learning_rate, total_steps, warmup_steps
 from stable_forgetting.common.train.tracking import Tracker, copy_scalars, read_scalars
 
 MLP = ("blocks.*.mlp.fc*",)

@@ -417,7 +417,7 @@ def test_constraints_hold_after_every_step(unlearn):
 
 
 def test_the_penalty_is_logged_and_holds_factors_back(unlearn):
-    from stable_forgetting.common.bounded.constraints import factor_penalty
+    from stable_forgetting.common.bounded.attach import factor_penalty
 
     sizes = []
     for mu in (1e-9, 10.0):

@@ -18,7 +18,7 @@ from stable_forgetting.common.bounded.attach import (
 )
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import load_adapter, save_adapter
-from stable_forgetting.common.bounded.pointwise import BoundedPointwise
+from stable_forgetting.common.bounded.quantised import BoundedPointwise
 from stable_forgetting.common.methods.delora import GDDelora, attach_delora
 
 CONFIGS = {

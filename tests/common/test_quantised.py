@@ -16,22 +16,22 @@ from stable_forgetting.common.bounded.attach import (
     adapter_statistics,
     attach,
     detach,
+    project_ball_,
     trainable_share,
 )
 from stable_forgetting.common.bounded.config import AdapterConfig
-from stable_forgetting.common.bounded.constraints import project_ball_
 from stable_forgetting.common.bounded.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     load_adapter,
     save_adapter,
 )
+from stable_forgetting.common.bounded.layer import reuse_weights
 from stable_forgetting.common.bounded.quantised import (
     QuantisedBoundedLinear,
     dense_weight,
     is_quantised,
 )
-from stable_forgetting.common.bounded.reuse import reuse_weights
 from stable_forgetting.common.objectives.objectives import gradient_difference
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit

@@ -12,8 +12,7 @@ from stable_forgetting.common.data.loader import (
     RelabelledLoader,
 )
 from stable_forgetting.common.data.splits import ForgetSplit
-from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.common.train.rates import total_steps, warmup_steps
+from stable_forgetting.common.train.config import FitConfig, total_steps, warmup_steps
 from stable_forgetting.common.train.rehearsal import Rehearsal
 
 

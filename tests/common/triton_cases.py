@@ -16,7 +16,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from stable_forgetting.common.bounded import compiled
 from stable_forgetting.common.bounded import triton as ours
 from stable_forgetting.common.bounded.eager import Update
 from stable_forgetting.common.bounded.phi import Bound
@@ -113,7 +112,7 @@ def every_case() -> dict[str, dict[str, float]]:
 def wide_ranks() -> dict[str, dict[str, float]]:
     """The path of ranks that the kernels do not take, its bodies uncompiled; several row blocks."""
     shape = (37, 53, 29, ours.MAX_RANK + 1)
-    with mock.patch.multiple(compiled, _fused=lambda body: body, ROW_BLOCK=16):
+    with mock.patch.multiple(ours, _fused=lambda body: body, ROW_BLOCK=16):
         return {f"compiled {phi}": one(phi, torch.float32, shape, SMALL, 1) for phi in PHI}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stable_forgetting.common.base.seeding import generator
-from stable_forgetting.common.bounded import function
+from stable_forgetting.common.bounded import product as bounded_product
 from stable_forgetting.common.bounded.phi import PHIS, Bound
 from stable_forgetting.common.bounded.product import bounded_linear
 from tools.gpu.items import Job, Row
@@ -33,7 +33,7 @@ def errors(job: Job) -> Iterator[Row]:
         draws = _operands(shape, rank, dtype)
         wanted = _results({key: value.double() for key, value in draws.items()}, bound)
         placed = {key: value.to(job.device) for key, value in draws.items()}
-        path = function._kernels(placed["A"], dtype).__name__.rpartition(".")[2]
+        path = bounded_product._kernels(placed["A"], dtype).__name__.rpartition(".")[2]
         made = _results(placed, bound)
         far = {key: relative_difference(made[key].cpu(), wanted[key]) for key in wanted}
         again = _results(placed, bound)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import one_line
 from stable_forgetting.common.base.seeding import generator
-from stable_forgetting.common.bounded import eager, function
+from stable_forgetting.common.bounded import eager
+from stable_forgetting.common.bounded import product as bounded_product
 from stable_forgetting.common.bounded.layer import BoundedLinear
 from tools.gpu.items import Job, Row
 from tools.gpu.models import Body, bodies
@@ -116,7 +117,7 @@ def ways_of(
 
     @contextlib.contextmanager
     def eagerly() -> Iterator[None]:
-        with cast(), mock.patch.object(function, "_kernels", lambda A, dtype: eager):
+        with cast(), mock.patch.object(bounded_product, "_kernels", lambda A, dtype: eager):
             yield
 
     merged = models.pop(MERGED)

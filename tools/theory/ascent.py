@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.phi import PHIS, Bound
 from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
-from stable_forgetting.common.train.guard import first_nonfinite
 from stable_forgetting.common.train.optimizer import AdamW
+from stable_forgetting.common.train.telemetry import first_nonfinite
 
 WIDTHS = (64, 96, 96, 10)
 RANK, ALPHA = 8, 16.0

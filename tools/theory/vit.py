@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.measure.ceiling import cross_entropy_ceilings
-from stable_forgetting.common.train.guard import first_nonfinite
+from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
 from stable_forgetting.vision.models.last import last_layers

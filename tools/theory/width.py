@@ -31,7 +31,7 @@ from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.common import AdapterConfig, attach
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
-from stable_forgetting.common.train.guard import first_nonfinite
+from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
 from tools.theory.ascent import ACTIVE, Updates

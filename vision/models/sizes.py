@@ -99,8 +99,7 @@ def _built(config: ModelConfig, num_classes: int, in_chans: int, image_size: int
     import torch
     from torch import nn
 
-    from stable_forgetting.common.bounded.pointwise import is_pointwise
-    from stable_forgetting.common.bounded.quantised import layer_shape
+    from stable_forgetting.common.bounded.quantised import is_pointwise, layer_shape
     from stable_forgetting.vision.models.build import construct
 
     bare = config.model_copy(update={"pretrained": False, "checkpoint": None})

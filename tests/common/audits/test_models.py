@@ -8,12 +8,14 @@ from torch import nn
 from stable_forgetting.common.audits.base import Measure, NotApplicable
 from stable_forgetting.common.audits.boundary import OverUnlearning
 from stable_forgetting.common.audits.recovery import (
+    RelearnFromRetain,
+    RelearnTime,
     RemoveAdapter,
     Requantise,
+    anamnesis,
     requantise,
     requantise_,
 )
-from stable_forgetting.common.audits.relearning import RelearnFromRetain, RelearnTime, anamnesis
 from stable_forgetting.common.audits.representations import (
     LinearProbe,
     Prototype,
