@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
+from stable_forgetting.common.protocol.stand_in import StandIn
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
@@ -28,7 +29,6 @@ from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
 from stable_forgetting.common.protocol.sizes import Workload
-from stable_forgetting.common.protocol.stand_in import StandIn
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Encoded, Item

@@ -85,7 +85,7 @@ def test_every_rename_follows_the_syncing_of_what_it_moves(cli, tiny_suite, tmp_
     monkeypatch.setattr(os, "replace", moving(replace))
     rows = {"original": None, "retrain": None, "gd": {"params": {"checkpoint_every": 1}}}
     suite = tiny_suite(tmp_path, methods=rows, defaults={"steps": 3})
-    assert cli("run", suite, "--store", tmp_path / "store", "--executor", "inline").code == 0
+    assert cli("run", suite, "--store", tmp_path / "store", "--workers", 1).code == 0
     assert len(moves) > 15 and [late for late, _ in moves if late] == []
     assert all(folder in synced for _, folder in moves), "the new name is synced, too"
 
@@ -109,8 +109,8 @@ def test_a_dead_worker_is_replaced_once(begun, spawn, tmp_path, deaths, code):
     marks = tmp_path / "marks"
     marks.mkdir()
     shutil.copytree(store, tmp_path / "store")
-    args = ("run", suite, "--store", tmp_path / "store", "--executor", "processes")
-    process = spawn(*args, "--workers", 1, MARKS=str(marks), DEATHS=str(deaths))
+    args = ("run", suite, "--store", tmp_path / "store", "--workers", 2)
+    process = spawn(*args, MARKS=str(marks), DEATHS=str(deaths))
     out, err = process.communicate(timeout=400)
     assert process.returncode == code, err
     assert err.count("a worker process died") == deaths and "Traceback" not in err

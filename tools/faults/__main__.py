@@ -9,34 +9,40 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from stable_forgetting.benchmarks.report import markdown
+from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.files import write_text
-from tools.faults.damages import damages
-from tools.faults.hostile import attacks, fuzzed
-from tools.faults.kills import full_disks, kills
-from tools.faults.power import power_cuts
-from tools.faults.tally import Tally, sections
-from tools.faults.together import orphans, side_by_side
+from tools.faults.hostile import attack, fuzz
+from tools.faults.power import power_cut
+from tools.faults.trials import (
+    Campaign,
+    Tally,
+    damage,
+    full_disk,
+    kills,
+    orphan,
+    repeated,
+    side_by_side,
+)
 from tools.faults.world import World
 
-Part = tuple[int, float, Callable[[World, Random, int, float], "Tally | list[Tally]"]]
-PARTS: dict[str, Part] = {
-    "run": (80, 0.18, lambda w, r, n, t: kills(w, r, "run", n, t)),
-    "audit": (30, 0.07, lambda w, r, n, t: kills(w, r, "audit", n, t)),
-    "sweep": (30, 0.07, lambda w, r, n, t: kills(w, r, "sweep", n, t)),
-    "apply": (40, 0.06, lambda w, r, n, t: kills(w, r, "apply", n, t)),
-    "report": (20, 0.03, lambda w, r, n, t: kills(w, r, "report", n, t)),
-    "power": (40, 0.10, power_cuts),
-    "disk": (12, 0.12, full_disks),
-    "damage": (200, 0.25, damages),
-    "together": (20, 0.10, side_by_side),
-    "orphans": (6, 0.05, orphans),
-    "fuzz": (300, 0.06, fuzzed),
-    "hostile": (1, 0.01, lambda w, r, n, t: attacks(w, t + 600)),
+FAULTS: dict[str, tuple[int, float, Campaign]] = {
+    "run": (80, 0.18, kills("run")),
+    "audit": (30, 0.07, kills("audit")),
+    "sweep": (30, 0.07, kills("sweep")),
+    "apply": (40, 0.06, kills("apply")),
+    "report": (20, 0.03, kills("report")),
+    "power": (40, 0.10, repeated("power cut (simulated)", power_cut)),
+    "disk": (36, 0.12, repeated("full disk", full_disk)),
+    "damage": (200, 0.25, repeated("damaged file", damage)),
+    "together": (20, 0.10, repeated("runs side by side", side_by_side)),
+    "orphans": (6, 0.05, repeated("orphans of a killed run", orphan)),
+    "fuzz": (300, 0.06, repeated("fuzzed suite (planned)", fuzz)),
+    "hostile": (1, 0.01, repeated("hostile file", attack)),
 }
 """Name -> trials at full size, share of the time, and what does them."""
 
@@ -53,18 +59,31 @@ def campaign(
         scale: Share of the full number of trials.
         only: Parts to do; all of them when empty.
     """
-    world = World(root)
-    world.prepare()
-    tallies: list[Tally] = []
-    parts = {name: part for name, part in PARTS.items() if not only or name in only}
-    shares, end = sum(share for _, share, _ in parts.values()), time.monotonic() + minutes * 60
-    for name, (count, share, work) in parts.items():
+    world, tallies = World(root), []
+    faults = {name: fault for name, fault in FAULTS.items() if not only or name in only}
+    shares, end = sum(share for _, share, _ in faults.values()), time.monotonic() + minutes * 60
+    for name, (count, share, work) in faults.items():
         now = time.monotonic()
         until = now + max(0.0, end - now) * share / max(shares, share)
-        result = work(world, Random(f"{seed} {name}"), max(1, round(count * scale)), until)
-        tallies += result if isinstance(result, list) else [result]
+        count = max(1, round(count * scale))
+        tallies.append(work(world, Random(f"{seed} {name}"), count, max(until, now + 1)))
         shares -= share
     return tallies
+
+
+def sections(tallies: Sequence[Tally], line: str) -> list[Section]:
+    """The table of a campaign, and its breaches."""
+    rows = []
+    for tally in tallies:
+        outcomes = ", ".join(f"{name} {count}" for name, count in tally.outcomes.most_common())
+        rows.append([tally.what, str(tally.tried), outcomes, str(len(tally.breaches))])
+    breaches = tuple(text for tally in tallies for text in tally.breaches)
+    content = table(["fault", "tried", "outcomes", "breaches"], rows, words=True)
+    verdict = f"{len(breaches)} breaches." if breaches else "No promise was broken."
+    return [
+        Section("Faults on purpose", (line,), content, depth=1),
+        Section("", (verdict,), None, breaches),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of every choice (0)")
     parser.add_argument("--minutes", type=float, default=10, help="wall time of the trials (10)")
     parser.add_argument("--scale", type=float, default=1, help="share of the trials (1)")
-    parser.add_argument("--only", default="", help=f"parts, with commas: {', '.join(PARTS)}")
+    parser.add_argument("--only", default="", help=f"parts, with commas: {', '.join(FAULTS)}")
     parser.add_argument("--out", type=Path, required=True, help="folder for FAULTS.md")
     options = parser.parse_args(argv)
     only = [part for part in options.only.split(",") if part]
-    if not hasattr(os, "fork") or not set(only) <= set(PARTS):
-        parser.error(f"needs Linux, and parts among {', '.join(PARTS)}")
+    if not hasattr(os, "fork") or not set(only) <= set(FAULTS):
+        parser.error(f"needs Linux, and parts among {', '.join(FAULTS)}")
     root = Path(tempfile.mkdtemp(prefix="faults-"))
     began = time.monotonic()
     try:
@@ -93,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in usages) / 60
     wall = (time.monotonic() - began) / 60
     line = f"Seed {options.seed}; {wall:.1f} minutes, {cpu:.1f} of them on a processor."
-    text = markdown.write(sections(tallies, "Faults on purpose", [line]))
+    text = markdown.write(sections(tallies, line))
     write_text(options.out / "FAULTS.md", text)
     sys.stdout.write(text)
     return int(any(tally.breaches for tally in tallies))

@@ -6,14 +6,13 @@ import copy
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tools.faults.child import Ended, command
-from tools.faults.tally import Tally
+from tools.faults.trials import Tally
 from tools.faults.world import SUITE, World
 
 LIMIT = 30.0
@@ -24,24 +23,21 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def fuzzed(world: World, random: Random, count: int, until: float) -> Tally:
-    """Plans suites with a few random changes each."""
-    tally = Tally("fuzzed suite (planned)")
+def fuzz(world: World, random: Random, tally: Tally) -> None:
+    """Plans a suite with a few random changes."""
     folder = world.root / "fuzz"
-    folder.mkdir()
-    while tally.tried < count and time.monotonic() < until:
-        suite = copy.deepcopy(SUITE)
-        for _ in range(random.randint(1, 3)):
-            _mutate(random, suite)
-        text = bytearray(json.dumps(suite).encode())
-        if random.random() < 0.3:
-            spot = random.randrange(len(text))
-            text[spot : spot + random.randint(0, 3)] = random.randbytes(2)
-        path = folder / "suite.yaml"
-        path.write_bytes(text)
-        ended = command(folder / "log", "plan", path, "--store", folder / "store").wait(LIMIT)
-        _judge(tally, ended, bytes(text[-200:]).decode(errors="replace"))
-    return tally
+    folder.mkdir(exist_ok=True)
+    suite = copy.deepcopy(SUITE)
+    for _ in range(random.randint(1, 3)):
+        _mutate(random, suite)
+    text = bytearray(json.dumps(suite).encode())
+    if random.random() < 0.3:
+        spot = random.randrange(len(text))
+        text[spot : spot + random.randint(0, 3)] = random.randbytes(2)
+    path = folder / "suite.yaml"
+    path.write_bytes(text)
+    ended = command(folder / "log", "plan", path, "--store", folder / "store").wait(LIMIT)
+    _judge(tally, ended, bytes(text[-200:]).decode(errors="replace"))
 
 
 def _mutate(random: Random, value: Any) -> None:
@@ -84,17 +80,12 @@ def _judge(tally: Tally, ended: Ended, what: str) -> None:
 # Named attacks -----------------------------------------------------------------------------------
 
 
-def attacks(world: World, until: float) -> Tally:
+def attack(world: World, random: Random, tally: Tally) -> None:
     """Every hostile file once."""
-    tally = Tally("hostile file")
     for number, (name, arguments) in enumerate(_attacks(world)):
-        if time.monotonic() > until:
-            break
         ended = command(world.root / "attacks" / f"log-{number}", *arguments).wait(LIMIT)
         _judge(tally, ended, name)
-        if ended.code == 0:
-            tally.breaches.append(f"{tally.what}: {name} was taken")
-    return tally
+        tally.breach(f"{name} was taken" if ended.code == 0 else "")
 
 
 def _attacks(world: World) -> Iterator[tuple[str, list[object]]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,7 @@ from random import Random
 from typing import Any
 
 from tools.faults.child import Trap
-from tools.faults.kills import check, finish, half_written
-from tools.faults.tally import Tally
+from tools.faults.trials import Tally, finish, half_written
 from tools.faults.world import World
 
 LINES = "book.jsonl"
@@ -66,29 +64,22 @@ class Book(Trap):
         return str(link)
 
 
-def power_cuts(world: World, random: Random, count: int, until: float) -> Tally:
-    """Cuts jobs off before a random change of a file; run again they end with the same bits."""
-    tally = Tally("power cut (simulated)")
-    while tally.tried < count and time.monotonic() < until:
-        job = random.choice(("run", "run", "sweep", "audit", "apply"))
-        with world.place(job) as place:
-            book = Book(place, random.randint(1, world.changes[job]), book=_beside(place))
-            for path in (place, *place.rglob("*")):  # what was there before is on the disk
-                book.seen("fsync", str(path))
-            ended = world.do(job, place, trap=book)
-            if ended.code != -9:
-                check(tally, ended, "a job that was to be cut off")
-            lost = [f"{name} was complete, and is lost" for name in cut(place, book.book, random)]
-            tally.breaches += [f"{tally.what}: {text}" for text in (*lost, *half_written(place))]
-            finish(world, job, place, tally, 1)
-            shutil.rmtree(book.book)
-    return tally
-
-
-def _beside(place: Path) -> Path:
-    book = place.with_suffix(".book")
-    book.mkdir()
-    return book
+def power_cut(world: World, random: Random, tally: Tally) -> None:
+    """Cuts a job off before a random change of a file; run again it ends with the same bits."""
+    job = random.choice(("run", "run", "sweep", "audit", "apply"))
+    with world.place(job) as place:
+        beside = place.with_suffix(".book")
+        beside.mkdir()
+        book = Book(place, random.randint(1, world.changes[job]), book=beside)
+        for path in (place, *place.rglob("*")):  # what was there before is on the disk
+            book.seen("fsync", str(path))
+        ended = world.do(job, place, trap=book)
+        if ended.code != -9:
+            tally.check(ended, "a job that was to be cut off")
+        lost = [f"{name} was complete, and is lost" for name in cut(place, beside, random)]
+        tally.breach(*lost, *half_written(place))
+        finish(world, job, place, tally)
+        shutil.rmtree(beside)
 
 
 def cut(place: Path, book: Path, random: Random) -> list[str]:

@@ -94,6 +94,7 @@ class World:
         self._logs.mkdir()
         self._trial = 0
         _write_subject(root / "subject")
+        self._prepare()
 
     def arguments(self, job: str, place: Path) -> list[object]:
         """The command line of a job on a store, or on the parent of what ``apply`` writes.
@@ -110,7 +111,7 @@ class World:
         target = self.sweep if job == "sweep" else self.suite
         last = ["--minutes"] if job == "audit" else []
         name = "run" if job in ("report", "sweep") else job
-        where = ["--store", place, "--device", self.device, "--executor", "inline"]
+        where = ["--store", place, "--device", self.device, "--workers", 1]
         return [name, target, *where, *last]
 
     def start(self, job: str, place: Path, **how: Any) -> Child:
@@ -133,7 +134,7 @@ class World:
         ended = command(self._logs / str(self._trial), *args).wait()
         return ended, _timeless(json.loads(ended.out)) if ended.code == 0 else {}
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Makes every right answer; counts the changes to files of every job.
 
         What a job imports is imported here afterwards, so that no trial pays for it.

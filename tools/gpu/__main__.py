@@ -2,72 +2,105 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.common.base.config import did_you_mean
-from stable_forgetting.common.base.errors import ConfigError, UserError, named_line
-from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.base.errors import named_line
+from stable_forgetting.common.base.files import write_json, write_text
 from stable_forgetting.common.base.seeding import make_deterministic
-from tools.gpu.items import ITEMS, LIMIT, Job
-from tools.gpu.record import Record, failed
+from stable_forgetting.common.store.records import environment
+from tools.gpu.items import ITEMS, LIMIT, Job, Row
 
-LIST, ALL = "ls", "all"
-EPILOG = (
-    "Examples:  python -m tools.gpu ls;  python -m tools.gpu kernels --out runs/gpu;  "
-    "python -m tools.gpu all --minutes 30 --out runs/gpu"
-)
-app = typer.Typer(add_completion=False)
+SCHEMA = 1
+QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where items run and write; the same for all of a command."""
+def run_here(name: str, job: Job) -> bool:
+    """Runs one item in this process, deterministic as stages are; whether its promises hold.
 
-    out: Path
-    device: str
-    tiny: bool
-    data_root: Path | None
-
-    def job(self, name: str, seconds: float) -> Job:
-        """What an item is given."""
-        return Job(self.out / name, self.device, self.tiny, self.data_root, seconds)
-
-    def options(self) -> list[str]:
-        """The same as a command line."""
-        given = ["--out", str(self.out), "--device", self.device]
-        given += ["--data-root", str(self.data_root)] if self.data_root is not None else []
-        return [*given, *(["--tiny"] if self.tiny else [])]
-
-
-def run_here(name: str, place: Place, seconds: float = LIMIT) -> bool:
-    """Runs one item in this process, deterministic as stages are; whether its promises hold."""
+    Its files are written anew after every row: whoever is cut off leaves the rows so far.
+    """
     make_deterministic()
-    record = Record(place.out, name, ITEMS[name], place.device, place.tiny)
+    rows: list[dict[str, Any]] = []
+    began = time.monotonic()
+    head = {"schema": SCHEMA, "item": name, "shows": ITEMS[name].shows, "device": job.device}
+    head |= {"tiny": job.tiny, "card": card(), "cores": os.cpu_count()}
+    head |= {"command": " ".join(["python -m tools.gpu", *sys.argv[1:]])}
+    head |= {"environment": environment()}
+
+    def write(complete: bool) -> None:
+        seconds = round(time.monotonic() - began, 1)
+        record = {**head, "seconds": seconds, "complete": complete, "rows": rows}
+        write_json(job.work.with_suffix(".json"), record)
+        write_text(job.work.with_suffix(".md"), page(record))
+
     try:
-        for row in ITEMS[name].rows(place.job(name, seconds)):
-            record.add(row)
-            typer.echo(f"{name}: {', '.join(f'{k} {v}' for k, v in row.items() if v is not None)}")
+        for row in ITEMS[name].rows(job):
+            rows.append(dict(row))
+            write(complete=False)
+            text = ", ".join(f"{key} {value}" for key, value in row.items() if value is not None)
+            print(f"{name}: {text}", flush=True)  # noqa: T201
     except Exception as error:  # whatever a new machine says belongs into the table
-        record.add({"says": named_line(error), "ok": False})
+        rows.append({"says": named_line(error), "ok": False})
+        write(complete=False)
         return False
-    record.write(complete=True)
-    return not failed(record.rows)
+    write(complete=True)
+    return not failed(rows)
 
 
-def run_apart(name: str, place: Place, seconds: float) -> str:
+def failed(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose promise does not hold."""
+    return [row for row in rows if row.get("ok") is False]
+
+
+def page(record: dict[str, Any]) -> str:
+    """The Markdown of an item's record."""
+    end = "" if record["complete"] else "; cut off: rows are missing"
+    sizes = "; TINY sizes, of no meaning" if record["tiny"] else ""
+    versions = (f"{name} {version}" for name, version in record["environment"]["packages"].items())
+    text = (
+        f"{record['shows']}.",
+        f"{record['device']}: {record['card']}; {record['seconds']} s{end}{sizes}.",
+        f"`{record['command']}`",
+        f"{', '.join(versions)}.",
+    )
+    heads = list(dict.fromkeys(key for row in record["rows"] for key in row))
+    cells = [[_cell(row.get(key)) for key in heads] for row in record["rows"]]
+    content = table(heads, cells) if heads else None
+    return markdown.write([Section(record["item"], text, content, depth=1)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def card() -> str:
+    """The card and its driver, asked without starting CUDA in this process."""
+    try:
+        asked = subprocess.run(QUERY, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return "no card"
+    return "; ".join(asked.stdout.strip().split("\n")) if asked.returncode == 0 else "no card"
+
+
+def run_apart(name: str, options: Sequence[str], seconds: float) -> str:
     """Runs one item in a process of its own, which is killed in the end; how it ended."""
-    command = [sys.executable, "-m", "tools.gpu", name, *place.options()]
+    command = [sys.executable, "-m", "tools.gpu", name, *options]
     command += ["--minutes", f"{seconds / 60:.2f}"]
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
@@ -78,20 +111,21 @@ def run_apart(name: str, place: Place, seconds: float) -> str:
     return {0: "ok", 1: "FAILED"}.get(code, f"code {code}")
 
 
-def run_in_turn(names: list[str], place: Place, minutes: float | None) -> bool:
+def run_in_turn(names: Sequence[str], job: Job, minutes: float | None) -> bool:
     """Runs items until the time is over, and keeps ``SUMMARY.md`` after each."""
+    options = ["--out", str(job.work), "--device", job.device, *(["--tiny"] if job.tiny else [])]
+    options += ["--data-root", str(job.data_root)] if job.data_root is not None else []
     end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     ends: list[tuple[str, str, str]] = []
     for name in names:
         began = time.monotonic()
         left = min(LIMIT, end - began)
-        how = run_apart(name, place, left) if left > 30 else "no time left"
+        how = run_apart(name, options, left) if left > 30 else "no time left"
         ends.append((name, how, f"{time.monotonic() - began:.0f}"))
         content = table(["item", "how it ended", "seconds"], ends)
         text = ("The files beside this one say the rest.",)
-        place.out.mkdir(parents=True, exist_ok=True)
-        page = markdown.write([Section("First contact with a GPU", text, content, depth=1)])
-        write_text(place.out / "SUMMARY.md", page)
+        summary = markdown.write([Section("First contact with a GPU", text, content, depth=1)])
+        write_text(job.work / "SUMMARY.md", summary)
     return all(how == "ok" for _, how, _ in ends)
 
 
@@ -105,55 +139,50 @@ def listing() -> str:
     return markdown.write([Section("Questions to a GPU", text, content, depth=1)])
 
 
-@app.command(epilog=EPILOG)
-def main(
-    items: Annotated[list[str], typer.Argument(help=f"{LIST}, {ALL}, or items.")],
-    out: Annotated[Path, typer.Option(help="Folder for a table per item.")] = Path("runs/gpu"),
-    device: Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")] = "cuda",
-    tiny: Annotated[bool, typer.Option("--tiny", help="Sizes that a CPU does in seconds.")] = False,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder with local data sets.", envvar="SF_DATA_ROOT")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Wall time of all; what is unfinished is cut off.", min=0)
-    ] = None,
-) -> None:
-    """First contact with a GPU: one question per item, its answer as JSON and Markdown."""
-    try:
-        if items == [LIST]:
-            typer.echo(listing(), nl=False)
-            return
-        names = [*ITEMS] if items == [ALL] else items
-        for name in names:
-            if name not in ITEMS:
-                known = [LIST, ALL, *ITEMS]
-                raise ConfigError(f"{name}: no such item{did_you_mean(name, known)}; see ls")
-        _check_device(device)
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    place = Place(out, device, tiny, data_root)
-    if len(names) == 1:
-        seconds = LIMIT if minutes is None else min(LIMIT, 60 * minutes)
-        good = run_here(names[0], place, seconds)
-    else:
-        good = run_in_turn(names, place, minutes)
-    if not good:
-        raise typer.Exit(1)
+def refusal(names: Sequence[str], device: str) -> str:
+    """Why nothing can be asked; empty where all can.
 
-
-def _check_device(device: str) -> None:
-    """Asked in another process: a process that has started CUDA cannot fork children that use it.
-
-    Raises:
-        ConfigError: torch has no such device here.
+    The device is tried in another process: one that has started CUDA cannot fork children.
     """
-    if device == "cpu":
-        return
+    for name in names:
+        if name not in ITEMS:
+            return f"{name}: no such item{did_you_mean(name, ['ls', 'all', *ITEMS])}; see ls"
     code = "import sys, torch; torch.empty(1, device=sys.argv[1])"
-    if subprocess.run([sys.executable, "-c", code, device], capture_output=True).returncode:
-        raise ConfigError(f"--device {device}: not a device that torch has here; try --device cpu")
+    tried = [sys.executable, "-c", code, device]
+    if device != "cpu" and subprocess.run(tried, capture_output=True).returncode:
+        return f"--device {device}: not a device that torch has here; try --device cpu"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Asks; 1 where a promise does not hold."""
+    root = os.environ.get("SF_DATA_ROOT")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu",
+        description="First contact with a GPU: one question per item, a table for each.",
+        epilog="Example:  python -m tools.gpu kernels --out runs/gpu",
+    )
+    parser.add_argument("items", nargs="+", help="ls (what there is), all, or items")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder (runs/gpu)")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, cpu, ... (cuda)")
+    parser.add_argument("--tiny", action="store_true", help="sizes that a CPU does in seconds")
+    parser.add_argument("--data-root", type=Path, default=root, help="folder with local data sets")
+    parser.add_argument("--minutes", type=float, help="wall time; what is unfinished is cut off")
+    given = parser.parse_args(argv)
+    if given.items == ["ls"]:
+        sys.stdout.write(listing())
+        return 0
+    names = [*ITEMS] if given.items == ["all"] else given.items
+    if text := refusal(names, given.device):
+        sys.stderr.write(f"error: {text}\n")
+        return 2
+    job = Job(given.out, given.device, given.tiny, given.data_root and Path(given.data_root))
+    if len(names) > 1:
+        return int(not run_in_turn(names, job, given.minutes))
+    seconds = LIMIT if given.minutes is None else min(LIMIT, 60 * given.minutes)
+    own = dataclasses.replace(job, work=given.out / names[0], seconds=seconds)
+    return int(not run_here(names[0], own))
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LIMIT = 600.0
 """Seconds that an item may take."""
@@ -33,8 +33,7 @@ class Job:
     seconds: float = LIMIT
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One question.
 
     Attributes:
@@ -52,7 +51,8 @@ class Item:
     def rows(self, job: Job) -> Iterator[Row]:
         """Runs it; torch is imported here at the earliest."""
         module, _, name = self.place.partition(":")
-        run: Callable[[Job], Iterator[Row]] = getattr(importlib.import_module(module), name)
+        run: Callable[[Job], Iterator[Row]]
+        run = getattr(importlib.import_module(f"tools.gpu.{module}"), name)
         return run(job)
 
 
@@ -61,84 +61,84 @@ ITEMS: Mapping[str, Item] = {
         "Triton's kernels against float64: output and gradients of every phi, rank and type",
         1.5,
         "60 small problems, one compilation each of about a second",
-        "tools.gpu.kernels:errors",
+        "speed:kernels",
     ),
     "steps": Item(
         "full training steps and their memory: ours, PEFT, eager, compiled and the floor; the goal",
         4,
         "4 models x 4 cases x 6 ways of 1 s, and 8 compilations of 10 s",
-        "tools.gpu.speed:steps",
+        "speed:steps",
     ),
     "rehearsals": Item(
         "every row of both arms takes its first and last steps on the device and is evaluated",
         4,
         "70 rows of one to three seconds, as on a CPU: they are bound by launches, not by sizes",
-        "tools.gpu.stores:rehearsals",
+        "runs:rehearsals",
     ),
     "layers": Item(
         "one layer, forward and backward: the models' shapes, ranks 4-32, float32 and bfloat16",
         7,
         "6 shapes x 8 cases x 6 ways of 0.8 s, and 12 compilations of 10 s",
-        "tools.gpu.speed:layers",
+        "speed:layers",
     ),
     "bits": Item(
         "run, audit, sweep, apply again, and after kill -9 at random times: same seed, same bits",
         7,
         "12 commands of five to ten seconds; four jobs, killed and taken up again for 75 s each",
-        "tools.gpu.stores:bits",
+        "runs:bits",
     ),
     "processes": Item(
         "two workers on one card, and `accelerate launch` with one process: equal results",
         2,
         "three runs of a small suite, and five starts of a process of 10 s",
-        "tools.gpu.stores:processes",
+        "runs:processes",
     ),
     "precision": Item(
         "bf16 and fp16 against float32 on a table that is known from a CPU (digits-class)",
         6,
         "3 tables x 7 models x 2,000 steps of 8 ms",
-        "tools.gpu.stores:precision",
+        "runs:precision",
     ),
     "llama": Item(
         "LLaMA-2-7B's shape through fine-tuning, unlearning and evaluation: seconds and memory",
         9,
         "13.5 GB written three times and read 12 times at 1 GB/s, 60 steps, 5 evaluations",
-        "tools.gpu.llama:stages",
+        "runs:llama",
     ),
     "profile": Item(
         "where the time of a step of LLaMA's shape goes: the longest kernels, ours and PEFT's",
         1,
         "two models, six steps each",
-        "tools.gpu.speed:profile",
+        "speed:profile",
     ),
     "tests": Item(
         "the test suite where --device auto is the GPU",
         9,
         "60 minutes of one core over 12 processes, which share the card",
-        "tools.gpu.stores:tests",
+        "runs:tests",
     ),
     "cifar": Item(
         "cifar10-scratch-all, one sitting; run again until the table is complete",
         10,
         "a sitting is cut off; `unlearn plan cifar10-scratch-all` derives the hours of all",
-        "tools.gpu.tables:cifar",
+        "runs:cifar",
     ),
     "transfer": Item(
         "cifar100-class10-small-all at ViT-S size, one sitting",
         10,
         "a sitting is cut off",
-        "tools.gpu.tables:transfer",
+        "runs:transfer",
     ),
     "tofu": Item(
         "tofu-small with a GPT-Neo of 90 million parameters on all 200 authors, one sitting",
         10,
         "a sitting is cut off",
-        "tools.gpu.tables:tofu",
+        "runs:tofu",
     ),
     "tdec": Item(
         "tdec-small with a GPT-Neo of 90 million parameters, one sitting",
         10,
         "a sitting is cut off",
-        "tools.gpu.tables:tdec",
+        "runs:tdec",
     ),
 }

@@ -6,8 +6,6 @@ takes seconds, draws nothing unless asked (``--plots``), and shows only that eve
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +17,9 @@ from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base.errors import UserError
-from tools.theory import ascent, report, vit
+from tools.theory import report, vit
 from tools.theory.ascent import Setting, Variant, ascend, fit, load_data
 from tools.theory.report import describe, setting_name, summarise, tables
-
-SCHEMA = 1
-POINTS = 41
-CLOUD_SAMPLES = 12
 
 
 def variants() -> list[Variant]:
@@ -52,37 +46,10 @@ def settings(quick: bool) -> list[Setting]:
     return grid[:4] if quick else grid
 
 
-def thinned(length: int, points: int = POINTS) -> list[int]:
-    """At most ``points`` indices of ``range(length)``, evenly, with the first and the last."""
-    count = min(points, length)
-    return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def record(
-    run: dict[str, Any], identity: dict[str, Any], summary: dict[str, Any]
-) -> dict[str, Any]:
-    """One run as it is stored: identity, summary, and the thinned path."""
-    first = summary["usable"]["first"]
-    keep = sorted({*thinned(len(run["rows"])), *([] if first is None else [first])})
-    names = [name for name in run["rows"][0] if not name.startswith("slack_")]
-    trace = {name: [_short(run["rows"][i][name]) for i in keep] for name in names}
-    stored = identity | {"summary": summary, "trace": {"step": keep, **trace}}
-    if identity["seed"] == 0:
-        cloud = [
-            [_short(v) for v in s] for i in keep for s in run["clouds"][i][:CLOUD_SAMPLES].tolist()
-        ]
-        stored["cloud"] = cloud
-    return stored
-
-
 def run_grid(
     seeds: int, steps: int, quick: bool, progress: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """All records; one fitted model per seed and activation is shared by the runs on it."""
+    """All runs; one fitted model per seed and activation is shared by those on it."""
     for seed in range(seeds):
         everything, data = load_data(seed)
         fitted: dict[str, Any] = {}
@@ -95,45 +62,29 @@ def run_grid(
                 state = fitted[setting.activation]
                 run = ascend(state, data, setting, variant, seed=seed, steps=steps)
                 identity = describe(setting, variant, seed)
-                yield record(run, identity, summarise(run, variant))
+                yield {**run, **identity, "summary": summarise(run, variant)}
             progress(f"seed {seed}: {setting_name(identity)}")
 
 
 def experiment(
     seeds: int, steps: int, *, quick: bool = False, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Everything that goes into ``theory.json``."""
+    """``runs``, ``ceilings``, and the sentences of ``reading``."""
     if seeds < 1 or steps < 2:
         raise UserError(f"seeds = {seeds}, steps = {steps}: give --seeds >= 1 and --steps >= 2")
     runs = list(run_grid(seeds, steps, quick, progress))
-    config = {
-        "seeds": seeds,
-        "steps": steps,
-        "widths": list(ascent.WIDTHS),
-        "rank": ascent.RANK,
-        "alpha": ascent.ALPHA,
-        "active_above": ascent.ACTIVE,
-        "usable": {"max_forget_accuracy": report.FORGOTTEN, "min_retain_accuracy": report.KEPT},
-    }
-    made_with = {"python": platform.python_version(), "torch": str(torch.__version__)}
     ceilings = list(vit.ceiling_rows(seeds, steps))
-    return {
-        "schema": SCHEMA,
-        "config": config,
-        "env": made_with,
-        "reading": [*report.reading(runs), vit.ceiling_reading(ceilings)],
-        "runs": runs,
-        "ceilings": ceilings,
-    }
+    sentences = [*report.reading(runs), vit.ceiling_reading(ceilings)]
+    return {"reading": sentences, "runs": runs, "ceilings": ceilings}
 
 
-def write(results: dict[str, Any], out: Path) -> list[Path]:
-    """Writes ``theory.json`` (strict JSON: no NaN, no infinity) and ``theory.md``."""
+def write(results: dict[str, Any], seeds: int, out: Path) -> None:
+    """Writes ``theory.md``."""
     about = (
-        f"Cells are the median [least, most] over {results['config']['seeds']} seeds.  FA, RA:"
-        " accuracy on the forget set and on the rest; a step is usable at FA <= .05 and RA >= .90."
-        "  Adapters of one setting make the same first step.  Runs that met a non-finite number are"
-        " read at their last finite step."
+        f"Cells are the median [least, most] over {seeds} seeds.  FA, RA: accuracy on the forget"
+        " set and on the rest; a step is usable at FA <= .05 and RA >= .90.  Adapters of one"
+        " setting make the same first step.  Runs that met a non-finite number are read at their"
+        " last finite step."
     )
     sections = [
         Section("Gradient ascent on an MLP, measured", (about,), depth=1),
@@ -142,13 +93,11 @@ def write(results: dict[str, Any], out: Path) -> list[Path]:
         Section("Numbers"),
         *tables(results["runs"]),
     ]
-    stored = json.dumps(results, allow_nan=False, sort_keys=True) + "\n"
-    write_files(out, {"theory.json": stored, "theory.md": markdown.write(sections)})
-    return [out / "theory.json", out / "theory.md"]
+    write_files(out, {"theory.md": markdown.write(sections)})
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Folder for theory.json, theory.md and the plots.")],
+    out: Annotated[Path, typer.Option(help="Folder for theory.md and the plots.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, few steps, a smaller grid.")
     ] = False,
@@ -168,15 +117,15 @@ def main(
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    paths = write(results, out)
+    write(results, seeds, out)
     if plots or (plots is None and not quick):
         try:
             from tools.theory.plots import draw
         except ModuleNotFoundError as error:
             typer.echo(f"no plots: {error.name} is missing (pip install '.[plots]')", err=True)
         else:
-            paths += draw(results, out)
-    typer.echo("\n".join([*results["reading"], "", *(f"wrote {path}" for path in paths)]))
+            draw(results["runs"], out)
+    typer.echo("\n".join(results["reading"]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ Source: the paper, "Theoretical Analysis" (lemma on logits, theorem on weights a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -154,9 +155,10 @@ class AscentMLP(nn.Module):
 class Updates:
     """Plain SGD, or AdamW at its defaults without weight decay; ``sign`` +1 ascends."""
 
-    def __init__(self, parameters: Sequence[Tensor], kind: str, lr: float, sign: float):
-        self.parameters, self.rate = parameters, torch.tensor(-sign * lr, dtype=torch.float64)
-        self.adamw = AdamW(parameters) if kind == "adamw" else None
+    def __init__(self, parameters: Iterable[Tensor], kind: str, lr: float, sign: float):
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.rate = torch.tensor(-sign * lr, dtype=torch.float64)
+        self.adamw = AdamW(self.parameters) if kind == "adamw" else None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -168,6 +170,28 @@ class Updates:
             assert parameter.grad is not None
             parameter.sub_(parameter.grad, alpha=float(self.rate))
             parameter.grad = None
+
+
+def trained(
+    model: nn.Module, losses: Iterable[Tensor], lr: float, kind: str = "adamw", sign: float = -1.0
+) -> Iterator[Tensor]:
+    """Each loss, after its step was taken; ends before one that is not finite.
+
+    ``losses`` are computed as they are asked for, on the model as it then is.
+    """
+    updates = Updates(model.parameters(), kind, lr, sign)
+    for loss in losses:
+        if first_nonfinite([("loss", loss)]):
+            return
+        loss.backward()
+        updates.step()
+        yield loss
+
+
+def batches_of(count: int, size: int, epochs: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """Indices of shuffled batches."""
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=draw).split(size)
 
 
 def load_data(seed: int, probe: int = 400) -> tuple[tuple[Tensor, Tensor], Data]:
@@ -191,12 +215,9 @@ def fit(data: tuple[Tensor, Tensor], activation: str, seed: int, epochs: int = 2
         state += [noise * math.sqrt(2.0 / d), torch.zeros(k)]
     setting = Setting("adamw", "fit", "all", activation, 0.0, 2e-3)
     model = AscentMLP(state, setting, Variant("full", None), seed)
-    updates = Updates(list(model.parameters()), "adamw", setting.full_lr, sign=-1.0)
-    draw = generator(seed, "theory", "batches")
-    for _ in range(epochs):
-        for batch in torch.randperm(len(data[1]), generator=draw).split(128):
-            F.cross_entropy(model(data[0][batch]), data[1][batch]).backward()
-            updates.step()
+    batches = batches_of(len(data[1]), 128, epochs, generator(seed, "theory", "batches"))
+    losses = (F.cross_entropy(model(data[0][batch]), data[1][batch]) for batch in batches)
+    deque(trained(model, losses, setting.full_lr), maxlen=0)
     pairs = zip(model.weights, model.biases, strict=True)
     return [p.detach().clone() for pair in pairs for p in pair]
 
@@ -299,17 +320,16 @@ def ascend(
         loss, ||z|| per row), ``nonfinite`` (None or ``{"step", "what"}``).
     """
     model = AscentMLP(state, setting, variant, seed)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    updates = Updates(trained, setting.optimizer, setting.step_size(variant), sign=1.0)
+    updates = Updates(model.parameters(), setting.optimizer, setting.step_size(variant), sign=1.0)
     rows: list[dict[str, float]] = []
     clouds: list[Tensor] = []
     for step in range(steps + 1):
         logits = model(data.forget[0])
         loss = F.cross_entropy(logits, data.forget[1])
         loss.backward()
-        grads = [p.grad for p in trained if p.grad is not None]
+        grads = [p.grad for p in updates.parameters if p.grad is not None]
         checks: dict[str, Sequence[Tensor]] = {
-            "weights": trained,
+            "weights": updates.parameters,
             "logits": [logits],
             "loss": [loss],
             "gradients": grads,

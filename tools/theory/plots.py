@@ -1,7 +1,4 @@
-"""Three pictures of the results; the only file here that needs matplotlib.
-
-They are drawn from the stored results alone, so an old ``theory.json`` can be drawn again.
-"""
+"""Three pictures of the runs; the only file here that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -15,9 +12,13 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+
+from tools.theory.ascent import ACTIVE, WIDTHS
+from tools.theory.report import FORGOTTEN, KEPT, Run
 
 STYLE = {
     "full": ("#444444", "-"),
@@ -32,52 +33,50 @@ FLOOR = 1e-8  # a run that fell into a minimum has gradients of 1e-40, which wou
 DOT = {"LoRA": 40, "LoRA-w100": 110, "tanh-w100": 55, "sine-w100": 14}
 
 
-def draw(results: dict[str, Any], out: Path) -> list[Path]:
+def draw(runs: list[Run], out: Path) -> None:
     """Writes ``loss_bounds.png``, ``norms.png`` and ``certificate.png`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "loss_bounds": loss_bounds(results),
-        "norms": norms(results),
-        "certificate": certificates(results),
-    }
-    paths = []
-    for name, figure in figures.items():
-        paths.append(out / f"{name}.png")
-        figure.savefig(paths[-1], dpi=100)
+    drawn = {"loss_bounds": loss_bounds, "norms": norms, "certificate": certificates}
+    for name, make in drawn.items():
+        figure = make(runs)
+        figure.savefig(out / f"{name}.png", dpi=100)
         plt.close(figure)
-    return paths
 
 
-def _select(results: dict[str, Any], optimizer: str, rate: str) -> list[dict[str, Any]]:
+def _select(runs: list[Run], optimizer: str, rate: str) -> list[Run]:
     wanted = {"optimizer": optimizer, "rate": rate, "scope": "all", "activation": "relu"}
-    return [r for r in results["runs"] if all(r[k] == v for k, v in wanted.items())]
+    return [r for r in runs if all(r[k] == v for k, v in wanted.items())]
 
 
-def _lines(axes: Axes, runs: list[dict[str, Any]], name: str) -> None:
+def _path(run: Run, name: str) -> np.ndarray:
+    """A number by step."""
+    return np.array([row[name] for row in run["rows"]])
+
+
+def _lines(axes: Axes, runs: list[Run], name: str) -> None:
     """One line per run (thin: the other seeds), a cross where a number stopped being finite."""
     for run in runs:
-        if name not in run["trace"]:
+        if name not in run["rows"][0]:
             continue
         color, dash = STYLE[run["variant"]]
         first = run["seed"] == 0
-        step, value = run["trace"]["step"], np.asarray(run["trace"][name], float)
-        value = np.where(value > FLOOR, value, np.nan)
+        value = np.where(_path(run, name) > FLOOR, _path(run, name), np.nan)
         look: dict[str, Any] = {"color": color, "linestyle": dash, "alpha": 1.0 if first else 0.35}
         label = run["variant"] if first else None
-        axes.plot(step, value, linewidth=2.2 if first else 1.0, label=label, **look)
-        if run["summary"]["nonfinite"] and np.isfinite(value[-1]):
-            axes.plot(step[-1], value[-1], "x", color=color, markersize=7, markeredgewidth=2)
+        axes.plot(value, linewidth=2.2 if first else 1.0, label=label, **look)
+        if run["nonfinite"] and np.isfinite(value[-1]):
+            axes.plot(len(value) - 1, value[-1], "x", color=color, markersize=7, markeredgewidth=2)
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.grid(alpha=0.25)
 
 
-def loss_bounds(results: dict[str, Any]) -> Figure:
+def loss_bounds(runs: list[Run]) -> Figure:
     """Loss against logit gap and logit norm, every sample, with the bounds."""
-    points = np.array([p for r in results["runs"] for p in r.get("cloud", [])], float)
-    gap, loss, norm = points.T
-    classes = results["config"]["widths"][-1]
+    clouds = [cloud[:12] for run in runs if run["seed"] == 0 for cloud in run["clouds"][::3]]
+    gap, loss, norm = torch.cat(clouds).numpy().T
+    classes = WIDTHS[-1]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), layout="constrained")
     inside = (gap > -15) & (gap < 15)
     left.scatter(gap[inside], loss[inside], s=7, alpha=0.3, color="#30638e", label="samples")
@@ -126,13 +125,12 @@ def _legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=12)
 
 
-def norms(results: dict[str, Any]) -> Figure:
+def norms(runs: list[Run]) -> Figure:
     """Loss, logits, last weight and gradients over steps: one row per optimiser and rate."""
     figure, grid = _framed(len(SETTINGS), len(PANELS), (17, 11.5), False)
     for line, (optimizer, rate) in zip(grid, SETTINGS, strict=True):
-        runs = _select(results, optimizer, rate)
         for axes, name in zip(line, PANELS, strict=True):
-            _lines(axes, runs, name)
+            _lines(axes, _select(runs, optimizer, rate), name)
         line[0].set_ylabel(f"{optimizer}, {rate} rate", fontsize=12, fontweight="bold")
     for top, bottom, title in zip(grid[0], grid[-1], PANELS.values(), strict=True):
         top.set_title(title)
@@ -141,16 +139,16 @@ def norms(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def certificates(results: dict[str, Any]) -> Figure:
+def certificates(runs: list[Run]) -> Figure:
     """Certificate ratio over steps, with the usable steps marked."""
     figure, grid = _framed(2, len(SETTINGS), (17, 7.6), "row")
     for (top, low), (optimizer, rate) in zip(grid.T, SETTINGS, strict=True):
-        runs, config = _select(results, optimizer, rate), results["config"]
-        lines = ((top, "certificate_ratio", 1.0), (low, "max_argument", config["active_above"]))
+        chosen = _select(runs, optimizer, rate)
+        lines = ((top, "certificate_ratio", 1.0), (low, "max_argument", ACTIVE))
         for axes, name, limit in lines:
-            _lines(axes, runs, name)
+            _lines(axes, chosen, name)
             axes.axhline(limit, color="k", linewidth=1)
-            _mark_usable(axes, runs, name, config["usable"])
+            _mark_usable(axes, chosen, name)
         top.set(title=f"{optimizer}, {rate} rate", ylim=(1e-4, 1e2))
         low.set(xlabel="ascent step", ylim=(1e-3, 1e3))
     grid[0][0].set_ylabel(
@@ -161,18 +159,16 @@ def certificates(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def _mark_usable(
-    axes: Axes, runs: list[dict[str, Any]], name: str, usable: dict[str, float]
-) -> None:
+def _mark_usable(axes: Axes, runs: list[Run], name: str) -> None:
     """Dots on the steps that forgot and kept the rest; the legend gets one of them."""
     for run in runs:
-        trace = run["trace"]
-        if name not in trace:
+        if name not in run["rows"][0]:
             continue
-        forgot = np.asarray(trace["forget_accuracy"]) <= usable["max_forget_accuracy"]
-        good = forgot & (np.asarray(trace["retain_accuracy"]) >= usable["min_retain_accuracy"])
-        step, value = np.asarray(trace["step"])[good], np.asarray(trace[name])[good]
+        good = _path(run, "forget_accuracy") <= FORGOTTEN
+        good &= _path(run, "retain_accuracy") >= KEPT
         color, size = STYLE[run["variant"]][0], DOT[run["variant"]]
+        (step,) = good.nonzero()
+        value = _path(run, name)[good]
         axes.scatter(step, value, s=size, facecolors="none", edgecolors=color, zorder=3)
     label = "usable step (forgot, kept the rest)"
     axes.scatter([], [], s=50, facecolors="none", edgecolors="#666666", label=label)

@@ -17,10 +17,10 @@ ascent ends below the ceiling, bounded or not, and "the loss did not diverge" sa
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
 from stable_forgetting.vision.models.last import last_layers
-from tools.theory.ascent import Data, Updates, load_data
+from tools.theory.ascent import Data, batches_of, load_data, trained
 from tools.theory.report import spread
 
 ENDS = ("frozen", "trained")
@@ -58,12 +58,11 @@ def logits_of(model: nn.Module, pixels: Tensor) -> Tensor:
 def fit_vit(data: tuple[Tensor, Tensor], seed: int, epochs: int) -> nn.Module:
     """A ViT fitted to pixels (n, 64) and labels (n,)."""
     model = build_vit(seed)
-    updates = Updates(list(model.parameters()), "adamw", FIT_RATE, sign=-1.0)
-    draw = generator(seed, "theory", "vit batches")
-    for _ in range(epochs):
-        for batch in torch.randperm(len(data[1]), generator=draw).split(128):
-            F.cross_entropy(logits_of(model, data[0][batch]), data[1][batch]).backward()
-            updates.step()
+    batches = batches_of(len(data[1]), 128, epochs, generator(seed, "theory", "vit batches"))
+    losses = (
+        F.cross_entropy(logits_of(model, data[0][batch]), data[1][batch]) for batch in batches
+    )
+    deque(trained(model, losses, FIT_RATE), maxlen=0)
     return model
 
 
@@ -88,16 +87,17 @@ def ascend_vit(fitted: nn.Module, data: Data, end: str, *, seed: int, steps: int
     ceilings, bounds = (float(values[label]) for values in cross_entropy_ceilings(layers))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(end == "trained" or not name.startswith(LAST))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    updates = Updates(trained, "adamw", RATE, sign=1.0)
     trace: list[tuple[float, float]] = []
-    for _ in range(steps + 1):
-        losses = F.cross_entropy(logits_of(model, data.forget[0]), data.forget[1], reduction="none")
-        if first_nonfinite([("loss", losses)]):
-            break
-        trace.append((float(losses.detach().mean()), float(losses.detach().max())))
-        losses.mean().backward()
-        updates.step()
+
+    def losses() -> Iterator[Tensor]:
+        for _ in range(steps + 1):
+            logits = logits_of(model, data.forget[0])
+            each = F.cross_entropy(logits, data.forget[1], reduction="none")
+            if not first_nonfinite([("loss", each)]):
+                trace.append((float(each.detach().mean()), float(each.detach().max())))
+            yield each.mean()
+
+    deque(trained(model, losses(), RATE, sign=1.0), maxlen=0)
     largest = max(most for _, most in trace)
     return {
         "end": end,

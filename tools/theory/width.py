@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ from stable_forgetting.benchmarks.report.section import Picture, Section, table
 from stable_forgetting.common import AdapterConfig, attach
 from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
-from stable_forgetting.common.train.telemetry import first_nonfinite
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from tools.theory.ascent import ACTIVE, Updates
+from tools.theory.ascent import ACTIVE, trained
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
@@ -120,15 +119,11 @@ def draws(part: tuple[Tensor, Tensor], order: torch.Generator) -> Iterator[tuple
 def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
     """The base model, trained on both parts until its loss is below 0.05 nats."""
     model = base_model(cell).train()
-    whole = tuple(torch.cat([part[i] for part in parts.values()]) for i in range(2))
-    rate = min(1e-3, 0.1 / cell.width)
-    updates = Updates(list(model.parameters()), "adamw", rate, sign=-1.0)
-    batches = draws((whole[0], whole[1]), generator(cell.seed, "width", "fit"))
+    inputs, labels = (torch.cat([part[i] for part in parts.values()]) for i in range(2))
+    batches = draws((inputs, labels), generator(cell.seed, "width", "fit"))
+    losses = (loss_of(model, *batch) for batch in islice(batches, FIT_STEPS))
     average = 1.0
-    for _ in range(FIT_STEPS):
-        loss = loss_of(model, *next(batches))
-        loss.backward()
-        updates.step()
+    for loss in trained(model, losses, min(1e-3, 0.1 / cell.width)):
         average = 0.9 * average + 0.1 * float(loss.detach())
         if average < 0.05:
             break
@@ -150,20 +145,18 @@ def trace(cell: Cell) -> dict[str, Any]:
     adapter = AdapterConfig(phi=phi, omega=ADAPTERS[cell.adapter])
     attach(model, TARGETS[cell.family], adapter, generator(cell.seed, "width", "adapter"))
     rate, keep, forget = RATES[cell.optimizer]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    updates = Updates(trained, cell.optimizer, rate, sign=-1.0)
     order = generator(cell.seed, "width", "batches")
     batches = {name: draws(part, order) for name, part in parts.items()}
-    every = max(1, cell.steps // 50)
+
     logged: list[tuple[float, ...]] = []
-    for step in range(1, cell.steps + 1):
-        losses = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
-        total = keep * losses["retain"] - forget * losses["forget"]
-        if first_nonfinite([("loss", total)]):
-            break
-        total.backward()
-        updates.step()
-        if step % every == 0:
+
+    def losses() -> Iterator[Tensor]:
+        for _ in range(cell.steps):
+            each = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
+            yield keep * each["retain"] - forget * each["forget"]
+
+    for step, _ in enumerate(trained(model, losses(), rate, cell.optimizer), 1):
+        if step % max(1, cell.steps // 50) == 0:
             logged.append((step, *arguments_of(model)))
     names = ("logged", "largest", "past_half", "past_peak")
     traces = dict(zip(names, map(list, zip(*logged, strict=True)), strict=True))

@@ -1,0 +1,331 @@
+"""Questions that whole commands answer: run twice, killed, side by side, at full size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from stable_forgetting.common.base.errors import named_line
+from stable_forgetting.common.store.stages import DONE
+from tools.faults.child import Child, Ended, command
+from tools.faults.trials import kills
+from tools.faults.world import SUITE, World, contents
+from tools.gpu.items import Job, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT: dict[str, Any] = {
+    "suite": "gpu-text",
+    "benchmark": "tofu",
+    "protocol": {
+        "data": {"name": "fictitious", "authors": 2, "forget_authors": 3, "questions": 4},
+        "model": {"name": "tiny", "dim": 32, "depth": 2, "heads": 2, "context": 128},
+        "train": {"steps": 6, "batch_size": 8, "lr": 1e-3},
+        "evaluation": {"max_new_tokens": 4},
+        "minimum_train_accuracy": 0,
+    },
+    "seeds": [1],
+    "retrains": 1,
+    "columns": ["mu"],
+    "defaults": {"steps": 4, "batch_size": 4},
+    "methods": {"original": None, "retrain": None, "gd_sine": None, "npo_gdr": None},
+}
+REHEARSED = (
+    *("cifar10-scratch-all", "cifar100-class10", "tofu-small", "tdec-small", "muse-invented"),
+    "tofu-llama2-7b-forget10",
+)
+KNOWN = "digits-class"
+"""A suite whose table was measured on a CPU and comes with the package."""
+KNOWN_ROWS = "original,retrain,finetune,gd,gd_lora,gd_tanh,gd_sine"
+METRICS = ("fa", "ra", "ta", "mia")
+MARGIN = 20.0
+"""Seconds of a sitting that are left for the report."""
+WIDE = ("dim=768", "depth=12", "heads=12")
+"""A GPT-Neo of 85 million parameters beside its embeddings."""
+
+
+def unlearn(job: Job, *args: object, limit: float | None = None) -> Ended:
+    """``unlearn ARGS --device`` in a forked process; killed when the item's time is over."""
+    logs = job.work / "logs"
+    place = logs / str(len(list(logs.glob("*"))))
+    return command(place, *args, "--device", job.device).wait(limit or job.seconds)
+
+
+def last_line(ended: Ended) -> str:
+    """What a command that failed said in the end; empty where it did not fail."""
+    return (ended.err.strip().splitlines() or [""])[-1][:300] if ended.code else ""
+
+
+def write_suite(job: Job, content: dict[str, Any]) -> Path:
+    """The file of a suite."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    path = job.work / f"{content['suite']}.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML
+    return path
+
+
+def fresh(job: Job, name: str) -> Path:
+    """A store that is not there yet."""
+    return job.work / f"{name}-{len(list(job.work.glob(f'{name}-*')))}"
+
+
+def settings(*texts: str) -> list[str]:
+    """As options of the command line."""
+    return [item for text in texts for item in ("--set", text)]
+
+
+def rehearsals(job: Job) -> Iterator[Row]:
+    """One row per suite."""
+    root = [] if job.data_root is None else ["--data-root", job.data_root]
+    for suite in REHEARSED[: 1 if job.tiny else None]:
+        rows = ["--only", "finetune"] if job.tiny else []
+        began = time.monotonic()
+        ended = unlearn(job, "rehearse", suite, *rows, *root)
+        seconds = time.monotonic() - began
+        lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
+        bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}
+        says = "; ".join(f"{row}: {text}" for row, text in bad.items()) or last_line(ended)
+        result = {"suite": suite, "rows": len(lines), "failed": len(bad), "seconds": seconds}
+        yield {**result, "says": says, "ok": ended.code == 0 and bool(lines)}
+
+
+# Equal results -----------------------------------------------------------------------------------
+
+
+def bits(job: Job) -> Iterator[Row]:
+    """The jobs of the fault campaign made twice, a text suite made twice, then jobs with kills."""
+    path = write_suite(job, TEXT)
+    world = World(fresh(job, "world"), job.device)
+    for name in world.answers:
+        with world.place(name) as place:
+            ended = world.do(name, place)
+            yield _compared(f"images, {name} again", ended, world.answers[name], contents(place))
+    stores = (fresh(job, "texts-one"), fresh(job, "texts-two"))
+    runs = [unlearn(job, "run", path, "--store", s, "--workers", 1) for s in stores]
+    yield _compared("texts, run again", runs[-1], *map(contents, stores))
+    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "sweep", "audit")):
+        until = time.monotonic() + (1 if job.tiny else job.seconds / 8)
+        tally = kills(name)(world, Random(number), 2 if job.tiny else 40, until)
+        result = {"what": f"images, {name} killed", "kills": tally.tried, **tally.outcomes}
+        says = "; ".join(tally.breaches[:3])
+        yield {**result, "says": says, "ok": tally.tried > 0 and not tally.breaches}
+
+
+def _compared(
+    what: str, ended: Ended, first: Mapping[str, str], second: Mapping[str, str]
+) -> dict[str, Any]:
+    other = sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
+    ok = ended.code == 0 and bool(first) and not other
+    result = {"what": what, "files": len(first), "other bits": len(other)}
+    return {**result, "says": last_line(ended) or ", ".join(other[:3]), "ok": ok}
+
+
+def processes(job: Job) -> Iterator[Row]:
+    """Stores that one process, two workers and accelerate's launcher filled."""
+    path = write_suite(job, SUITE)
+    stores = [fresh(job, name) for name in ("alone", "workers", "launched")]
+    ended = unlearn(job, "run", path, "--store", stores[0], "--workers", 1)
+    right = contents(stores[0])
+    yield _compared("one process", ended, right, right)
+    ended = unlearn(job, "run", path, "--store", stores[1], "--workers", 2)
+    yield _compared("two workers", ended, right, contents(stores[1]))
+    launch = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--cpu"] if job.device == "cpu" else []
+    run = ["-m", "stable_forgetting.benchmarks", "run", str(path), "--store", str(stores[2])]
+    every = [sys.executable, *launch, *run, "--device", job.device]
+    done = subprocess.run(every, capture_output=True, text=True)
+    ended = Ended(done.returncode, done.stdout, done.stderr)
+    yield _compared("accelerate launch", ended, right, contents(stores[2]))
+
+
+def precision(job: Job) -> Iterator[Row]:
+    """Metrics of every row in three precisions, beside the table that comes with the package."""
+    shipped = files("stable_forgetting.benchmarks") / "results" / KNOWN / "leaderboard.json"
+    known = _metrics(Path(str(shipped)))
+    rows, seeds = ("original,gd_sine", "1") if job.tiny else (KNOWN_ROWS, "1,2")
+    fewer = [f"protocol.train.{text}" for text in ("epochs=1", "warmup_steps=0")]
+    short = settings(*fewer, "protocol.minimum_train_accuracy=0") if job.tiny else []
+    for kind in ("no", "bf16", "fp16")[: 2 if job.tiny else None]:
+        store = fresh(job, f"precision-{kind}")
+        quoted = f"mixed_precision='{kind}'"  # a bare no is false in YAML
+        sets = settings(f"protocol.train.{quoted}", f"defaults.{quoted}") + short
+        only = ("--only", rows, "--seeds", seeds, "--workers", 1)
+        ended = unlearn(job, "run", KNOWN, "--store", store, *only, *sets)
+        boards = [*store.glob("suites/*/leaderboard.json")]
+        found = _metrics(boards[0]) if boards else {}
+        if not found:
+            yield {"precision": kind, "says": last_line(ended), "ok": False}
+        for row, values in found.items():
+            beside = {f"{k}, CPU": v for k, v in known.get(row, {}).items()}
+            yield {"precision": kind, "row": row, **values, **beside}
+
+
+def _metrics(path: Path) -> dict[str, dict[str, float]]:
+    """Row -> mean metrics of a leaderboard."""
+    board = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        row["row"]: {name: row["metrics"][name]["mean"] for name in METRICS}
+        for row in board["rows"]
+        if row["metrics"].get(METRICS[0])
+    }
+
+
+def tests(job: Job) -> Iterator[Row]:
+    """Counts of the test suite, and one row per test that fails."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    report = job.work / "tests.xml"
+    asked = ["tests/test_pinned_keys.py"] if job.tiny else ["tests"]
+    workers = 0 if job.tiny else max(1, min(12, (os.cpu_count() or 1) - 2))
+    spread = ["-n", str(workers), "--dist", "worksteal"]
+    quiet = ["-p", "no:cacheprovider", f"--junitxml={report}"]
+    arguments = [sys.executable, "-m", "pytest", *asked, *spread, *quiet]
+    try:
+        done = subprocess.run(arguments, cwd=ROOT, timeout=job.seconds, capture_output=True)
+    except subprocess.TimeoutExpired:
+        yield {"test": "all", "says": "cut off", "ok": False}
+        return
+    if not report.is_file():
+        yield {"test": "all", "says": named_line(RuntimeError(done.stdout[-300:])), "ok": False}
+        return
+    tree = ElementTree.parse(report)
+    suite = next(tree.iter("testsuite")).attrib
+    counts = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
+    yield {"test": "all", **counts, "seconds": float(suite["time"]), "ok": done.returncode == 0}
+    for case in tree.iter("testcase"):
+        for bad in (*case.iter("failure"), *case.iter("error")):
+            name = f"{case.get('classname')}::{case.get('name')}"
+            yield {"test": name, "says": (bad.get("message") or "")[:200], "ok": False}
+
+
+# A model of LLaMA-2-7B's shape -------------------------------------------------------------------
+
+
+def llama_suite(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Fine-tuning, bounded unlearning and its LoRA control on a folder's model."""
+    return {
+        "suite": "gpu-llama",
+        "benchmark": "tofu",
+        "protocol": {
+            "data": {"name": "fictitious", "authors": 3 if tiny else 20, "forget_authors": 2},
+            "model": {
+                "name": str(folder),
+                "original": str(folder),
+                "retrain": {"1-authors": str(folder)},  # training it would take 16 bytes a weight
+                "dtype": "bfloat16",
+                "gradient_checkpointing": False,
+            },
+            "scenario": {"kind": "authors", "forget_authors": 1},
+            "train": {"steps": 1, "batch_size": 1},
+            "evaluation": {"max_new_tokens": 4 if tiny else 32, "retain_samples": 20},
+            "minimum_train_accuracy": 0,
+        },
+        "seeds": [1],
+        "retrains": 1,
+        "columns": ["mu"],
+        "defaults": {
+            "steps": 2 if tiny else 20,
+            "batch_size": 2 if tiny else 8,
+            "mixed_precision": "bf16",
+        },
+        "methods": dict.fromkeys(("original", "retrain", "finetune_lora", "gd_lora", "gd_sine")),
+    }
+
+
+def write_llama(folder: Path, device: str, tiny: bool) -> None:
+    """A folder in the hub's layout: random bfloat16 weights, a byte-level tokenizer."""
+    import torch
+    from stable_forgetting.language.data.passages import notes
+
+    from stable_forgetting.language.data.corpus import Corpus, Item
+    from stable_forgetting.language.data.tokenizers import train_tokenizer
+    from stable_forgetting.language.models.families import published_models
+    from tools.gpu.speed import random_causal, tiny_fields
+
+    texts = islice(notes(), 20 if tiny else 400)  # they never end
+    words = Corpus(tuple(Item("train", -1, "", text) for text in texts), "")
+    tokenizer = train_tokenizer(words, 400 if tiny else 4000)
+    fields = dict(published_models()["llama-2-7b"][1].sizes)
+    if tiny:
+        fields = tiny_fields(2) | {"vocab_size": len(tokenizer) + 8}
+    tokenizer.save_pretrained(folder)
+    drawn = random_causal("llama", fields, device, torch.bfloat16)
+    drawn.config.eos_token_id = tokenizer.eos_token_id
+    drawn.save_pretrained(folder)
+
+
+def llama(job: Job) -> Iterator[Row]:
+    """One row per stage: what it cost."""
+    folder = job.work / "model"
+    path, store = write_suite(job, llama_suite(folder, job.tiny)), fresh(job, "store")
+    if not (folder / "config.json").is_file():
+        writing = Child(job.work / "writing", lambda: write_llama(folder, job.device, job.tiny))
+        made = writing.wait(job.seconds)
+        if made.code:
+            yield {"stage": "model", "says": made.err.strip()[-300:], "ok": False}
+            return
+    ended = unlearn(job, "run", path, "--store", store, "--workers", 1)
+    for done in sorted(store.glob(f"stages/*/{DONE}"), key=lambda file: file.stat().st_mtime):
+        facts = json.loads(done.read_text(encoding="utf-8"))
+        cost = facts.get("cost") or {}
+        row = {"stage": facts["name"], "kind": facts["kind"], "stage s": facts["stage_seconds"]}
+        steps, seconds, peak = (cost.get(key) for key in ("steps", "seconds", "peak_bytes"))
+        row |= {"steps": steps, "ms per step": 1e3 * seconds / steps if steps and seconds else None}
+        yield {**row, "peak GB": peak / 1e9 if peak else None}
+    yield {"stage": "all", "kind": "run", "says": last_line(ended), "ok": ended.code == 0}
+
+
+# Suites at full size, a sitting at a time --------------------------------------------------------
+
+
+def cifar(job: Job) -> Iterator[Row]:
+    """Every row on ViT-S from scratch at 32 px."""
+    yield _sitting(job, "cifar10-scratch-all", ())
+
+
+def transfer(job: Job) -> Iterator[Row]:
+    """Ten of 100 classes forgotten, every row, at ViT-S size."""
+    yield _sitting(job, "cifar100-class10-small-all", ("dim=384", "depth=12", "heads=6"))
+
+
+def tofu(job: Job) -> Iterator[Row]:
+    """All 200 authors, 20 of them forgotten."""
+    authors = ("data.authors=180", "data.forget_authors=20", "scenario.forget_authors=20")
+    yield _sitting(job, "tofu-small", WIDE, authors)
+
+
+def tdec(job: Job) -> Iterator[Row]:
+    """The real texts, learnt by heart by a model of GPT-Neo-125M's width and depth."""
+    yield _sitting(job, "tdec-small", WIDE)
+
+
+def _sitting(job: Job, suite: str, model: Sequence[str], protocol: Sequence[str] = ()) -> Row:
+    """Runs what the time allows, then keeps the report of what is there; the next goes on."""
+    store = job.work / "store"
+    precise = ["protocol.train.mixed_precision=bf16", "defaults.mixed_precision=bf16"]
+    given = [f"protocol.{text}" for text in (*(f"model.{size}" for size in model), *protocol)]
+    words = [*settings(*given, *(precise if model else ()))]
+    words += [] if job.data_root is None else ["--data-root", str(job.data_root)]
+    if job.tiny:
+        words, suite = [], str(write_suite(job, SUITE))
+    began = time.monotonic()
+    run = ("run", suite, "--store", store, "--workers", 1, *words)
+    ended = unlearn(job, *run, limit=max(1.0, job.seconds - MARGIN))
+    for report in store.glob("suites/*/LEADERBOARD.md"):
+        for path in report.parent.glob("*.*"):
+            shutil.copy(path, job.work.parent / f"{job.work.name}-{path.name}")
+    says = "cut off: run it again" if ended.code < 0 else last_line(ended)
+    row = {"suite": suite, "stages": len([*store.glob(f"stages/*/{DONE}")])}
+    row |= {"seconds": time.monotonic() - began, "complete": ended.code == 0, "says": says}
+    return {**row, "ok": ended.code <= 0}
