@@ -76,7 +76,7 @@ def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     from stable_forgetting.benchmarks.rehearsal.work import rehearse as rehearse_rows
 
     small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
-    executor = make_executor("inline", 1, runtime.threads, runtime.plugins)
+    executor = make_executor(1, runtime.threads, runtime.plugins)
     rows = []
     for row in rehearse_rows(small, runtime, executor):
         rows.append(row)

@@ -106,7 +106,7 @@ def without(words: list[str], *options: str) -> list[str]:
 def planned(words: list[str]) -> list[str]:
     """``plan`` of the same selection of rows, seeds and settings; of a group its first suite."""
     words = [word for word in words if word != "--samples"]
-    rest = without(words[1:], "--fresh", "--executor", "--workers", "--data-root", "--record")
+    rest = without(words[1:], "--fresh", "--workers", "--data-root", "--record")
     names = {"full": "tofu-llama2-7b-forget10"}
     names |= {name: suites[0] for name, suites in suite_groups().items() if name in rest}
     return ["plan", *(names.get(word, word) for word in rest)]
