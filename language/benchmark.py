@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
-from stable_forgetting.common.protocol.stand_in import StandIn
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
@@ -28,7 +27,7 @@ from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
-from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Encoded, Item

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -15,10 +16,13 @@ from pydantic import Field, model_validator
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import derive, hash_order
+from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
+from stable_forgetting.common.measure.rules import GapRule
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, Versions, pick_device
 from stable_forgetting.common.protocol.pretraining import Pretraining, TransferConfig
-from stable_forgetting.common.protocol.sizes import Workload
+from stable_forgetting.common.protocol.sizes import StandIn, Workload
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.vision.config import (
     CLASS_COUNTS,
@@ -37,19 +41,14 @@ from stable_forgetting.vision.metrics import (
 )
 from stable_forgetting.vision.models.family import ImageClassifiers, family_of
 from stable_forgetting.vision.models.sizes import count_adapters, positions_of, sizes_of
+from stable_forgetting.vision.stand_in import stand_in
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from torch import nn
 
-    from stable_forgetting.common.bounded.config import AdapterConfig
     from stable_forgetting.common.data.splits import ForgetSplit, PretrainingSplit
-    from stable_forgetting.common.measure.metric import MetricSpec, SweepAxes
-    from stable_forgetting.common.measure.rules import GapRule
     from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.sizes import StandIn
     from stable_forgetting.vision.data.source import ImageSource
 
 
@@ -150,7 +149,6 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     @classmethod
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`vision.stand_in`."""
-        from stable_forgetting.vision.stand_in import stand_in
 
         return stand_in(config, runtime)
 

@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, trained
+from stable_forgetting.benchmarks.pipeline.unlearning import count_parameters, training
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.protocol.given import GivenBenchmark
 
 if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.bounded.files import AdapterState
-    from stable_forgetting.common.protocol.given import GivenBenchmark
     from stable_forgetting.common.train.protocols import Progress
 
 
@@ -65,7 +65,8 @@ def attempt(
     from stable_forgetting.common.bounded.attach import detach
 
     task = _task(method, benchmark, checkpoint, progress)
-    outcome = trained(METHODS[method](config).unlearn, task)
+    with training(task) as outcome:
+        outcome.model = METHODS[method](config).unlearn(task)
     count_parameters(outcome, task)
     result = Attempt(method, config, {"cost": outcome.cost, "dynamics": outcome.dynamics})
     if outcome.model is None:

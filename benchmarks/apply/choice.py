@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.benchmarks.apply.attempt import Attempt
 from stable_forgetting.benchmarks.apply.measure import measured
 from stable_forgetting.common.base.errors import Diverged
-from stable_forgetting.common.protocol.given import SEEN, VALIDATION
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.protocol.given import GivenBenchmark
+from stable_forgetting.common.protocol.given import SEEN, VALIDATION, GivenBenchmark
 
 Measured = Mapping[str, Any]
 

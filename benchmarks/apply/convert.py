@@ -14,6 +14,7 @@ from stable_forgetting.common.base.files import publish, write_json
 from stable_forgetting.common.store.pickled import read_weights, write_weights
 from stable_forgetting.common.store.stages import check_writable
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS
+from stable_forgetting.vision.apply.sizes import inferred_config, with_image_size
 
 BESIDE = (
     "config.json",
@@ -97,7 +98,6 @@ def _image_config(conversion: Conversion, tensors: Any) -> dict[str, Any] | None
         if conversion.image_size is not None or names:
             raise ConfigError("image_size and label_names need arch, the timm name of the model")
         return None
-    from stable_forgetting.vision.apply.sizes import inferred_config, with_image_size
 
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     config = inferred_config(shapes, conversion.arch, str(conversion.file))

@@ -20,12 +20,15 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.probe import PROBES, Probe, make_probe
+from stable_forgetting.language.apply.checkpoint import read_causal
+from stable_forgetting.language.apply.memory import GivenCausal
+from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
+from stable_forgetting.vision.apply.checkpoint import is_timm, read_checkpoint
 
 if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-    from stable_forgetting.language.probes.base import ProbedModel, TextProbe
 
 ALONE: Mapping[str, Any] = {"train": {"epochs": 1}}
 """The protocol of a benchmark that is named alone; nothing is trained by it."""
@@ -151,9 +154,6 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
     Raises:
         UserError: It cannot be found.
     """
-    from stable_forgetting.language.apply.checkpoint import read_causal
-    from stable_forgetting.language.apply.memory import GivenCausal
-    from stable_forgetting.vision.apply.checkpoint import is_timm, read_checkpoint
 
     if isinstance(model, str | Path):
         path = Path(model)
@@ -174,7 +174,6 @@ def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
     Raises:
         CheckpointError: It is an image classifier.
     """
-    from stable_forgetting.language.probes.base import as_probed
 
     if not hasattr(given, "revision"):
         raise CheckpointError("probes ask language models, and this is an image classifier")
@@ -187,7 +186,6 @@ def text_probe(probe: Probe) -> TextProbe:
     Raises:
         ConfigError: It reads what only a suite has.
     """
-    from stable_forgetting.language.probes.base import TextProbe
 
     if not isinstance(probe, TextProbe):
         raise ConfigError(f"{probe.name}: needs a suite (probes:); leave it out")

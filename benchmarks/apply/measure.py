@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.common.protocol.given import GivenBenchmark
+
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 
 def measured(benchmark: GivenBenchmark, model: nn.Module, *, trial: bool = False) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.audits.base import AuditTask
 from stable_forgetting.common.audits.recovery import RelearnTime
+from stable_forgetting.common.protocol.given import GivenBenchmark
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 LR = 1e-4
 """Of AdamW on all weights."""

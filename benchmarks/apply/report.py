@@ -13,12 +13,11 @@ import yaml
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, filled, table
 from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.protocol.given import GivenBenchmark
 from stable_forgetting.common.store.records import clean_metrics
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 
 def weight_change(

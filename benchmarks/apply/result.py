@@ -15,12 +15,12 @@ from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.protocol.given import GivenBenchmark
 
 if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.bounded.files import AdapterState
-    from stable_forgetting.common.protocol.given import GivenBenchmark
 
 ADAPTER = "adapter"
 

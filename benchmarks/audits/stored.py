@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.audits.plan import AuditPlanner
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import Block, Placed, Plan, Probed, Result
 from stable_forgetting.benchmarks.suite.remembered import suite_digest
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -124,7 +126,6 @@ def _state(suite: ResolvedSuite) -> Any:
 
 
 def _made(suite: ResolvedSuite, store: StageStore, state: str) -> StoredPlan:
-    from stable_forgetting.benchmarks.audits.plan import AuditPlanner
 
     planner = AuditPlanner(suite, store)
     plan = _of(planner.base, state)
@@ -138,7 +139,6 @@ def _made(suite: ResolvedSuite, store: StageStore, state: str) -> StoredPlan:
 
 def _pooled(suite: ResolvedSuite, store: StageStore, seeds: list[int]) -> list[Result[Stored]]:
     """The evaluated reference models of more seeds than the suite's."""
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
 
     spec = suite.spec.model_copy(update={"seeds": tuple(seeds)})
     rows = tuple(row for row in suite.rows if row.method in REFERENCES)

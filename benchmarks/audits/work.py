@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
+from stable_forgetting.common.audits import AUDITS
+from stable_forgetting.common.audits.base import AuditTask, Featured, ModelAudit, NotApplicable
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.files import write_json
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-    from stable_forgetting.common.audits.base import AuditTask, ModelAudit
 
 AUDIT_FILE = "audit.json"
 
@@ -33,8 +34,6 @@ class AuditProbe(StageKind[AuditSpec]):
 
     def work(self, site: Worksite, spec: AuditSpec) -> None:
         """Writes ``measures`` by name and ``not_applicable``, a reason or the empty string."""
-        from stable_forgetting.common.audits import AUDITS
-        from stable_forgetting.common.audits.base import NotApplicable
 
         cls = AUDITS[spec.audit]
         audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
@@ -52,7 +51,6 @@ class AuditProbe(StageKind[AuditSpec]):
             write_json(folder / AUDIT_FILE, result)
 
     def _task(self, site: Worksite, spec: AuditSpec) -> AuditTask:
-        from stable_forgetting.common.audits.base import AuditTask, Featured
         from stable_forgetting.common.bounded.files import ADAPTER_CONFIG
 
         benchmark, start = site.benchmark, site.stage.parents["model"].start

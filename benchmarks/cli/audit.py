@@ -242,12 +242,19 @@ def _work(
     return _run(probes, how) if probes.results else {}
 
 
-def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
-    from stable_forgetting.benchmarks.pipeline.schedule import run_plan
+def _run(plan: Plan, where: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
+    from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 
-    runtime, pool, executor = how
+    runtime, pool, executor = where
     with watching(f"{plan.suite.name} audits", runtime, pool) as display:
-        execution = run_plan(plan, runtime, executor, watcher=display)
+        execution = run_suite(
+            plan.suite,
+            runtime,
+            executor,
+            watcher=display,
+            planner=lambda *_: plan,
+            live_events=False,
+        )
     return execution.failed
 
 

@@ -120,12 +120,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Pool:
-    """Who runs the stages."""
+    """Who runs the stages; the option ``--executor`` of earlier versions names its mend."""
 
     workers: Workers = 0
-    executor: Annotated[str, typer.Option("--executor", help="auto, inline, processes, ray.")] = (
-        "auto"
-    )
+    executor: Annotated[str, typer.Option("--executor", hidden=True)] = ""
 
 
 def register_all(plugins: list[str] | None) -> None:

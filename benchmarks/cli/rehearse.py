@@ -58,7 +58,7 @@ def rehearse_suites(
 def _rehearse(suite: ResolvedSuite, runtime: Runtime) -> bool:
     """Whether all went well; prints the table.  Suites share what is equal in them."""
     small, stand_in = rehearsed(suite, runtime, runtime.store / "stand-ins")
-    executor = make_executor("inline", 1, runtime.threads, runtime.plugins)
+    executor = make_executor(1, runtime.threads, runtime.plugins)
     rows = []
     for row in rehearse(small, runtime, executor):
         rows.append(row)

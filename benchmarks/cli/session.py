@@ -12,6 +12,7 @@ import typer
 from stable_forgetting.benchmarks.cli.options import Pool, console, print_error
 from stable_forgetting.benchmarks.cli.progress import Display
 from stable_forgetting.benchmarks.pipeline import executors
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import plugin_files
 from stable_forgetting.common.store.stages import StageStore
 
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
 def executing(runtime: Runtime, pool: Pool) -> AbstractContextManager[Executor]:
     """One executor for all that a command runs; an interruption stops its workers."""
+    if pool.executor:
+        raise ConfigError(
+            f"--executor {pool.executor}: this option is gone; --workers 1 works in this process, "
+            "--workers N in N processes, and machines that share a --store divide the stages"
+        )
     workers, cards = _workers(runtime, pool), executors.cards_of(runtime.device)
-    return executors.executing(pool.executor, workers, runtime.threads, plugin_files(), cards)
+    return executors.executing(workers, runtime.threads, plugin_files(), cards)
 
 
 def watching(title: str, runtime: Runtime, pool: Pool) -> Display:

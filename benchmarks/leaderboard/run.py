@@ -19,7 +19,7 @@ from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
-from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_plan, run_suite
+from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_suite
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Picture
@@ -154,7 +154,7 @@ def run(
         plugins=tuple(str(Path(path).absolute()) for path in plugins),
     )
     watching: Watching = lambda: nullcontext(Lines(shown=progress))  # noqa: E731
-    with executing("auto", workers, threads, runtime.plugins) as executor:
+    with executing(workers, threads, runtime.plugins) as executor:
         board, failed = execute(resolved, runtime, executor, watching)
     return Leaderboard.of(board, failed, store / "suites" / resolved.name)
 
@@ -202,8 +202,10 @@ def execute(
     with _running(suite, runtime, watching) as watcher:
         work = [run_suite(suite, runtime, executor, watcher=watcher)]
         if suite.audits:
-            plan = probe_plan(suite, store)
-            work.append(run_plan(plan, runtime, executor, watcher=watcher))
+            done = run_suite(
+                suite, runtime, executor, watcher=watcher, planner=probe_plan, live_events=False
+            )
+            work.append(done)
     try:
         board = make_leaderboard(suite, store)
         exported = (runtime.store / "tensorboard" / suite.name / "summary").is_dir()

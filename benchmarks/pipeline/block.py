@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.pipeline.unlearning import trained
+from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
+from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
@@ -29,9 +30,6 @@ from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.batched import BatchedTraining, samples_are_independent
 from stable_forgetting.common.train.precision import in_low_precision
 from stable_forgetting.common.train.protocols import Telemetry
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""
@@ -202,7 +200,9 @@ def _alone(
 
     task.telemetry = Telemetry(tracker=sink, evaluate_during=evaluate)
     timed = config.model_copy(update={"evaluate_every": math.gcd(*spec.steps)})
-    model = trained(cls(timed).unlearn, task).model
+    with training(task) as outcome:
+        outcome.model = cls(timed).unlearn(task)
+    model = outcome.model
     missing = [step for step in spec.steps if step not in rows]
     if model is None:
         rows |= {step: readout.diverged(point, step) for step in missing}

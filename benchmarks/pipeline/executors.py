@@ -1,10 +1,8 @@
-"""``submit(fn, *args) -> Future`` for existing engines: in-process, process pool, Ray."""
+"""``submit(fn, *args) -> Future``: in this process, or in a pool of processes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
 import multiprocessing
 import os
 import signal
@@ -17,17 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stable_forgetting.benchmarks.suite.suite import Resources
 from stable_forgetting.common.base import processes, stopping
-from stable_forgetting.common.base.errors import ConfigError, system_line
+from stable_forgetting.common.base.errors import system_line
 from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.base.seeding import make_deterministic
 
-logger = logging.getLogger(__name__)
-GB = 10**9
 GRACE = 60.0
 """Seconds that workers have to write a checkpoint when a run is interrupted."""
 DEVICES = Path("/dev")
-NAMES = ("auto", "inline", "processes", "ray")
 
 
 class InlineExecutor(Executor):
@@ -47,92 +42,6 @@ class InlineExecutor(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
-
-
-class RayExecutor(Executor):
-    """Runs each task as a Ray task; Ray decides where, and starts a killed one again."""
-
-    def __init__(self, workers: int, setup: tuple[Any, ...], resources: Resources | None = None):
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError(
-                "executor ray: Ray is not installed; pip install 'stable-forgetting[ray]'"
-            ) from None
-        self._ray: Any = ray
-        self._setup = setup
-        self._resources = resources or Resources()
-        if not ray.is_initialized():
-            _join(ray, workers)
-
-    def placing(self, resources: Resources) -> RayExecutor:
-        """The same cluster, for tasks that need something else."""
-        return RayExecutor(0, self._setup, resources)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submits ``fn``; the future has its error as it was raised."""
-        setup, future = self._setup, Future[Any]()
-        future.set_running_or_notify_cancel()
-
-        def call() -> Any:
-            prepare_worker(*setup)
-            return fn(*args, **kwargs)
-
-        def finish(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is None:
-                future.set_result(done.result())
-            else:  # Ray's own has a traceback for its text
-                future.set_exception(getattr(error, "cause", None) or error)
-
-        needs = _whole(self._ray, self._resources)
-        _warn_of_waiting(self._ray, needs)
-        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "memory": int(needs.memory * GB)}
-        self._ray.remote(**options)(call).remote().future().add_done_callback(finish)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leaves the cluster."""
-        self._ray.shutdown()
-
-
-def _join(ray: Any, workers: int) -> None:
-    """Joins the cluster that ``RAY_ADDRESS`` names, or starts one of this machine alone."""
-    address = os.environ.get("RAY_ADDRESS")
-    where = {} if address else {"address": "local", "num_cpus": workers, "include_dashboard": False}
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
-    except Exception as error:  # Ray raises that itself
-        cluster = f"RAY_ADDRESS={address}" if address else "a cluster of this machine"
-        raise ConfigError(f"executor ray: {cluster}: {error}; is it there and not busy?") from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process without a checkpoint
-
-
-def _whole(ray: Any, needs: Resources) -> Resources:
-    """Where nothing is said of GPUs, a task takes one if the cluster has any."""
-    if needs.gpus is not None:
-        return needs
-    has = any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
-    return needs.model_copy(update={"gpus": float(has)})
-
-
-@functools.cache
-def _warn_of_waiting(ray: Any, needs: Resources) -> None:
-    """One line where no machine of the cluster has what tasks need: Ray waits for one."""
-    wanted = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory * GB}
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(has.get(name, 0) >= much for name, much in wanted.items()) for has in machines):
-        logger.warning(
-            "Ray has no machine with %g CPUs, %g GPUs and %g GB; it waits for one",
-            *(needs.cpus, needs.gpus, needs.memory),
-        )
-
-
-def placed(executor: Executor, resources: Resources) -> Executor:
-    """An executor for tasks with needs: Ray goes by them, other executors have one machine."""
-    return executor.placing(resources) if isinstance(executor, RayExecutor) else executor
 
 
 class WorkerPool(Executor):
@@ -227,7 +136,6 @@ def prepare_worker(threads: int, plugins: tuple[str, ...], parent: int | None = 
         stopping.obey_parent()
         _die_with(parent)
     from stable_forgetting import benchmarks  # noqa: F401 - registers
-    from stable_forgetting.common.base.seeding import make_deterministic
 
     threading.excepthook = _end_of_thread
     load_plugins(plugins)
@@ -265,41 +173,26 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def executing(
-    name: str, workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
+    workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
 ) -> Iterator[Executor]:
     """One executor for all that is run; an interruption stops its workers."""
-    executor = make_executor(name, workers, threads, plugins, cards)
+    executor = make_executor(workers, threads, plugins, cards)
     try:
         yield executor
     except BaseException:
         if isinstance(executor, WorkerPool):
             executor.abandon()
-        else:
-            executor.shutdown(wait=False, cancel_futures=True)
         raise
     executor.shutdown()
 
 
 def make_executor(
-    name: str, workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
+    workers: int, threads: int, plugins: tuple[str, ...], cards: Sequence[str] = ()
 ) -> Executor:
-    """An executor by name; ``auto`` is inline for one worker and a process pool for more.
+    """One worker works in this process, more in a pool.
 
     Under a launcher of several processes all of them do one stage after the other.
     """
-    if name not in NAMES:
-        raise ConfigError(f"unknown executor '{name}'; known: {', '.join(NAMES)}")
-    if processes.count() > 1:
-        if name not in ("auto", "inline"):
-            raise ConfigError(
-                f"executor {name}: {processes.count()} launched processes share every stage; "
-                "leave --executor out"
-            )
-        name = "inline"
-    if name == "auto":
-        name = "inline" if workers <= 1 else "processes"
-    if name == "ray":
-        return RayExecutor(workers, (threads, plugins))
-    if name == "inline":
+    if workers <= 1 or processes.count() > 1:
         return InlineExecutor((threads, plugins))
     return WorkerPool(workers, (threads, plugins), cards)

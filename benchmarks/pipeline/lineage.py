@@ -12,7 +12,7 @@ from typing import Any
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
-from stable_forgetting.common.base.config import Strict, canonical, did_you_mean
+from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
 from stable_forgetting.common.measure.goal import Goal
@@ -31,10 +31,6 @@ class Lineage:
         self._identities: dict[str, dict[str, Any]] = {}
         self._plugins = any_plugin()
         self._before = Lineage(suite.after, store) if suite.after else None
-        for kind in suite.spec.resources:
-            if kind != "default" and kind not in KINDS:
-                hint = did_you_mean(kind, ["default", *KINDS.names()])
-                raise ConfigError(f"{suite.name}: resources: no kind of stages '{kind}'{hint}")
 
     def stage(
         self,

@@ -40,7 +40,7 @@ class Position:
 class PositionFile:
     """A ``progress`` hook that keeps the last position in a stage's scratch folder.
 
-    A file, as a worker may be killed at any moment, and Ray's lie on other machines.
+    A file, as a worker may be killed at any moment.
     """
 
     def __init__(self, folder: Path):

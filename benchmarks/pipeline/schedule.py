@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from stable_forgetting.benchmarks.pipeline.executors import WorkerPool, placed
+from stable_forgetting.benchmarks.pipeline.executors import WorkerPool
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import BUSY, run_stage
@@ -99,13 +99,39 @@ def run_suite(
     _require_probed(execution.plan, store, runtime)
     _require_packages(execution.plan, store)
     while True:
-        work = _Round(execution, store, suite, runtime, executor, watcher, live_events)
-        work.run()
+        with _Round(execution, store, watcher) as work:
+            while True:
+                for stage in work.starting():
+                    events = events_folder(runtime, suite.name, stage) if live_events else None
+                    try:
+                        task = executor.submit(run_stage, stage, runtime, events=events, wait=False)
+                    except BrokenProcessPool:
+                        work.lost = work.broken = True
+                        break
+                    work.running[task] = stage
+                    if task.done():  # an executor that does not wait: report it before the next
+                        break
+                if not work.collected():
+                    break
+        if work.broken:
+            _renew(execution, executor)
         execution.executed += work.count
         waiting = len(execution.plan.waiting)
         execution.plan = _planned(planner, suite, store)
         if not work.lost and (not waiting or not work.count):
             return execution
+
+
+def _renew(execution: Execution, executor: Executor) -> None:
+    """New workers for the next round; a second loss is no accident."""
+    if execution.renewed or not isinstance(executor, WorkerPool):
+        raise WorkerError(
+            "a worker process died (out of memory?); run again with fewer --workers: what is "
+            "complete is kept"
+        )
+    executor.renew()
+    execution.renewed = True
+    logger.warning("a worker process died; its stage starts again in a new one")
 
 
 def _require_probed(plan: Plan, store: StageStore, runtime: Runtime) -> None:
@@ -136,23 +162,6 @@ def _planned(
             logger.warning("%s", error)
 
 
-def run_plan(plan: Plan, runtime: Runtime, executor: Executor, *, watcher: Watcher) -> Execution:
-    """Runs every stage of one plan that is not complete; there is nothing to replan.
-
-    Raises:
-        UserError: Something the user can mend; no further stage is started.
-    """
-    store = StageStore(runtime.store)
-    store.sweep()
-    execution = Execution(plan)
-    while True:
-        work = _Round(execution, store, plan.suite, runtime, executor, watcher, live_events=False)
-        work.run()
-        execution.executed += work.count
-        if not work.lost:
-            return execution
-
-
 class _Round:
     """One pass over the stages of a plan.
 
@@ -163,19 +172,8 @@ class _Round:
         broken: Whether a worker process died.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        store: StageStore,
-        suite: ResolvedSuite,
-        runtime: Runtime,
-        executor: Executor,
-        watcher: Watcher,
-        live_events: bool,
-    ):
-        self.execution, self.store, self.suite = execution, store, suite
-        self.runtime, self.executor, self.watcher = runtime, executor, watcher
-        self.live_events = live_events
+    def __init__(self, execution: Execution, store: StageStore, watcher: Watcher):
+        self.execution, self.store, self.watcher = execution, store, watcher
         missing = {s.key: s for s in execution.plan.stages() if _done(store, s) is None}
         watcher.planned(execution.plan, missing)
         self.todo = {key: s for key, s in missing.items() if key not in execution.failed}
@@ -183,32 +181,14 @@ class _Round:
         self.elsewhere: dict[str, float] = {}
         self.count, self.lost, self.broken = 0, False, False
 
-    def run(self) -> None:
-        try:
-            while True:
-                for stage in self._starting():
-                    executor = placed(self.executor, self.suite.spec.resources_of(stage.kind))
-                    events = self._events(stage)
-                    try:
-                        future = executor.submit(
-                            run_stage, stage, self.runtime, events=events, wait=False
-                        )
-                    except BrokenProcessPool:
-                        self.lost = self.broken = True
-                        break
-                    self.running[future] = stage
-                    if future.done():  # an executor that does not wait: tell of it before the next
-                        break
-                if not self._collected():
-                    break
-            if self.broken:
-                self._renew()
-        except BaseException:
-            for future in self.running:
-                future.cancel()
-            raise
+    def __enter__(self) -> Self:
+        return self
 
-    def _collected(self) -> bool:
+    def __exit__(self, *error: object) -> None:
+        for task in self.running:  # none is left but after an error
+            task.cancel()
+
+    def collected(self) -> bool:
         """Waits until something ends that runs here or elsewhere; False where nothing runs."""
         if not self.running and (self.lost or not self.elsewhere):
             return False
@@ -219,18 +199,7 @@ class _Round:
             self._collect(future)
         return True
 
-    def _renew(self) -> None:
-        """New workers for the next round; a second loss is no accident."""
-        if self.execution.renewed or not isinstance(self.executor, WorkerPool):
-            raise WorkerError(
-                "a worker process died (out of memory?); run again with fewer --workers: what is "
-                "complete is kept"
-            )
-        self.executor.renew()
-        self.execution.renewed = True
-        logger.warning("a worker process died; its stage starts again in a new one")
-
-    def _starting(self) -> Iterator[Stage]:
+    def starting(self) -> Iterator[Stage]:
         """The stages that can start, but those that another run completed."""
         for stage in () if self.lost else self._ready():
             del self.todo[stage.key]
@@ -238,15 +207,10 @@ class _Round:
                 done = _done(self.store, stage)
                 if done is not None:
                     self.watcher.finished(stage, str(done["status"]))
-                    yield from self._starting()  # what waited for it may be ready
+                    yield from self.starting()  # what waited for it may be ready
                     return
             self.watcher.started(stage)
             yield stage
-
-    def _events(self, stage: Stage) -> Path | None:
-        if not self.live_events:
-            return None
-        return events_folder(self.runtime, self.suite.name, stage)
 
     def _ready(self) -> list[Stage]:
         """Long trainings first: they are what everything else waits for."""
@@ -303,7 +267,7 @@ class _Round:
     def _forget_failure(self, stage: Stage) -> None:
         """Removes its log, and those of the same name under other keys: of code that is mended."""
         self._failure_log(stage).unlink(missing_ok=True)
-        for log in (self.runtime.store / "failed").glob(f"{stage.kind}-*.log"):
+        for log in (self.store.root / "failed").glob(f"{stage.kind}-*.log"):
             with log.open(encoding="utf-8", errors="replace") as lines:
                 same = lines.readline().rstrip("\n") == stage.name
             if same:
@@ -312,7 +276,7 @@ class _Round:
     def _failure_log(self, stage: Stage) -> Path:
         name = f"{stage.kind}-{stage.key[:KEY_LENGTH]}"
         name += "" if processes.is_main() else f"-process-{processes.index()}"
-        return self.runtime.store / "failed" / f"{name}.log"
+        return self.store.root / "failed" / f"{name}.log"
 
 
 def _done(store: StageStore, stage: Stage) -> dict[str, Any] | None:

@@ -13,12 +13,12 @@ from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_st
 from stable_forgetting.benchmarks.pipeline.stage import Block, Result, StageSpec
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.records import RunRecord
+from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-    from stable_forgetting.common.methods.task import UnlearnTask
-    from stable_forgetting.common.store.stages import StageStore
 
 CELLS = "cells.jsonl"
 

@@ -6,7 +6,11 @@ all seeds and for every suite with the same pretraining.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
 from stable_forgetting.benchmarks.pipeline.stage import (
@@ -16,20 +20,18 @@ from stable_forgetting.benchmarks.pipeline.stage import (
     ModelSpec,
     StageSpec,
 )
-from stable_forgetting.benchmarks.pipeline.unlearning import trained
+from stable_forgetting.benchmarks.pipeline.unlearning import training
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
+from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
+from stable_forgetting.common.methods.base import train_reference
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.weights import save_weights, weights_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from torch import nn
 
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.methods.task import UnlearnTask
 
 FINGERPRINTS = "fingerprints.safetensors"
 
@@ -106,7 +108,6 @@ class Retrain(StageKind[ModelSpec]):
 
 def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
     """Trains the fresh model that a task holds on these parts of a split."""
-    from stable_forgetting.common.methods.base import train_reference
 
     return lambda task: train_reference(task, parts, task.model)
 
@@ -120,7 +121,6 @@ def _check_pretraining(site: Worksite, split: ForgetSplit) -> None:
     """
     if PRETRAINED not in site.stage.parents:
         return
-    import numpy as np
     from safetensors.numpy import load_file
 
     facts = site.facts(PRETRAINED)
@@ -151,14 +151,13 @@ def _train(
     Raises:
         DataError: The published model claims other training data.
     """
-    from stable_forgetting.common.data.splits import ids_digest
 
     published = site.benchmark.published(site.stage.kind)
     ids = split.union(split.kept_parts) if site.stage.kind == "retrain" else split.train
     trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
     task = site.task(split, access, model=published)
-    with site.recording(task, folder):
-        outcome = trained(train if published is None else lambda _: published, task)
+    with site.recording(task, folder), training(task) as outcome:
+        outcome.model = train(task) if published is None else published
     site.about |= outcome.facts() | {
         "published": published is not None,
         "trained_on": trained_on,

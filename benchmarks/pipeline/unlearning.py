@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,19 +14,20 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.registry import METHODS
-from stable_forgetting.common.data.splits import TRAIN_PARTS
+from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.rules import stopping_goals
+from stable_forgetting.common.measure.scores import save_scores
+from stable_forgetting.common.methods.base import UnlearningMethod
+from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics
+from stable_forgetting.common.store.weights import save_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-    from stable_forgetting.common.data.splits import ForgetSplit
-    from stable_forgetting.common.methods.base import UnlearningMethod
-    from stable_forgetting.common.methods.task import UnlearnTask
     from stable_forgetting.common.train.protocols import EvaluateDuring
 
 TRAJECTORY = "trajectory"
@@ -64,20 +66,23 @@ class Outcome:
         return facts
 
 
-def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Outcome:
-    """Runs a training once.  Divergence is an outcome, not an error."""
+@contextmanager
+def training(task: UnlearnTask) -> Iterator[Outcome]:
+    """What comes of a training inside the block, which sets ``outcome.model``.
+
+    Divergence is an outcome, not an error.
+    """
     from torch import nn
 
     device = next(task.model.parameters()).device
     _reset_peak(device)
-    started = time.perf_counter()
+    started, outcome = time.perf_counter(), Outcome(None)
     try:
-        model = train(task)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the method returned {type(model).__name__}, not a model")
-        outcome = Outcome(model)
+        yield outcome
+        if not isinstance(outcome.model, nn.Module):
+            raise TypeError(f"the method returned {type(outcome.model).__name__}, not a model")
     except Diverged as error:
-        outcome = Outcome(None, "diverged", str(error), error.step)
+        outcome.status, outcome.detail, outcome.step = "diverged", str(error), error.step
     steps = float(sum(result.steps for result in task.results))
     seconds = round(time.perf_counter() - started, 3)
     outcome.cost = {"seconds": seconds, "steps": steps, "peak_bytes": _peak_bytes(device)}
@@ -89,7 +94,6 @@ def trained(train: Callable[[UnlearnTask], nn.Module], task: UnlearnTask) -> Out
         outcome.dynamics |= {f"max/{name}": value for name, value in result.peak.items()}
         outcome.stopped = result.stopped
     outcome.dynamics = clean_metrics(outcome.dynamics)
-    return outcome
 
 
 def count_parameters(outcome: Outcome, task: UnlearnTask) -> None:
@@ -132,7 +136,6 @@ class Unlearn(StageKind[ModelSpec]):
         """Stores the model, as an adapter where the method attached one."""
         from stable_forgetting.common.bounded.files import save_adapter
         from stable_forgetting.common.bounded.layer import adapted_layers
-        from stable_forgetting.common.store.weights import save_weights
 
         cls = METHODS[spec.method]
         site.check_applicable(spec.method)
@@ -152,7 +155,8 @@ class Unlearn(StageKind[ModelSpec]):
             names = frozenset(start.state_dict())
             task = site.task(split, cls.info.access, model=start, method=spec.method)
             with site.recording(task, folder, _trajectory(site, split, config)):
-                outcome = trained(method.unlearn, task)
+                with training(task) as outcome:
+                    outcome.model = method.unlearn(task)
                 count_parameters(outcome, task)
             site.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
@@ -168,7 +172,6 @@ class Unlearn(StageKind[ModelSpec]):
 
 def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
-    from stable_forgetting.common.measure.scores import save_scores
 
     benchmark, seed = site.benchmark, site.stage.spec.seed
     limits = getattr(config, "stop_below", None) or {}

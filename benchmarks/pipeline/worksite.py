@@ -37,12 +37,13 @@ from stable_forgetting.common.protocol.benchmark import (
 from stable_forgetting.common.store.records import environment
 from stable_forgetting.common.store.stages import DONE, StageStore
 from stable_forgetting.common.store.weights import WEIGHTS
+from stable_forgetting.common.train.rehearsal import Ends
+from stable_forgetting.common.train.tracking import Tracker, copy_scalars
 
 if TYPE_CHECKING:
     from torch import nn
 
     from stable_forgetting.common.train.protocols import EvaluateDuring, Progress
-    from stable_forgetting.common.train.rehearsal import Ends
 
 SCALARS = "scalars.jsonl"
 
@@ -264,7 +265,6 @@ class Worksite:
             evaluate: Measures the model in training.
         """
         from stable_forgetting.common.train.protocols import Telemetry
-        from stable_forgetting.common.train.tracking import Tracker, copy_scalars
 
         log = self.scratch / SCALARS
         task.checkpoint = self.scratch / "checkpoint.safetensors"

@@ -12,7 +12,7 @@ from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import Lines
 from stable_forgetting.benchmarks.leaderboard.write import write_report
-from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_plan, run_suite
+from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Stage
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.rehearsal.suite import WARNING, with_rows
@@ -55,7 +55,9 @@ def rehearse(suite: ResolvedSuite, runtime: Runtime, executor: Executor) -> Iter
     whole = with_rows(suite, *good)
     if suite.audits:
         audits = _Timed(
-            lambda: run_plan(probe_plan(whole, store), runtime, executor, watcher=watcher)
+            lambda: run_suite(
+                whole, runtime, executor, watcher=watcher, planner=probe_plan, live_events=False
+            )
         )
         yield audits.row("audits")
     report = _Timed(

@@ -13,7 +13,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS, plugin_code
 
 FILE = "suite.yaml"
 DIGITS = 8
-UNHASHED = {"suite", "title", "notes", "plugins", "after", "resources"}
+UNHASHED = {"suite", "title", "notes", "plugins", "after"}
 """What a suite is called, where it lies and what it runs on, on which no number depends."""
 
 

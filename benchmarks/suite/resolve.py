@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.benchmarks.suite.defaults import (
     BudgetWord,
@@ -27,6 +27,8 @@ from stable_forgetting.benchmarks.suite.grid import (
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
+from stable_forgetting.common.audits import make_audit
+from stable_forgetting.common.audits.base import Audit
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
@@ -37,12 +39,9 @@ from stable_forgetting.common.base.config import (
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES, MethodInfo, resolve_config
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.audits.base import Audit
-    from stable_forgetting.common.protocol.benchmark import Benchmark
-    from stable_forgetting.common.train.config import FitConfig
-    from stable_forgetting.common.train.rehearsal import Rehearsal
+from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,6 @@ def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -
     """
     if not settings:
         return {}
-    from stable_forgetting.common.audits import make_audit
 
     audits = {
         name: make_audit(name, values, f"{origin}.{name}") for name, values in settings.items()

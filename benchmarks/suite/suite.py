@@ -18,7 +18,7 @@ from stable_forgetting.common.base.config import (
     read_yaml,
 )
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.numbers import Count, NonNegative, Positive, Seed
+from stable_forgetting.common.base.numbers import Count, Seed
 from stable_forgetting.common.methods.base import Length
 
 SUITES = Path(__file__).parents[1] / "suites"
@@ -96,26 +96,6 @@ class Folds(Strict):
     protocols: Annotated[tuple[dict[str, Any], ...], Field(min_length=2)]
 
 
-class Resources(Strict):
-    """What a stage holds while it is worked on.
-
-    Attributes:
-        cpus: Cores.
-        gpus: GPUs; below 1 a share of one.  Where absent, one if there is any.
-        memory: Main memory in GB (10^9 bytes).
-    """
-
-    cpus: Positive = 1
-    gpus: NonNegative | None = None
-    memory: NonNegative = 0
-
-    @model_validator(mode="after")
-    def _whole(self) -> Resources:
-        if self.gpus and self.gpus > 1 and self.gpus % 1:
-            raise ValueError(f"gpus is {self.gpus:g}; give a share of one GPU or a whole number")
-        return self
-
-
 class Suite(Strict):
     """One leaderboard.
 
@@ -148,8 +128,6 @@ class Suite(Strict):
             ``probe`` in the settings names the registered one where the name is another.
         rules: Rule sets of the benchmark whose verdicts are columns.
         plugins: Python files that register what the suite names, beside the suite's file.
-        resources: Kind of stages, or ``default`` -> what each of them needs; Ray goes by it, no
-            number depends on it.
 
     Of a file that it ``extends`` (a built-in suite's name, or a file) a suite takes over everything
     that it does not say itself; a null row removes an inherited one, and ``rows`` names those that
@@ -180,7 +158,12 @@ class Suite(Strict):
     probes: dict[Name, dict[str, Any] | None] = {}
     rules: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
-    resources: dict[Name, Resources] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_resources(cls, data: Any) -> Any:
+        """Earlier suites said what a stage needs of a machine, on which no number depends."""
+        return {key: value for key, value in data.items() if key != "resources"}
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -199,10 +182,6 @@ class Suite(Strict):
         if self.tune and self.folds:
             raise ValueError("folds take fixed configs; remove tune and write the chosen params")
         return self
-
-    def resources_of(self, kind: str) -> Resources:
-        """What a stage of a kind needs."""
-        return self.resources.get(kind) or self.resources.get("default") or Resources()
 
 
 @cache

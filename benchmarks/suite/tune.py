@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from stable_forgetting.benchmarks.suite.samplers import propose
 from stable_forgetting.common.base.config import (
     Strict,
     canonical,
@@ -253,7 +254,6 @@ class Search:
     def _proposals(
         self, draws: Sequence[Draw], gaps: Sequence[float], count: int
     ) -> Iterable[dict[str, float]]:
-        from stable_forgetting.benchmarks.suite.samplers import propose
 
         first, *others = self.tune.seeds
         seed = derive(first, *others, digest(self.space), len(draws))

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from stable_forgetting.benchmarks.report import curves
 from stable_forgetting.benchmarks.report.cells import MISSING, number
-from stable_forgetting.benchmarks.report.section import Column, Table, table
+from stable_forgetting.benchmarks.report.section import Column, Picture, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.config import canonical, digest
 from stable_forgetting.common.bounded.phi import PHIS
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.audits.derive import AuditTable
-    from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 ABSOLUTE, FREE = "absolute", "none"
 LOSSES = {"cross_entropy": "ascent", "unlikelihood": "saturating loss"}
@@ -52,14 +53,12 @@ class Panel:
 
     Attributes:
         title: Its name.
-        top: End of its axis.
         values: Label -> value per seed.
         cut: Labels of which a training was cut off, so that the value is a lower end.
         retrain: Retrain's mean; None where there is none.
     """
 
     title: str
-    top: float
     values: Mapping[str, Sequence[float]]
     cut: frozenset[str] = frozenset()
     retrain: float | None = None
@@ -113,7 +112,7 @@ def panels(board: Sweep) -> list[Panel]:
     """The accepted share, then the steps of every relearning audit that has been measured."""
     widths = {line.label: line.accepted for line in board.lines}
     depths = [_depth(board, audit) for audit in board.audits if STEPS in audit.columns]
-    return [Panel("accepted cells, %", 100.0, widths), *depths]
+    return [Panel("accepted cells, %", widths), *depths]
 
 
 def _depth(board: Sweep, audit: AuditTable) -> Panel:
@@ -128,7 +127,6 @@ def _depth(board: Sweep, audit: AuditTable) -> Panel:
     part, shots = getattr(audit.audit, "part", "forget"), config.shots
     return Panel(
         f"steps to relearn: {shots or 'all'} {part} samples",
-        float(config.max_steps),
         {label: own for label, own in values.items() if own},
         frozenset(cut),
         mean(values[reference]) if values.get(reference) else None,
@@ -158,3 +156,28 @@ def _cell(panel: Panel, label: str) -> str:
 def place_text(place: Place) -> str:
     """``0.3``, ``absolute`` or ``none``."""
     return f"{place:g}" if isinstance(place, float) else place
+
+
+def depth_picture(board: Sweep) -> Picture | None:
+    """The panels as curves along the sizes; None without several sizes, or without a cell yet."""
+    lines = lines_of(board.suite)
+    if not lines or not board.lines:
+        return None
+    places = sorted({place for points in lines.values() for place, _ in points}, key=order)
+    axis = f"c: {', '.join(map(place_text, places))}"
+    drawn = []
+    for panel in panels(board):
+        means = {
+            name: {
+                places.index(p): mean(panel.values[row]) for p, row in points if row in panel.values
+            }
+            for name, points in lines.items()
+        }
+        own = {name: line for name, line in means.items() if line}
+        ends = (0, len(places) - 1)
+        level = {} if panel.retrain is None else {"2 3": dict.fromkeys(ends, panel.retrain)}
+        drawn += [curves.Panel(panel.title, own, ends, axis, level)] if own else []
+    seeds = ", ".join(map(str, sorted(board.targets)))
+    title = f"{board.suite.name}: width against depth along c, seeds {seeds}; grey: Retrain"
+    picture = curves.draw(drawn, [*lines], title)
+    return Picture(picture, "width against depth along c", "depth.svg")

@@ -12,10 +12,9 @@ from stable_forgetting.benchmarks.report.cells import MISSING, number, spread
 from stable_forgetting.benchmarks.report.section import Column, Section, Table, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.sweeps.board import Sweep
-from stable_forgetting.benchmarks.sweeps.depth import depth_table
+from stable_forgetting.benchmarks.sweeps.depth import depth_picture, depth_table
 from stable_forgetting.benchmarks.sweeps.derive import Ceiling, SweepComparison, SweepLine
 from stable_forgetting.benchmarks.sweeps.draw import picture
-from stable_forgetting.benchmarks.sweeps.draw_depth import depth_picture
 from stable_forgetting.benchmarks.sweeps.regime import regime_sections
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import summarise

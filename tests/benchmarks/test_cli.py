@@ -152,7 +152,7 @@ def test_interrupt_inside_a_stage_is_no_failure(cli, monkeypatch, tiny_suite, tm
 
     monkeypatch.setattr(Original, "work", interrupted)
     store = tmp_path / "store"
-    done = cli("run", tiny_suite(tmp_path), "--store", store, "--executor", "inline")
+    done = cli("run", tiny_suite(tmp_path), "--store", store, "--workers", 1)
     assert done.code == 130 and len(done.err.splitlines()) == 1
     assert not (store / "failed").exists()
 
@@ -226,17 +226,14 @@ def test_abandoned_workers_end_at_once():
     assert worker.exitcode == 128 + signal.SIGTERM
 
 
-def test_executor_names(monkeypatch):
-    inline = executors.make_executor("auto", 1, 1, ())
+def test_one_worker_works_in_this_process_and_more_in_a_pool():
+    inline = executors.make_executor(1, 1, ())
     assert isinstance(inline, executors.InlineExecutor)
     assert inline.submit(divmod, 7, 2).result() == (3, 1)
     assert isinstance(inline.submit(divmod, 7, 0).exception(), ZeroDivisionError)
-    pool = executors.make_executor("auto", 2, 1, ())
+    pool = executors.make_executor(2, 1, ())
     assert isinstance(pool, executors.WorkerPool)
     pool.shutdown()
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match="Ray is not installed"):
-        executors.make_executor("ray", 1, 1, ())
 
 
 def test_installed_command_is_the_module(spawn):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, make_executor
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
 from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import ConfigError, DataError
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import DONE
 
@@ -188,13 +188,11 @@ def test_a_store_that_is_not_shared_is_named(second, split_stage, complete):
     assert not list(runtime.store.iterdir()), "the second process writes nothing"
 
 
-def test_a_launcher_and_a_pool_exclude_each_other(second, monkeypatch):
-    with pytest.raises(ConfigError, match="2 launched processes share every stage"):
-        make_executor("processes", 2, 1, ())
+def test_launched_processes_share_every_stage_without_a_pool(second, monkeypatch):
     monkeypatch.setattr(
         "stable_forgetting.benchmarks.pipeline.executors.prepare_worker", lambda *_, **__: None
     )
-    assert isinstance(make_executor("auto", 8, 1, ()), InlineExecutor)
+    assert isinstance(make_executor(8, 1, ()), InlineExecutor)
 
 
 def test_a_world_size_without_a_launcher_means_one_process(monkeypatch):

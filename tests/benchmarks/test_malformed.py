@@ -269,9 +269,9 @@ COMMANDS = {
     "no data root": (["run", "{good}", "--data-root", "/nowhere/data"], "no such folder"),
     "store is a file": (["run", "{good}", "--store", "{good}"], "not a folder"),
     "store below a file": (["run", "{good}", "--store", "{good}/runs"], "not a folder"),
-    "unknown executor": (["run", "{good}", "--executor", "threads"], "known: auto, inline"),
+    "old executor": (["run", "{good}", "--executor", "ray"], "--workers 1 works in this process"),
     "unknown device": (
-        ["run", "{good}", "--device", "gpu9", "--executor", "inline"],
+        ["run", "{good}", "--device", "gpu9", "--workers", 1],
         "--device gpu9: not a device",
     ),
     "unknown stage key": (["run", "{good}", "--stage", "ffffff"], "fits 0 stages of tiny"),
@@ -353,7 +353,7 @@ def test_malformed_plugin(name, copied, tmp_path, tiny_suite, cli, one_line_erro
     plugin.write_text(text)
     path = tiny_suite(tmp_path, methods={"original": None, "retrain": None, "mine": None})
     before = sorted((copied.store / "stages").iterdir())
-    done = cli("run", path, "--store", copied.store, "--executor", "inline", "--plugin", plugin)
+    done = cli("run", path, "--store", copied.store, "--workers", 1, "--plugin", plugin)
     assert wanted in one_line_error(done)
     nothing_half(copied.store)
     assert before == sorted((copied.store / "stages").iterdir())
@@ -370,7 +370,7 @@ PATTERNS = {
 def test_adapter_targets_that_do_not_fit(name, copied, cli, one_line_error, nothing_half):
     pattern, wanted = PATTERNS[name]
     done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
+        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
         "--only", "gd_sine", "--set", f"methods.gd_sine.params.adapter.targets={pattern}",
     )  # fmt: skip
     assert wanted in one_line_error(done)
@@ -390,7 +390,7 @@ def test_checkpoints_that_are_not_read(name, good, tmp_path, cli, one_line_error
     if content is not None:
         (tmp_path / file).write_bytes(content)
     done = cli(
-        "run", good, "--store", tmp_path / "store", "--executor", "inline",
+        "run", good, "--store", tmp_path / "store", "--workers", 1,
         "--set", f"protocol.model.checkpoint={tmp_path / file}",
     )  # fmt: skip
     assert wanted in one_line_error(done)
@@ -404,7 +404,7 @@ def test_a_checkpoint_of_another_model(good, tmp_path, cli, one_line_error, noth
 
     save_file({"head.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
     done = cli(
-        "run", good, "--store", tmp_path / "store", "--executor", "inline",
+        "run", good, "--store", tmp_path / "store", "--workers", 1,
         "--set", f"protocol.model.checkpoint={tmp_path / 'other.safetensors'}",
     )  # fmt: skip
     assert "it belongs to another model" in one_line_error(done)
@@ -426,7 +426,7 @@ def test_data_that_cannot_be_read(name, good, tmp_path, cli, one_line_error, not
     for part in ("train", "test") if content is not None else ():
         (folder / f"{part}-00000-of-00001.parquet").write_bytes(content)
     done = cli(
-        "run", good, "--store", tmp_path / "store", "--executor", "inline",
+        "run", good, "--store", tmp_path / "store", "--workers", 1,
         "--data-root", tmp_path / "data",
         "--set", "protocol.data={name: cifar10, source: parquet, native_size: 16}",
     )  # fmt: skip
@@ -480,7 +480,7 @@ def test_damaged_store(
     if not digests:
         without_digests(path.parent)
     done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
+        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
         "--only", "gd_lora",
     )  # fmt: skip
     if digests:
@@ -557,7 +557,7 @@ def test_damaged_done_with_missing_facts(copied, find_stage, cli, one_line_error
     path = StageStore(copied.store).folder("original", stage.key) / "done.json"
     path.write_text(json.dumps({"key": stage.key}))
     done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
+        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
         "--only", "gd", "--set", "methods.gd.params.lr=5e-4",
     )  # fmt: skip
     line = one_line_error(done)

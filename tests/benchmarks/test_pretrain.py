@@ -44,7 +44,7 @@ def transferred(tiny_suite, cli, tmp_path_factory):
     root = tmp_path_factory.mktemp("transfer")
     rows = {"original": None, "retrain": None, "eu_k": {"params": {"epochs": 1, "lr": 1e-12}}}
     path = tiny_suite(root, suite="transfer", protocol=TRANSFER, methods=rows)
-    done = cli("run", path, "--store", root / "store", "--executor", "inline")
+    done = cli("run", path, "--store", root / "store", "--workers", 1)
     assert done.code == 0, done.err
     return path, root / "store", done.out
 
@@ -95,7 +95,7 @@ def test_a_second_suite_on_the_same_pretraining_computes_it_once(tiny_suite, cli
     second = tiny_suite(suite="second", protocol=other, methods=rows, seeds=[2])
     (before,) = (store / "stages").glob("pretrain-*/done.json")
     written = before.stat().st_mtime_ns
-    assert cli("run", second, "--store", store, "--executor", "inline").code == 0
+    assert cli("run", second, "--store", store, "--workers", 1).code == 0
     assert [*(store / "stages").glob("pretrain-*/done.json")] == [before]
     assert before.stat().st_mtime_ns == written
     keys = [{s.kind: s.key for s in stages(each, store)}["pretrain"] for each in (path, second)]
@@ -177,7 +177,7 @@ def test_images_in_both_data_sets_are_refused(tiny_suite, cli, tmp_path):
             "pretrain": {"data": {**data, "folder": other}, "train": {"steps": 2}},
         }
         path = tiny_suite(suite=other, protocol=protocol)
-        args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--executor", "inline")
+        args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--workers", 1)
         shown = cli("run", path, *args)
         codes[other] = shown.code
     assert codes == {"other": 0, "mixed": 2}
@@ -213,7 +213,7 @@ def test_a_text_pretraining_lends_tokenizer_and_weights(tiny_text_suite, cli, tm
     pretrain = {"data": notes, "train": {"steps": 3, "batch_size": 8}}
     protocol = {"train": {"steps": 1, "lr": 1e-12}, "pretrain": pretrain}
     path = tiny_text_suite(suite="notes-first", protocol=protocol)
-    done = cli("run", path, "--store", tmp_path, "--executor", "inline")
+    done = cli("run", path, "--store", tmp_path, "--workers", 1)
     assert done.code == 0, done.err
     start = weights(tmp_path, "pretrain")
     for kind in ("original", "retrain"):
@@ -239,7 +239,7 @@ def test_passages_that_the_suite_learns_are_refused(tiny_text_suite, cli, tmp_pa
     data = {"name": "chunks", "files": {"web": "passages.jsonl"}, "max_length": 64}
     protocol = {"pretrain": {"data": data, "train": {"steps": 1, "batch_size": 4}}}
     path = tiny_text_suite(suite="copied", protocol=protocol)
-    args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--executor", "inline")
+    args = ("--data-root", tmp_path, "--store", tmp_path / "store", "--workers", 1)
     shown = cli("run", path, *args)
     assert shown.code == 2 and "runs of words of this suite" in shown.err.splitlines()[-1]
 

@@ -91,12 +91,12 @@ def test_a_killed_run_ends_with_the_same_bits(suite, cli, spawn, tmp_path, caplo
 
     # in a worker process: all of Original and Retrain, and half of the unlearning
     args = ("run", suite, "--store", broken)
-    process = spawn(*args, "--executor", "processes", "--workers", 1)
+    process = spawn(*args, "--workers", 2)
     kill_inside(process, broken, "unlearn", "gd_sine/seed-1", suite)
 
     # the rest in this process
     with caplog.at_level("INFO"):
-        done = cli(*args, "--executor", "inline")
+        done = cli(*args, "--workers", 1)
     assert done.code == 0 and done.err == "", done.err
     resumed = re.search(r"resumed at step (\d+) from .*unlearn-", caplog.text)
     assert resumed and 0 < int(resumed.group(1)) < STEPS and int(resumed.group(1)) % EVERY == 0
@@ -133,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_used_starts_the_stage_again(suite, cli, tmp
 @pytest.mark.skipif(sys.platform != "linux", reason="a worker dies with its parent on Linux")
 @pytest.mark.parametrize("delay", [0.0, 0.2, 0.6])
 def test_a_parent_killed_at_once_leaves_no_worker(suite, spawn, tmp_path, delay):
-    args = ("run", suite, "--store", tmp_path, "--executor", "processes", "--workers", 2)
+    args = ("run", suite, "--store", tmp_path, "--workers", 2)
     process = spawn(*args)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     limit = time.monotonic() + 240
@@ -154,7 +154,7 @@ def test_side_by_side_runs_share_the_stages(suite, cli, spawn, tmp_path):
     """Two runs on one store: every stage is worked on once, and no log row is written twice."""
     whole, shared = tmp_path / "whole", tmp_path / "shared"
     assert cli("run", suite, "--store", whole, "--workers", 1).code == 0
-    runs = [spawn("run", suite, "--store", shared, "--executor", "inline") for _ in range(2)]
+    runs = [spawn("run", suite, "--store", shared, "--workers", 1) for _ in range(2)]
     for process in runs:
         _, error = process.communicate(timeout=300)
         assert process.returncode == 0, error

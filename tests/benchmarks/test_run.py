@@ -162,7 +162,7 @@ def test_same_seed_same_bits_in_another_store(filled, cli, tmp_path):
     args = ["--only", "finetune,random_label,gd_sine,gd_ball"]
     store = tmp_path / "another"
     done = cli(
-        "run", filled.paths["class"], "--store", store, "--executor", "inline", *args,
+        "run", filled.paths["class"], "--store", store, "--workers", 1, *args,
     )  # fmt: skip
     assert done.code == 0, done.err
     here = results_of(filled.paths["class"], filled.store)
@@ -190,7 +190,7 @@ def test_a_second_run_executes_nothing(copied, cli, monkeypatch):
     monkeypatch.setattr(schedule, "run_stage", never)
     before = {p: p.stat().st_mtime_ns for p in (copied.store / "stages").rglob("*")}
     done = cli(
-        "run", copied.paths["class"], "--store", copied.store, "--executor", "inline",
+        "run", copied.paths["class"], "--store", copied.store, "--workers", 1,
         "--threads", 2, "--device", "cpu",
     )  # fmt: skip
     assert done.code == 0 and "Traceback" not in done.err

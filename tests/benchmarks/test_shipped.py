@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from stable_forgetting.benchmarks.cli import shipped
+from stable_forgetting.benchmarks.cli import report as shipped
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report

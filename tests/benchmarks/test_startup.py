@@ -40,7 +40,7 @@ LIGHT = (
 )
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}
 STATISTICS = {"pandas", "scipy.stats", "sklearn"}
-HARNESSES = {"datasets", "lm_eval", "optuna", "peft", "ray"}
+HARNESSES = {"datasets", "lm_eval", "optuna", "peft"}
 VISION, TEXT = {"timm", "torchvision"}, {"nltk", "transformers"}
 WORKING = HARNESSES | STATISTICS | COMPILER | VISION | TEXT | {"accelerate", "matplotlib"}
 CLI = """

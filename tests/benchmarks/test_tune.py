@@ -399,7 +399,7 @@ def test_a_killed_tpe_sweep_goes_on_to_the_same_bits(cli, tiny_suite, tmp_path, 
     tune = {"seeds": [0], "trials": 5, "sampler": "tpe", "round": 2, "spaces": space}
     path = tiny_suite(tmp_path, methods=SMALL, defaults={"steps": 2}, tune=tune)
     suite, whole, cut = load_suite(str(path)), tmp_path / "whole", tmp_path / "cut"
-    args = ("run", path, "--executor", "inline", "--store")
+    args = ("run", path, "--workers", 1, "--store")
     assert cli(*args, whole).code == 0
     shutil.copytree(whole, cut)
     for stage in make_plan(suite, StageStore(whole)).stages():

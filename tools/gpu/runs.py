@@ -246,9 +246,9 @@ def llama_suite(folder: Path, tiny: bool) -> dict[str, Any]:
 def write_llama(folder: Path, device: str, tiny: bool) -> None:
     """A folder in the hub's layout: random bfloat16 weights, a byte-level tokenizer."""
     import torch
-    from stable_forgetting.language.data.passages import notes
 
     from stable_forgetting.language.data.corpus import Corpus, Item
+    from stable_forgetting.language.data.tdec import notes
     from stable_forgetting.language.data.tokenizers import train_tokenizer
     from stable_forgetting.language.models.families import published_models
     from tools.gpu.speed import random_causal, tiny_fields

@@ -17,7 +17,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from stable_forgetting.language.measure.evaluation import RequestConfig, TofuEvaluation
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -31,8 +30,8 @@ from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.measure.ask import ask, end_tokens
 from stable_forgetting.language.measure.generation import generate
 from stable_forgetting.language.measure.likelihood import teacher_forced
-from stable_forgetting.language.measure.requests import Continue, Likelihood
-from stable_forgetting.language.measure.scoring import score_parts
+from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
+from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics.tofu import HOLDOUT
 from stable_forgetting.language.models.backbone import causal_forward
 from stable_forgetting.language.models.build import build_model

@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, DataError
 from stable_forgetting.common.measure.metric import MetricSpec
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.membership.attacks import loss_threshold_attack
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
 from stable_forgetting.vision.apply.checkpoint import Checkpoint, read_checkpoint
@@ -26,9 +31,7 @@ from stable_forgetting.vision.models.family import ImageClassifiers
 if TYPE_CHECKING:
     import torch
 
-    from stable_forgetting.common.base.config import Strict
     from stable_forgetting.common.data.batch import Source
-    from stable_forgetting.common.measure.scores import Scores
     from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
 
 SURE = 50.0
@@ -157,7 +160,6 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
             test image (50: they cannot be told apart by loss); ``membership_auc_same_classes``:
             against test images of the forgotten classes.
         """
-        import numpy as np
 
         results: dict[str, float | None] = {}
         for name, part in scores.items():
@@ -280,6 +282,5 @@ def _summary(name: str, scores: Scores) -> dict[str, float | None]:
 
 
 def _auc(forget: Scores, test: Scores) -> float:
-    from stable_forgetting.common.membership.attacks import loss_threshold_attack
 
     return loss_threshold_attack(forget.loss, test.loss).auc

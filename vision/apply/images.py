@@ -20,13 +20,14 @@ from stable_forgetting.common.base.config import canonical, did_you_mean, digest
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.store.weights import CONFIG
+from stable_forgetting.vision.apply.checkpoint import Checkpoint
 from stable_forgetting.vision.apply.preprocessing import Preprocessing
+from stable_forgetting.vision.config import DataConfig
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from stable_forgetting.vision.apply.checkpoint import Checkpoint
     from stable_forgetting.vision.apply.memory import GivenClassifier, Samples
     from stable_forgetting.vision.data.source import ImageSource
 
@@ -214,7 +215,6 @@ def load_images(
     import numpy as np
     import torch
 
-    from stable_forgetting.vision.config import DataConfig
     from stable_forgetting.vision.data.source import ImageSource, PreparedImages
 
     parts: dict[str, np.ndarray] = {}

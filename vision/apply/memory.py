@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
 from stable_forgetting.common.base.errors import DataError
@@ -20,13 +21,8 @@ from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.data.batch import DatasetSource
 from stable_forgetting.common.protocol.given import first_of
 from stable_forgetting.common.store.weights import CONFIG, WEIGHTS, save_weights, state_digest
-from stable_forgetting.vision.apply.images import IMAGE, LABEL
+from stable_forgetting.vision.apply.images import IMAGE, LABEL, Preprocessing
 from stable_forgetting.vision.apply.sizes import fitting_config
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from stable_forgetting.vision.apply.images import Preprocessing
 
 
 @dataclass(frozen=True)

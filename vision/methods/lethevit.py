@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,8 +15,6 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor, nn
 
     from stable_forgetting.common.data.batch import Batch, Forward
@@ -97,7 +97,6 @@ class MaskedContrast:
     parts = ("forget",)
 
     def __init__(self, task: UnlearnTask, config: Any):
-        import copy
 
         self.config = config
         # a model, not task.reference(): its attention is needed too

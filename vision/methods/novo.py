@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -13,8 +15,6 @@ from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
     from stable_forgetting.common.data.batch import Batch, Forward
@@ -93,7 +93,6 @@ class ProxyForgetting:
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Cross-entropy on shown classes and KL to uniform on hidden ones."""
-        import math
 
         import torch
 
