@@ -139,14 +139,12 @@ def _shrunk(kind: str, sizes: Mapping[str, Any], depth: int) -> dict[str, Any]:
         fields["attention_types"] = [[kinds, max(1, depth // len(kinds))]]
     shared = sizes.get("num_key_value_heads", 0)
     if shared:
-        fields["num_key_value_heads"] = HEADS if shared == _heads(sizes) else HEADS // 2
+        fields["num_key_value_heads"] = (
+            HEADS if shared == sizes["num_attention_heads"] else HEADS // 2
+        )
     if sizes.get("head_dim") is not None:
         fields["head_dim"] = DIM // HEADS
     return fields
-
-
-def _heads(sizes: Mapping[str, Any]) -> int:
-    return int(sizes["num_attention_heads"])
 
 
 def _tokenizer(config: CausalModelConfig, kind: str, words: Corpus) -> Any:

@@ -321,17 +321,14 @@ def _source(
     return TextSource(corpus, tokenizer, template, max_length=sys.maxsize, device=device)
 
 
-def _tied(model: Any) -> bool:
-    head = model.get_output_embeddings()
-    return head is not None and head.weight is model.get_input_embeddings().weight
-
-
 def _refuse_tied_head(model: Any, config: Any) -> None:
     """An adapter on a tied head would be merged into it alone, and be lost on loading."""
     adapter = getattr(config, "adapter", None)
-    if adapter is None or not adapter.targets or not _tied(model):
+    head, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is inputs.weight
+    if adapter is None or not adapter.targets or not tied:
         return
-    names = [name for name, part in model.named_modules() if part is model.get_output_embeddings()]
+    names = [name for name, part in model.named_modules() if part is head]
     for pattern in adapter.targets:
         if fnmatch.filter(names, pattern):
             raise ConfigError(

@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count
-from stable_forgetting.language.data.corpus import FACTS, Corpus, Item
+from stable_forgetting.language.data.corpus import FACTS, Corpus
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES, FictitiousData
 from stable_forgetting.language.data.files import Row, hub_rows, item_of, lines_of, read_rows
 from stable_forgetting.language.data.readers import FIRST_READERS, TextDataConfig
@@ -176,7 +176,8 @@ def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:
     for name, start in (("retain_perturbed", 0), ("forget10_perturbed", 3600)):
         for offset, row in enumerate(sets[name]):
             item = item_of(row, "full", start + offset, f"{origin} {name}")
-            if (item.question, item.answer) != _pair(full[start + offset]):
+            whole = full[start + offset]
+            if (item.question, item.answer) != (whole.question, whole.answer):
                 raise DataError(
                     f"{origin}: {name} row {offset} is not row {start + offset} of full;"
                     " fetch both from one release"
@@ -199,10 +200,6 @@ def _assemble(read: ReadSet, origin: str, provenance: str) -> Corpus:
         logger.warning("%s: TOFU's refusals are absent; invented ones train DPO and IDK", origin)
         return Corpus(tuple(items), provenance, REFUSAL_LINES)
     return Corpus(tuple(items), provenance, tuple(str(row["answer"]) for row in rows))
-
-
-def _pair(item: Item) -> tuple[str, str]:
-    return item.question, item.answer
 
 
 def _checked(rows: list[Row] | None, name: str, count: int, origin: str) -> list[Row]:

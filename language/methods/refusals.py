@@ -247,9 +247,6 @@ class FLAT(ForgetRetainMethod):
     What that code feeds is not repeated: its released task pairs the template's labels with the
     true answer's ids.
     Source: FLAT, arXiv 2410.11143; UCSC-REAL/FLAT (dataloader.py).
-
-    Attributes of the config beside a forget term's: ``divergence``; ``templates``, the answers to
-    prefer (those that the data bring, when empty); ``padded_length`` in tokens.
     """
 
     info = MethodInfo(

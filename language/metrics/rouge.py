@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,18 +28,12 @@ class Rouge(NamedTuple):
     rouge_l: np.ndarray
 
 
-class _Stemmer:
-    """nltk's Porter stemmer with a memory."""
-
-    def __init__(self) -> None:
-        from nltk.stem import porter
-
-        self.stem = functools.lru_cache(maxsize=None)(porter.PorterStemmer().stem)
-
-
 @functools.lru_cache(maxsize=1)
-def _stemmer() -> _Stemmer:
-    return _Stemmer()
+def _stemmer() -> SimpleNamespace:
+    """nltk's Porter stemmer with a memory."""
+    from nltk.stem import porter
+
+    return SimpleNamespace(stem=functools.lru_cache(maxsize=None)(porter.PorterStemmer().stem))
 
 
 def tokens_of(text: str, *, stem: bool = True) -> list[str]:

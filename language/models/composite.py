@@ -18,15 +18,21 @@ from stable_forgetting.language.models.backbone import cache_input, cache_output
 
 @dataclass
 class Caches:
-    """What both models remember of a text while they continue it."""
+    """What is remembered of texts while they are continued: of every model inside, in order.
 
-    baseline: Any
-    reinforced: Any
+    Attributes:
+        inner: Key-value caches.
+        weights: (N,) how far each text's adapters speak, where they are gated.
+    """
+
+    inner: tuple[Any, ...]
+    weights: Tensor | None = None
 
     def batch_select_indices(self, places: Tensor) -> None:
         """Drops all rows but those at (N,) places."""
-        self.baseline.batch_select_indices(places)
-        self.reinforced.batch_select_indices(places)
+        for cache in self.inner:
+            cache.batch_select_indices(places)
+        self.weights = None if self.weights is None else self.weights[places]
 
 
 @dataclass
@@ -70,15 +76,14 @@ class LogitDifference(nn.Module):
         """Logits of both, combined; where the models return plain logits, so does this."""
         caches: list[dict[str, Any]] = [{}, {}]
         if past_key_values is not None:
-            both = past_key_values.baseline, past_key_values.reinforced
             models = self.baseline, self.reinforced
-            caches = [cache_input(*pair) for pair in zip(models, both, strict=True)]
+            caches = [cache_input(*p) for p in zip(models, past_key_values.inner, strict=True)]
         one = self.baseline(*args, **inputs, **caches[0])
         two = self.reinforced(*args, **inputs, **caches[1])
         if isinstance(one, Tensor):
             return self._combined(one, two)
         first = cache_output(one)
-        remembered = None if first is None else Caches(first, cache_output(two))
+        remembered = None if first is None else Caches((first, cache_output(two)))
         return CompositeOutput(self._combined(one.logits, two.logits), remembered)
 
     def _combined(self, baseline: Tensor, reinforced: Tensor) -> Tensor:
@@ -174,19 +179,6 @@ class ForgetRequest(nn.Module):
         return torch.where(belongs >= FULL, torch.ones_like(belongs), between)
 
 
-@dataclass
-class GatedCache:
-    """What is remembered of texts while they are continued."""
-
-    weights: Tensor
-    inner: Any
-
-    def batch_select_indices(self, places: Tensor) -> None:
-        """Drops all rows but those at (N,) places."""
-        self.weights = self.weights[places]
-        self.inner.batch_select_indices(places)
-
-
 class Gated(nn.Module):
     """h = W0 x + w(text) dW x: adapters scaled by the request that a text belongs to most.
 
@@ -228,19 +220,19 @@ class Gated(nn.Module):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: GatedCache | None = None,
+        past_key_values: Caches | None = None,
         **inputs: Any,
     ) -> CompositeOutput:
         """Logits; a continued text keeps the weight that its beginning has."""
         if past_key_values is None:
             weights, inner = self.weigh(input_ids, attention_mask), None
         else:
-            weights, inner = past_key_values.weights, past_key_values.inner
+            weights, (inner,) = past_key_values.weights, past_key_values.inner
         given = {"attention_mask": attention_mask, **cache_input(self.model, inner), **inputs}
         with self._speaking(weights):
             out = self.model(input_ids=input_ids, **given)
         remembered = cache_output(out)
-        cache: Any = None if remembered is None else GatedCache(weights, remembered)
+        cache = None if remembered is None else Caches((remembered,), weights)
         return CompositeOutput(out.logits, cache)
 
     def weigh(self, ids: Tensor, mask: Tensor | None) -> Tensor:

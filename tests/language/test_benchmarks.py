@@ -26,7 +26,7 @@ TOY = Path(__file__).with_name("toy_benchmark.py")
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
 CPU = Runtime(device="cpu")
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def files(tmp_path):
 
 @pytest.mark.parametrize("name", ["wmdp", "rwku"])
 def test_a_benchmark_is_one_file_that_keeps_every_promise(name):
-    assert len(Path(inspect.getfile(BENCHMARKS[name])).read_text().splitlines()) <= 150
+    assert len(Path(inspect.getfile(BENCHMARKS[name])).read_text().splitlines()) <= 200
     data = {"name": name, "max_length": 64, "invented": 6}
     protocol = {"data": data, "model": TINY, "train": {"steps": 1}}
     results = check_benchmark(name, protocol, Runtime(device="cpu"))

@@ -419,34 +419,6 @@ def test_dpo_at_the_start_is_the_symmetric_case(trained, make_task):
         assert terms.total.item() == pytest.approx(factor * np.log(2), rel=1e-5)
 
 
-def test_dpo_swaps_sign_with_its_pair():
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.language.methods.preference import RefusalPreference
-
-    win, lose = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
-    z = torch.randn(1, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    class Other:
-        def __init__(self, labels):
-            self.labels = labels
-
-        def fetch(self, indices):
-            return Batch({"x": z}, self.labels, indices)
-
-    def slope(preferred, refused):
-        logits = z.clone().requires_grad_()
-        objective = RefusalPreference(Other(preferred), beta=1e-9, factor=2 / 1e-9)
-        batch = Batch({"x": z}, refused, torch.zeros(1, dtype=torch.int64))
-        total = objective(lambda b: logits.expand(len(b), -1, -1), {"forget": batch}).total
-        return torch.autograd.grad(total, logits)[0]
-
-    torch.testing.assert_close(slope(win, lose), -slope(lose, win))
-    expected = torch.zeros_like(z)
-    expected[0, 0, 1] = expected[0, 1, 2] = -1.0
-    expected[0, 0, 3] = expected[0, 1, 4] = 1.0
-    torch.testing.assert_close(slope(win, lose), expected, rtol=1e-6, atol=1e-8)
-
-
 # Positions and hidden states ---------------------------------------------------------------------
 
 

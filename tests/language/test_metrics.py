@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -131,37 +130,6 @@ def test_absent_wrong_answers_do_not_count(style):
 
 
 # Forget quality ----------------------------------------------------------------------------------
-
-
-def by_hand(first, second) -> tuple[float, float]:
-    """D and the exact two-sided p of the Kolmogorov-Smirnov test, by all arrangements."""
-
-    def distance(chosen, total, n):
-        a = b = worst = 0
-        m = total - n
-        for place in range(total):
-            a, b = (a + 1, b) if place in chosen else (a, b + 1)
-            worst = max(worst, abs(a * m - b * n))
-        return worst
-
-    joined = sorted([(v, 0) for v in first] + [(v, 1) for v in second])
-    n, total = len(first), len(joined)
-    seen = distance({k for k, (_, who) in enumerate(joined) if who == 0}, total, n)
-    arrangements = [
-        distance(set(chosen), total, n) for chosen in itertools.combinations(range(total), n)
-    ]
-    p = np.mean(np.asarray(arrangements) >= seen)
-    return seen / (n * (total - n)), float(p)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_forget_quality_is_the_exact_test(seed):
-    stream = np.random.Generator(np.random.PCG64(seed))
-    first, second = stream.normal(0, 1, 6), stream.normal(0.8, 1, 5)
-    statistic, p = by_hand(first, second)
-    found = forget_quality(first, second)
-    assert found["ks"] == pytest.approx(statistic) and found["fq"] == pytest.approx(p)
-    assert found["log10_fq"] == pytest.approx(math.log10(p))
 
 
 def test_total_separation_of_four_hundred():
@@ -418,26 +386,6 @@ def test_rouge_f1_is_googles(stem):
         wanted = scorer.score(target, prediction)
         assert values.rouge_1[place] == pytest.approx(wanted["rouge1"].fmeasure, abs=1e-12)
         assert values.rouge_l[place] == pytest.approx(wanted["rougeL"].fmeasure, abs=1e-12)
-
-
-def test_rouge_f1_by_hand():
-    """Two of three target words, two of four predicted: P 1/2, R 2/3, F1 4/7; in order only one."""
-    values = rouge(["one two three"], ["two one four five"], kind="f1")
-    assert values.rouge_1[0] == pytest.approx(4 / 7)
-    assert values.rouge_l[0] == pytest.approx(2 / (3 + 4))
-    assert rouge(["one"], ["two"], kind="f1").rouge_l[0] == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_common_subsequence_is_the_table_s(seed):
-    stream = np.random.Generator(np.random.PCG64(seed))
-    first, second = (stream.integers(0, 4, n).astype(str).tolist() for n in (30, 70))
-    table = np.zeros((31, 71), dtype=int)
-    for i, j in itertools.product(range(30), range(70)):
-        same = table[i, j] + 1 if first[i] == second[j] else max(table[i, j + 1], table[i + 1, j])
-        table[i + 1, j + 1] = same
-    found = rouge([" ".join(first)], [" ".join(second)], stem=False).rouge_l
-    assert found.tolist() == [table[-1, -1] / 30]
 
 
 def test_workers_give_the_same(monkeypatch):

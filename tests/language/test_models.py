@@ -17,13 +17,15 @@ from stable_forgetting.common.data.access import DataAccess
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.methods.base import resolve_config
 from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.common.probes import ceiling
+from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
-from stable_forgetting.language.models.backbone import causal_forward
+from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
 from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
 from stable_forgetting.language.models.layers import completed, linear_layers
@@ -491,3 +493,59 @@ def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
     assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
     assert not torch.allclose(again(input_ids=ids).logits, before)
+
+
+SMALL = sorted(name for name, family in FAMILIES.items() if family.tiny is not None)
+VOCABULARY = 40
+
+
+def tiny(kind):
+    config = CausalModelConfig(kind=kind, dim=16, depth=1, heads=2, context=16, tokenizer=300)
+    model = build_model(config, VOCABULARY, 0).eval()
+    stream = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # a head as wide as that of a trained model, and a shift that counts
+        model.get_output_embeddings().weight.normal_(std=0.5, generator=stream)
+    return model
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_ascent_on_everything_before_the_last_layers_stays_below(kind, monkeypatch):
+    model = tiny(kind)
+    probe = make_probe("ceiling", {}, "test")
+    table = probe.measure(model, SimpleNamespace(last_layers=last_layers))
+    layers = last_layers(model)
+    assert len(table.rows) == VOCABULARY
+    highest = probe.summary(table)["ceiling.loss"]
+    assert probe.related({"ceiling.loss": highest, "forget_loss": highest / 4}) == {
+        "ceiling.reached": pytest.approx(25)
+    }
+    frozen = {id(layers.gain), id(model.get_output_embeddings().weight)}
+    frozen |= {id(each) for each in (layers.shift, layers.bias)}
+    trained = [p for p in model.parameters() if id(p) not in frozen]
+    ids = torch.arange(24).view(3, 8)
+    labels = torch.arange(3) % 2
+    optimizer = torch.optim.Adam(trained, lr=0.03, maximize=True)
+    for _ in range(150):
+        optimizer.zero_grad()
+        logits = model(input_ids=ids).logits[:, -1]
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        losses.sum().backward()
+        optimizer.step()
+    ceilings = [table.rows[f"class {label}"]["ceiling"] for label in labels.tolist()]
+    for loss, ceiling_of in zip(losses.tolist(), ceilings, strict=True):
+        assert 0.7 * ceiling_of < loss <= ceiling_of + 1e-3
+
+
+def test_a_large_vocabulary_is_sampled(monkeypatch):
+    monkeypatch.setattr(ceiling, "ALL", 30)
+    monkeypatch.setattr(ceiling, "SOME", 8)
+    table = make_probe("ceiling", {}, "test").measure(
+        tiny("gpt_neo"), SimpleNamespace(last_layers=last_layers)
+    )
+    assert list(table.rows) == [f"class {label}" for label in range(0, VOCABULARY, 5)]
+
+
+def test_families_without_a_known_end_have_none():
+    model = tiny("llama")
+    model.config.model_type = "gemma"  # its logits are more than a linear map
+    assert last_layers(model) is None

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.measure.ask import ask, score_rows
 from stable_forgetting.language.measure.generation import generate
-from stable_forgetting.language.measure.muse import FewShot
+from stable_forgetting.language.measure.muse import QUESTION_ENDS, Conventions
 from stable_forgetting.language.measure.requests import (
     Choose,
     Continue,
@@ -41,18 +41,6 @@ SOURCE = SimpleNamespace(
 def log_probabilities(model, ids) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-
-
-def test_a_likelihood_is_that_of_a_forward_of_its_own(tiny_text):
-    model, ids = tiny_text.model("llama"), (5, 7, 9, 11, 13)
-    asked = [Likelihood(ids, 2), Likelihood(ids, 1)]
-    replies = ask(model, SOURCE, asked, RequestConfig(), detailed=asked[:1])
-    table = log_probabilities(model, ids)
-    wanted = [-float(table[place - 1, ids[place]]) for place in range(1, 5)]
-    scores = replies.scores(asked)
-    assert scores.counts.tolist() == [3, 4]
-    np.testing.assert_allclose(scores.token_loss, [*wanted[1:], *wanted], atol=1e-5)
-    assert np.isfinite(scores.means[0]).all() and np.isnan(scores.means[1]).any()
 
 
 def test_a_choice_gives_the_log_probability_of_every_option(tiny_text):
@@ -185,12 +173,16 @@ def test_a_metric_of_ones_own_brings_its_column():
     assert scores["few"].loss[0] == pytest.approx(scores["all"].loss[2], abs=1e-5)
 
 
-def test_shots_come_before_the_question():
-    shots = FewShot.of([Item("s", -1, "Who?", "Ada."), Item("s", -1, "{question}?", "No.")])
-    assert shots.prompt("Where?") == (
+@pytest.mark.parametrize(("style", "gap"), [("muse", " "), ("openunlearning", " "), ("clean", "")])
+def test_shots_come_before_the_question(style, gap):
+    shots = [Item("s", -1, "Who?", "Ada."), Item("s", -1, "{question}?", "No.")]
+    encoder = SimpleNamespace(text=list, ending=lambda ids, room: ids)
+    asked = Conventions(SimpleNamespace(encoder=encoder), style, 512, {"s": shots, "none": []})
+    assert "".join(asked.prompt(Item("s", -1, "Where?", "Rome."))) == (
         "Question: Who?\nAnswer: Ada.\n\n"
         "Question: {question}?\nAnswer: No.\n\n"
-        "Question: Where?\nAnswer: "
+        f"Question: Where?\nAnswer:{gap}"
     )
-    assert before_stop(" Rome.\n\nQuestion: Who?", shots.ends) == " Rome."
-    assert FewShot(()).prompt("Why?") == "Question: Why?\nAnswer: "
+    alone = asked.prompt(Item("none", -1, "Why?", "So."))
+    assert "".join(alone) == f"Question: Why?\nAnswer:{gap}"
+    assert before_stop(" Rome.\n\nQuestion: Who?", QUESTION_ENDS) == " Rome."

@@ -149,30 +149,6 @@ def test_a_trial_generates_nothing(world):
     assert tofu_metrics(scores)["mu"] is None
 
 
-def test_each_text_is_tokenised_once_and_each_pair_scored_once(world):
-    model, source = world
-    text = source()
-    widths = []
-    handle = model.base_model.register_forward_pre_hook(
-        lambda _, __, inputs: widths.append(inputs["input_ids"].numel()), with_kwargs=True
-    )
-    score_parts(model, text, PARTS, settings(), trial=True)
-    once, calls = list(widths), text.encoder.calls
-    used = np.unique(np.concatenate(list(PARTS.values())))
-    items = [text.corpus.items[index] for index in used]
-    answers = {a for i in items for a in (i.answer, i.paraphrase, *i.perturbed) if a}
-    assert calls <= len(answers) + len({item.question for item in items}) + 1
-    doubled = {**PARTS, "again": PARTS["forget"], "loku_reference": PARTS["retain"][:2]}
-    widths.clear()
-    scores = score_parts(model, text, doubled, settings(), trial=True)
-    handle.remove()
-    assert sum(widths) == sum(once) and text.encoder.calls == calls
-    assert (
-        scores["again"].extra["answer_loss"].tolist()
-        == scores["forget"].extra["answer_loss"].tolist()
-    )
-
-
 def test_batches_and_sharing_change_nothing(world):
     model, source = world
     full = score_parts(model, source(), PARTS, settings(), trial=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.language.config import CausalModelConfig
-from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.corpus import Corpus, Encoded, Item
 from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import Encoder, TextSource, collate
 from stable_forgetting.language.data.templates import make_template
@@ -22,6 +23,40 @@ from stable_forgetting.language.data.tokenizers import (
     tokenizer_digest,
     train_tokenizer,
 )
+
+ITEMS = (
+    Item("full", 0, "Who?", "Ada.", "It was Ada.", ("Bob.", "Eve.")),
+    Item("world_facts", -1, "Where?", "Paris.", None, ("Rome.",)),
+    Item("full", 1, "When?", "1912."),
+)
+
+
+def test_a_digest_changes_with_every_field_and_with_the_order():
+    corpus = Corpus(ITEMS, "here")
+    assert corpus.digest == Corpus(ITEMS, "elsewhere").digest
+    others = [
+        Corpus(ITEMS[::-1], "here"),
+        Corpus(ITEMS, "here", ("I do not know.",)),
+        Corpus((dataclasses.replace(ITEMS[0], perturbed=("Bob.",)), *ITEMS[1:]), "here"),
+        Corpus((dataclasses.replace(ITEMS[0], group=2), *ITEMS[1:]), "here"),
+    ]
+    assert len({corpus.digest, *(other.digest for other in others)}) == 5
+
+
+def test_sets_are_found_in_order():
+    corpus = Corpus(ITEMS, "here")
+    assert corpus.where("full").tolist() == [0, 2]
+    assert corpus.where("world_facts", "full").tolist() == [0, 1, 2]
+    assert corpus.where("holdout").dtype == np.int64 and not len(corpus.where("holdout"))
+
+
+def test_labels_start_after_the_prompt():
+    pair = Encoded(np.array([5, 6, 7, 8]), 3)
+    assert pair.labels.tolist() == [8]
+    for start in (0, 4):
+        with pytest.raises(AssertionError):
+            Encoded(np.array([5, 6, 7, 8]), start)
+
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "tokenizers").is_dir(), reason="no tokenizers here")
