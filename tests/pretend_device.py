@@ -212,6 +212,10 @@ class _Module(_DummyBackendModule):
         """Puts it back."""
         torch.set_rng_state(state)
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """What autocast may be asked for."""
+        return [torch.bfloat16, torch.float16]
+
 
 def register() -> list[torch.library.Library]:
     """Makes the device known to torch; the libraries must be held."""

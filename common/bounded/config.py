@@ -53,8 +53,6 @@ class AdapterConfig(Strict):
             less work, which is in wide layers.  Both keep dW apart, as ``split`` does, where the
             weights are of low precision.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
-        grad_gemm_dtype: ``bfloat16`` multiplies the weight-sized gradient product alone in
-            bfloat16: faster, at a gradient error of about 3e-3 (relative, Frobenius).
     """
 
     rank: Count = 8
@@ -71,12 +69,11 @@ class AdapterConfig(Strict):
     init_std: Positive = 1e-3
     mode: Literal["merged", "split", "polynomial", "auto"] = "merged"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    grad_gemm_dtype: Literal["bfloat16"] | None = None
 
     @model_serializer(mode="wrap")
     def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # the keys of stages, and of adapters, that were made before these fields stay what they are
-        later = {"mode": "merged", "dropout": 0.0, "grad_gemm_dtype": None, "trained": ()}
+        later = {"mode": "merged", "dropout": 0.0, "trained": ()}
         fields: dict[str, Any] = handler(self)
         return {k: v for k, v in fields.items() if k not in later or (v and v != later[k])}
 
@@ -87,8 +84,6 @@ class AdapterConfig(Strict):
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
         if self.mode == "polynomial" and not low_rank and self.phi not in ("sine", "tanh"):
             raise ValueError("mode: polynomial takes phi: sine or tanh; use mode: auto")
-        if self.grad_gemm_dtype and low_rank:
-            raise ValueError("grad_gemm_dtype takes a phi (identity has no weight-sized gradient)")
         return self
 
     @model_validator(mode="after")

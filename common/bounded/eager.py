@@ -140,7 +140,6 @@ def backward(
     weight: Tensor | None,
     update: Update,
     *,
-    gemm: torch.dtype,
     need_A: bool,
     need_Bt: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -153,13 +152,12 @@ def backward(
         x: (N, d).
         weight: W0, (k, d), or None where dW stands alone.
         update: dW.
-        gemm: Precision of g^T x.
         need_A: Whether dA is wanted.
         need_Bt: Whether dBt is wanted.
     """
     bound, start = update.bound, update.start
     dx = torch.zeros_like(x, dtype=factor_dtype(update.A))
-    sweep = _Sweep(g.to(gemm), x.to(gemm), update, need_A, need_Bt)
+    sweep = _Sweep(g, x, update, need_A, need_Bt)
     for rows in sweep.blocks:
         z, slope = sweep.arguments(rows)
         bound.value_and_slope_(z, slope)

@@ -216,7 +216,6 @@ class BoundedLinear(nn.Module):
             "start": self.start,
             "split": self.split,
             "dropout": config.dropout if self.training else 0.0,
-            "grad_gemm_dtype": torch.bfloat16 if config.grad_gemm_dtype else None,
             "built": built,
             "fitted": fitted,
         }

@@ -95,7 +95,6 @@ class BoundedLinearFunction(torch.autograd.Function):
         built: Tensor | None,
         bound: Bound,
         dtype: torch.dtype,
-        grad_gemm_dtype: torch.dtype | None,
     ) -> Tensor:
         """(..., d) -> (..., k), in ``dtype``, which is ``x``'s.
 
@@ -111,12 +110,11 @@ class BoundedLinearFunction(torch.autograd.Function):
             built: W0 + dW in ``dtype`` if it exists already.
             bound: The form of dW.
             dtype: Of the product.
-            grad_gemm_dtype: A lower precision for the weight's gradient alone.
         """
         start = None if A0 is None or Bt0 is None else (A0, Bt0)
         ctx.save_for_backward(x, weight, A, Bt, built)
         ctx.start = start  # a constant: DDP rewrites buffers with equal values between forwards
-        ctx.bound, ctx.grad_gemm_dtype = bound, grad_gemm_dtype
+        ctx.bound = bound
         ctx.bias_dtype = None if bias is None else bias.dtype
         bias = None if bias is None else bias.to(dtype)
         update = Update(A, Bt, bound, start)
@@ -133,7 +131,7 @@ class BoundedLinearFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, W0, bias, A and Bt, each only where it is needed."""
         with torch.autocast(grad.device.type, enabled=False):
-            return (*_gradients(ctx, grad), None, None, None, None, None, None)
+            return (*_gradients(ctx, grad), None, None, None, None, None)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -145,12 +143,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     db = g.sum(0).to(ctx.bias_dtype) if need_bias else None
     dW = (g.T @ flat).to(weight.dtype) if need_weight else None
-    gemm = _weight_gradient_dtype(g.dtype, ctx.grad_gemm_dtype)
-    kernels = eager if len(g) == 0 else _kernels(A, gemm)
+    kernels = eager if len(g) == 0 else _kernels(A, g.dtype)
     needs = {"need_A": need_A, "need_Bt": need_Bt}
     dx = dA = dBt = None
     if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
-        dx, dA, dBt = eager.backward(g, flat, weight, update, gemm=gemm, **needs)
+        dx, dA, dBt = eager.backward(g, flat, weight, update, **needs)
     else:
         if need_x:
             if built is None:
@@ -158,7 +155,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             dx = g @ built
         del built
         if need_A or need_Bt:
-            dA, dBt = kernels.contract(g.to(gemm), flat.to(gemm), update, **needs)
+            dA, dBt = kernels.contract(g, flat, update, **needs)
     dx = None if dx is None else dx.view(x.shape)
     dA = dA.to(A.dtype) if need_A and dA is not None else None
     dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None
@@ -179,11 +176,6 @@ def _sweeps(g: Tensor, weight: Tensor | None, A: Tensor, x: Tensor) -> bool:
     dtypes = [g.dtype] if weight is None else [g.dtype, weight.dtype]
     fits = all(torch.promote_types(dtype, wide) == wide for dtype in dtypes)
     return fits and (g.dtype == wide or _few(x))
-
-
-def _weight_gradient_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """``wanted`` where it is narrower than what the layer computes in."""
-    return wanted if wanted is not None and wanted.itemsize < dtype.itemsize else dtype
 
 
 def bounded_delta(A: Tensor, Bt: Tensor, bound: Bound) -> Tensor:
@@ -208,7 +200,6 @@ def bounded_linear(
     start: Start | None = None,
     split: bool = False,
     dropout: float = 0.0,
-    grad_gemm_dtype: torch.dtype | None = None,
     built: Tensor | None = None,
     fitted: OddPolynomial | None = None,
 ) -> Tensor:
@@ -227,7 +218,6 @@ def bounded_linear(
             round dW against W0.
         dropout: Of the input as dW sees it, from torch's global stream; needs ``split`` or a
             linear phi.
-        grad_gemm_dtype: Precision of the weight-sized gradient product alone, if lower.
         built: W0 + dW (dW alone if ``split``) in the product's dtype, if it exists already.
         fitted: What stands for phi, if dW is to be a low-rank product of monomials.
 
@@ -253,9 +243,7 @@ def bounded_linear(
     A0, Bt0 = start or (None, None)
     frozen = (None, None) if split else (weight, bias)
     with torch.autocast(x.device.type, enabled=False):
-        y = BoundedLinearFunction.apply(
-            x, *frozen, A, Bt, A0, Bt0, built, bound, dtype, grad_gemm_dtype
-        )
+        y = BoundedLinearFunction.apply(x, *frozen, A, Bt, A0, Bt0, built, bound, dtype)
     return y if base is None else base + y
 
 

@@ -28,17 +28,6 @@ def _every_position(
     return dict.fromkeys(parts, data.every_position(task.source, pad_to))
 
 
-def _negative_preference(task: UnlearnTask, config: Any) -> objectives.Term:
-    """On label log-probabilities, or muse_bench's on logits."""
-    if config.compat == "muse_bench":
-        return objectives.LogitPreference(task.reference(), config.beta)
-    indices = task.indices("forget")
-    table = tools.reference_likelihoods(
-        task, indices, batch_size=config.batch_size, precision=config.mixed_precision
-    )
-    return objectives.NegativePreference(table, config.beta)
-
-
 class NPO(ForgetRetainMethod):
     """NPO: make forget answers less likely than under Original, with a weight that fades.
 
@@ -64,15 +53,22 @@ class NPO(ForgetRetainMethod):
         compat: Literal["none", "muse_bench"] = "none"
 
     def forget_term(self, task: UnlearnTask) -> objectives.Term:
-        """The preference loss."""
-        return _negative_preference(task, self.config)
+        """The preference loss on log-probabilities of labels, or muse_bench's on logits."""
+        config: Any = self.config
+        if config.compat == "muse_bench":
+            return objectives.LogitPreference(task.reference(), config.beta)
+        size, precision = config.batch_size, config.mixed_precision
+        table = tools.reference_likelihoods(
+            task, task.indices("forget"), batch_size=size, precision=precision
+        )
+        return objectives.NegativePreference(table, config.beta)
 
     def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
         """Every position of forget texts, with ``compat: muse_bench``."""
         return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
 
 
-class NPOGdr(ForgetRetainMethod):
+class NPOGdr(NPO):
     """NPO + GDR: the preference loss on forget and cross-entropy on retain.
 
     Formula: minimise w_f NPO(B_f) + w_r CE(B_r); open-unlearning's "NPO".  ``compat: muse_bench``:
@@ -93,16 +89,8 @@ class NPOGdr(ForgetRetainMethod):
         beta: Positive = 0.1
         compat: Literal["none", "muse_bench"] = "none"
 
-    def forget_term(self, task: UnlearnTask) -> objectives.Term:
-        """The preference loss."""
-        return _negative_preference(task, self.config)
 
-    def views(self, task: UnlearnTask) -> Mapping[str, Callable[[data.Batch], data.Batch]]:
-        """Every position of forget texts, with ``compat: muse_bench``."""
-        return _every_position(task, "forget") if self.config.compat == "muse_bench" else {}
-
-
-class NPOKlr(ForgetRetainMethod):
+class NPOKlr(NPO):
     """NPO + KLR: the preference loss on forget and Original's distribution on retain.
 
     Formula: minimise w_f NPO(B_f) + w_r KL(p_ref || p_theta)(B_r).  ``compat: openunlearning``
@@ -125,10 +113,6 @@ class NPOKlr(ForgetRetainMethod):
         padding = {"openunlearning": "batch"}
         beta: Positive = 0.1
         compat: Literal["none", "openunlearning", "muse_bench"] = "none"
-
-    def forget_term(self, task: UnlearnTask) -> objectives.Term:
-        """The preference loss."""
-        return _negative_preference(task, self.config)
 
     def retain_term(self, task: UnlearnTask) -> objectives.Term:
         """KL to Original, or what muse_bench calls so."""

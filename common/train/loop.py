@@ -18,6 +18,7 @@ from stable_forgetting.common.bounded.layer import reuse_weights
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import Objective, ObjectiveValue
+from stable_forgetting.common.train.checkpoint import due_at, resume, save
 from stable_forgetting.common.train.config import (
     FitConfig,
     evaluation_steps,
@@ -29,7 +30,6 @@ from stable_forgetting.common.train.launch import make_accelerator, make_sharded
 from stable_forgetting.common.train.optimizer import make_optimizer
 from stable_forgetting.common.train.protocols import Hooks, ModelForward, Stateful, Telemetry
 from stable_forgetting.common.train.rehearsal import Ends
-from stable_forgetting.common.train.resume import due_at, resume, save
 from stable_forgetting.common.train.sharding import whole_tensor
 from stable_forgetting.common.train.telemetry import (
     DivergenceGuard,

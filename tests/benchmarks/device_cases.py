@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from pretend_device import MEETINGS, NAME, DevicesMeet
 
+from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.checks.methods import _short_config
+from stable_forgetting.common.checks.tiny_task import VectorSource, problem_of
+from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.vision.data.source import ImageSource
 
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
@@ -48,11 +54,45 @@ def test_what_cuda_allows_is_allowed():
     assert float(here.sum()) == 3
 
 
-@pytest.mark.parametrize("suite", ["cifar10-scratch-all", "cifar100-class10", "tofu-small"])
-def test_rows_take_their_first_and_last_steps(suite, cli, tmp_path):
-    shown = cli("run", suite, "--rehearse", "--store", tmp_path, "--device", "auto")
-    assert shown.code == 0, shown.out + shown.err
-    assert "gd_sine: ok" in shown.out
+class VectorsThere(VectorSource):
+    """The contract check's vectors, moved after they were made."""
+
+    def fetch(self, indices, *, augment=None):
+        batch = super().fetch(indices, augment=augment)
+        return Batch({"x": batch.inputs["x"].to(NAME)}, batch.labels.to(NAME), indices)
+
+
+def moved(source):
+    """A source of pixels or tokens that makes its batches on the device."""
+    source = copy.copy(source)
+    for name, value in vars(source).items():
+        if isinstance(value, torch.Tensor):
+            setattr(source, name, value.to(NAME))
+    source.device = torch.device(NAME)
+    return source
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_no_method_mixes_devices(name, monkeypatch):
+    """On the tiny problem of the contract check, trained on the CPU and moved."""
+    cls = METHODS[name]
+    problem = copy.copy(problem_of(cls.info.modality))
+    source, net = problem.source, problem.net
+    model = copy.deepcopy(problem.original).to(NAME)
+    problem.source = VectorsThere if not cls.info.modality else lambda: moved(source())
+    problem.net = lambda: net().to(NAME)
+    layout = "class" if cls.info.scenarios == {"class"} else "random"
+    task = problem.task(model, layout, 1, cls.info.access)
+    unlearned = cls(_short_config(name, cls, {})).unlearn(task)
+    assert {parameter.device.type for parameter in unlearned.parameters()} == {NAME}
+    assert problem.outputs(unlearned).device.type == NAME
+
+
+@pytest.mark.parametrize("make", ["tiny_suite", "tiny_text_suite"])
+def test_a_suite_runs_from_data_to_metrics(make, request, cli, tmp_path):
+    path = request.getfixturevalue(make)(tmp_path, methods=ROWS, defaults={"steps": 1})
+    done = cli("run", path, "--workers", 1, "--store", tmp_path / "store")
+    assert done.code == 0, done.out + done.err
 
 
 def test_a_missing_copy_to_the_device_is_seen(tiny_suite, cli, tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import save_adapter
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.objectives.objectives import CrossEntropy, gradient_difference
-from stable_forgetting.common.train.checkpoint import TrainingState
+from stable_forgetting.common.train import checkpoint, loop
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.fit import fit
 from stable_forgetting.common.train.sharding import Sharded
@@ -235,8 +235,8 @@ def resumed(sink, folder):
     """Twice in one process."""
     path = folder / f"checkpoint-of-{os.environ.get('WORLD_SIZE', 1)}.safetensors"
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("save", "restore"):
-            patch.setattr(TrainingState, name, counted(getattr(TrainingState, name), sink))
+        patch.setattr(loop, "save", counted(loop.save, sink))
+        patch.setattr(checkpoint, "restore", counted(checkpoint.restore, sink))
         patch.setattr(Sharded, "_fill", counted(Sharded._fill, sink))
         begin(path, tiny.make_net(), sink)
         return end(path, tiny.make_net(), sink)

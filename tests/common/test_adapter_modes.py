@@ -62,17 +62,15 @@ def adapted(tiny, seed=0, *, scale=0.3, **fields):
 
 
 def test_new_fields_leave_old_keys_alone():
-    """Digests of configs from before mode, dropout and grad_gemm_dtype."""
+    """Digests of configs from before mode and dropout."""
     old = "b7513c84731f70625abd3203b808d542cdcc598489700a2dbe4445130d7d0610"
     assert digest(AdapterConfig()) == old
-    assert digest(AdapterConfig(mode="merged", dropout=0.0, grad_gemm_dtype=None)) == old
+    assert digest(AdapterConfig(mode="merged", dropout=0.0)) == old
     relative = AdapterConfig(phi="sine", omega=100.0, bound="relative")
     assert digest(relative) == "f1793eeb3da5d974b2e44fd0c982fd5d1628f5eb1676e657742773281d9157f7"
 
 
-@pytest.mark.parametrize(
-    "fields", [{"mode": "split"}, {"dropout": 0.05}, {"grad_gemm_dtype": "bfloat16", "phi": "sine"}]
-)
+@pytest.mark.parametrize("fields", [{"mode": "split"}, {"dropout": 0.05}])
 def test_a_field_that_is_set_is_hashed_and_survives_a_dump(fields):
     config = AdapterConfig(**fields)
     plain = AdapterConfig(**{k: v for k, v in fields.items() if k == "phi"})
@@ -84,10 +82,8 @@ def test_a_field_that_is_set_is_hashed_and_survives_a_dump(fields):
     ("fields", "words"),
     [
         ({"phi": "sine", "dropout": 0.05}, "dropout takes mode: split"),
-        ({"grad_gemm_dtype": "bfloat16"}, "grad_gemm_dtype takes a phi"),
         ({"dropout": 1.0}, "dropout"),
         ({"mode": "both"}, "mode"),
-        ({"phi": "sine", "grad_gemm_dtype": "float16"}, "grad_gemm_dtype"),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(fields, words):
@@ -249,16 +245,6 @@ def test_an_evaluation_shares_them_too(tiny, builds):
     np.testing.assert_allclose(scores.loss, merged.loss, rtol=1e-4, atol=1e-5)
 
 
-def test_the_bfloat16_gradient_option_reaches_the_kernel(tiny):
-    x, grads = noise(5, 64, 6), []
-    for option in (None, "bfloat16"):
-        model = adapted(tiny, phi="sine", grad_gemm_dtype=option)
-        model(x).square().mean().backward()
-        grads.append(model.blocks[1].mlp.fc2.A.grad)
-    error = float((grads[1] - grads[0]).norm() / grads[0].norm())
-    assert 1e-5 < error < 1e-2
-
-
 # A start of their own ----------------------------------------------------------------------------
 
 
@@ -305,7 +291,7 @@ def test_adapters_from_before_starts_were_named_still_load(tiny, tmp_path, phi):
     save_adapter(model, tmp_path)
     meta = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
     assert meta.pop("starts") == ([n for n, _ in adapted_layers(model)] if phi == "relu" else [])
-    assert not {"mode", "dropout", "grad_gemm_dtype"} & set(meta["config"])
+    assert not {"mode", "dropout"} & set(meta["config"])
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(meta))
     other = tiny.net()
     load_adapter(other, tmp_path)

@@ -28,7 +28,7 @@ def run_alone(name: str, **variables: str) -> dict:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+        env={**environment, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **variables},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

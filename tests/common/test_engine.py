@@ -29,7 +29,7 @@ from stable_forgetting.common.objectives.objectives import (
     gradient_difference,
 )
 from stable_forgetting.common.store import hashed
-from stable_forgetting.common.train import checkpoint, loop
+from stable_forgetting.common.train import loop
 from stable_forgetting.common.train.config import (
     FitConfig,
     learning_rate,
@@ -991,14 +991,14 @@ def test_a_stages_log_holds_its_rows_and_nothing_else(tmp_path):
 def test_a_checkpoint_is_due_after_minutes(tiny, run, tmp_path, monkeypatch):
     """The clock goes on by a minute at every look."""
     clock, saved = iter(range(0, 10**6, 60)), []
-    write = checkpoint.TrainingState.save
+    write = loop.save
     monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
 
-    def save(self, path, notes, **options):
-        saved.append(notes.step)
-        write(self, path, notes, **options)
+    def save(run, path, step, *stopped):
+        saved.append(step)
+        write(run, path, step, *stopped)
 
-    monkeypatch.setattr(checkpoint.TrainingState, "save", save)
+    monkeypatch.setattr(loop, "save", save)
     config = small(steps=8, checkpoint_every="1.5min")
     run(tiny.net(), config, checkpoint=tmp_path / "c.safetensors")
     assert saved[-1] == 8 and 1 < len(saved) < 8
