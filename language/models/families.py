@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.config import did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.protocol.family import ModelFamily
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.measure.ceiling import LastLayers
+    pass
 
 
 LONGEST_ROW = 1024
@@ -247,23 +243,3 @@ def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
 def matches(module: str, patterns: Sequence[str]) -> bool:
     """Whether a module's dotted name fits one of the patterns."""
     return any(fnmatch.fnmatch(module, pattern) for pattern in patterns)
-
-
-class CausalModels(ModelFamily):
-    """Token ids as ``inputs["input_ids"]``, (N, L), and logits at the labels' positions."""
-
-    modality = "language"
-    evaluation_batch = 32
-    """Samples per forward where nothing but a loss is wanted."""
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, A, V) logits at the answers' positions."""
-        from stable_forgetting.language.models.backbone import causal_forward
-
-        return causal_forward(model, batch)
-
-    def last_layers(self, model: nn.Module) -> LastLayers | None:
-        """The last normalisation and the head, tied or not."""
-        from stable_forgetting.language.models.backbone import last_layers
-
-        return last_layers(model)
