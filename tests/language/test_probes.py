@@ -30,6 +30,7 @@ from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
 from stable_forgetting.language.probes.original import FILES, READERS, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
 
+pytestmark = pytest.mark.usefixtures("offline")
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")
 ARC = {"question": "What is red?", "answerKey": "C"}
@@ -99,19 +100,6 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def asked(place):
     return as_probed(read_causal(place / "model"), data_root=place / "data", device="cpu")
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, place):
-    import datasets
-    import huggingface_hub.constants
-
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
 
 
 def logits_of(asked, ids):
