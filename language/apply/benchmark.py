@@ -10,14 +10,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
+import torch
+from torch import nn
 
 from stable_forgetting.common.base.config import Strict, did_you_mean
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import file_digest, json_digest
 from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.common.data.batch import Source
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark, first_of
@@ -42,12 +45,6 @@ from stable_forgetting.language.measure.scoring import score_parts
 from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import CausalFamily
 from stable_forgetting.language.models.layers import family_in
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stable_forgetting.common.data.batch import Source
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024
@@ -310,7 +307,6 @@ def _max_length(asked: int | None, model: Any, checkpoint: CausalCheckpoint | Gi
 def _source(
     rows: Mapping[str, Rows], tokenizer: Any, name: Any, device: torch.device
 ) -> TextSource:
-
     questions = all(item.question for item in rows["forget"].items)
     corpus = Corpus(
         tuple(item for part in rows.values() for item in part.items),

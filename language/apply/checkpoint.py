@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from safetensors import SafetensorError, safe_open
+
 from stable_forgetting.common.base.errors import CheckpointError, one_line
 from stable_forgetting.common.base.files import file_digest
 from stable_forgetting.common.base.hub import prepare_client
@@ -27,6 +29,7 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import load_tokenizer
+from stable_forgetting.language.models.build import build_model
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -112,8 +115,6 @@ class CausalCheckpoint:
         """
         from transformers.utils.logging import disable_progress_bar
 
-        from stable_forgetting.language.models.build import build_model
-
         disable_progress_bar()
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))
         config = CausalModelConfig(name=str(self.folder), dtype=self.dtype)  # type: ignore[arg-type]
@@ -159,8 +160,6 @@ class CausalCheckpoint:
 
 def _stored_types(path: Path) -> dict[str, str]:
     """Tensor -> its type in a safetensors file; none where loading will say what is wrong."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.language.measure.scoring import TofuEvaluation
 from stable_forgetting.language.metrics.memorization import membership_auc
-
-if TYPE_CHECKING:
-    pass
-
 
 ANSWERED = "answers"
 ANSWERS = 32

@@ -33,10 +33,11 @@ from stable_forgetting.language.metrics.tofu import (
     LOKU_PART,
     LOKU_ROWS,
     RATES,
+    options,
+    sequential_metrics,
     tofu_compare,
     tofu_metrics,
 )
-from stable_forgetting.language.metrics.truth import options, sequential_metrics
 from stable_forgetting.language.scenarios import TEST_PARTS, TextScenarioConfig, make_split
 
 AXES = (
@@ -189,7 +190,7 @@ class TofuBenchmark(CausalBenchmark):
 
     @classmethod
     def choices(cls, scores: Scores) -> np.ndarray | None:
-        """See :func:`language.metrics.truth.options`."""
+        """See :func:`language.metrics.tofu.options`."""
         return options(scores.extra)
 
     @property

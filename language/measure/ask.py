@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from stable_forgetting.common.measure.scores import COLUMNS, ENTROPIES, Scores
 from stable_forgetting.language.data.corpus import Encoded, Item
@@ -27,10 +28,6 @@ from stable_forgetting.language.measure.requests import (
     RequestConfig,
     TextMetric,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 Prompt = tuple[int, ...]
 

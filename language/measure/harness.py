@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import evaluate
 import lm_eval
@@ -30,6 +30,7 @@ from lm_eval.models.utils import (
 )
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_window
+from torch import nn
 
 from stable_forgetting.common.base.config import did_you_mean
 from stable_forgetting.common.base.errors import DataError, one_line
@@ -38,10 +39,6 @@ from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.ask import ask, model_ends
 from stable_forgetting.language.measure.requests import Continue, Likelihood, RequestConfig
 from stable_forgetting.language.models.backbone import device_of, unwrapped
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 BOOTSTRAP_DRAWS = 1000
 """Of the standard errors that have no formula, such as a perplexity's."""

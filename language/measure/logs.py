@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.language.metrics.truth import Columns
+from stable_forgetting.language.metrics.tofu import Columns
 
 FOLDER = "tofu_eval_logs"
 SUFFIX = ".json.gz"

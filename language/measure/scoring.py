@@ -29,8 +29,7 @@ from stable_forgetting.language.metrics.memorization import (
     min_k,
 )
 from stable_forgetting.language.metrics.rouge import rouge
-from stable_forgetting.language.metrics.tofu import HOLDOUT, FQReference
-from stable_forgetting.language.metrics.truth import Truth
+from stable_forgetting.language.metrics.tofu import HOLDOUT, FQReference, Truth
 
 if TYPE_CHECKING:
     from torch import nn

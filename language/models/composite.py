@@ -227,6 +227,7 @@ class Gated(nn.Module):
         if past_key_values is None:
             weights, inner = self.weigh(input_ids, attention_mask), None
         else:
+            assert past_key_values.weights is not None
             weights, (inner,) = past_key_values.weights, past_key_values.inner
         given = {"attention_mask": attention_mask, **cache_input(self.model, inner), **inputs}
         with self._speaking(weights):

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.protocol.benchmark import Benchmark, pick_device
 from stable_forgetting.common.protocol.probe import Probe, ProbeTable
-from stable_forgetting.language.apply.checkpoint import CausalCheckpoint
-from stable_forgetting.language.apply.memory import GivenCausal
 from stable_forgetting.language.benchmark import CausalBenchmark
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.source import TextSource
@@ -170,9 +168,7 @@ def share(hits: Sequence[bool]) -> dict[str, float | None]:
     return {"acc": mean, "acc_stderr": error, "n": float(count)}
 
 
-def as_probed(
-    given: CausalCheckpoint | GivenCausal, *, data_root: Path | None, device: str
-) -> ProbedModel:
+def as_probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
     """A model, on disk or in memory, as probes ask it.
 
     Raises:

@@ -14,7 +14,7 @@ from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.store.stages import StageStore
-from stable_forgetting.language.metrics.truth import normalised_probabilities
+from stable_forgetting.language.metrics.tofu import normalised_probabilities
 
 ROWS = [FLOOR, "original", "gd_sine"]
 PARTS = ("forget", "retain", "test_real_authors", "test_world_facts")

@@ -78,3 +78,18 @@ def make_pairs(questions: int = 6, answers: int = 4, seed: int = 0, *, longest: 
 def tiny_text() -> SimpleNamespace:
     """Models, pairs, vocabulary."""
     return SimpleNamespace(model=make_model, pairs=make_pairs, vocab=VOCAB)
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path_factory):
+    """Nothing is asked of the hub, and nothing is left in a cache."""
+    import datasets
+    import huggingface_hub.constants
+
+    cache = tmp_path_factory.getbasetemp() / "datasets"
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "DISABLE_MULTIPROC"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,27 +17,26 @@ from stable_forgetting.common.checks import check_benchmark
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.probe import PROBES
-from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.readers import READERS, TextDataConfig
 from stable_forgetting.language.models.build import claimed_training
 
 TOY = Path(__file__).with_name("toy_benchmark.py")
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 128, "tokenizer": 300}
 CPU = Runtime(device="cpu")
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def toy(monkeypatch):
-    """The registered toy benchmark, gone afterwards."""
-    from stable_forgetting.language.data.readers import READERS
-
+def own_names(monkeypatch):
+    """What a plugin registers is gone afterwards."""
     for registry in (BENCHMARKS, READERS, PROBES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+@pytest.fixture
+def toy(own_names):
+    """The registered toy benchmark."""
     load_plugins([str(TOY)], installed=False)
     yield BENCHMARKS["phone_book"]
-    import sys
-
     del sys.modules["stable_forgetting_plugin_toy_benchmark"]
 
 
@@ -196,27 +193,21 @@ SUITE = {
 }
 
 
-def run_suite(folder, name="book", **over):
-    """``unlearn run`` with the toy plugin, in a process of its own."""
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**SUITE, "suite": name, **over}, sort_keys=False))
-    command = [
-        sys.executable,
-        "-m",
-        "stable_forgetting.benchmarks",
-        "run",
-        str(path),
-        "--plugin",
-        str(TOY),
-    ]
-    command += ["--store", str(folder / "store"), "--workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
-    return done, folder / "store" / "suites" / name
+@pytest.fixture
+def run_suite(own_names, cli, tmp_path):
+    """``unlearn run`` with the toy plugin; the suite's folder is ``suites/book``."""
+
+    def run(**over):
+        path = tmp_path / "book.yaml"
+        path.write_text(yaml.safe_dump({**SUITE, **over}, sort_keys=False))
+        return cli("run", path, "--plugin", TOY, "--store", tmp_path / "store", "--workers", 1)
+
+    return run
 
 
-def test_goals_rank_a_suite_without_retrain_and_a_probe_is_its_utility(tmp_path):
-    done, folder = run_suite(tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_goals_rank_a_suite_without_retrain_and_a_probe_is_its_utility(run_suite, tmp_path):
+    done, folder = run_suite(), tmp_path / "store" / "suites" / "book"
+    assert done.code == 0, done.err
     board = json.loads((folder / "leaderboard.json").read_text())
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     by_label = {}
@@ -246,8 +237,8 @@ def test_goals_rank_a_suite_without_retrain_and_a_probe_is_its_utility(tmp_path)
             assert record["cost"]["steps"] >= 2
 
     stages = {path.name for path in (tmp_path / "store" / "stages").iterdir()}
-    again, _ = run_suite(tmp_path, probes={"letters": {"count": 2}})
-    assert again.returncode == 0, again.stderr
+    again = run_suite(probes={"letters": {"count": 2}})
+    assert again.code == 0, again.err
     new = {path.name for path in (tmp_path / "store" / "stages").iterdir()} - stages
     assert new and all(name.startswith("probe-") for name in new), "another probe, nothing else"
 
@@ -262,7 +253,7 @@ def test_goals_rank_a_suite_without_retrain_and_a_probe_is_its_utility(tmp_path)
         ({"methods": {"ascent": None}}, "0 rows of method original; goals are measured on it"),
     ],
 )
-def test_faults_of_goals_and_probes_are_one_line(tmp_path, over, line):
-    done, _ = run_suite(tmp_path, **over)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert line in done.stderr and not (tmp_path / "store").exists()
+def test_faults_of_goals_and_probes_are_one_line(run_suite, tmp_path, over, line):
+    done = run_suite(**over)
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert line in done.err and not (tmp_path / "store").exists()

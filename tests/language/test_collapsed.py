@@ -12,7 +12,7 @@ from stable_forgetting import benchmarks  # noqa: F401 - registers
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.language.metrics.truth import sequential_metrics
+from stable_forgetting.language.metrics.tofu import sequential_metrics
 
 TINY = {"name": "tiny", "dim": 16, "depth": 1, "heads": 2, "context": 256, "tokenizer": 300}
 WORDS = {

@@ -18,6 +18,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.probe import make_probe
 
+pytestmark = pytest.mark.usefixtures("offline")
 TASKS = {
     "toy_choice": {
         "output_type": "multiple_choice",
@@ -48,20 +49,6 @@ TASKS = {
     },
 }
 WORDS = ["the", "tower", "of", "an", "old", "river", "town", "holds", "seven", "bells", "again"]
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
-    """Nothing is asked of the hub, and nothing is left in a cache."""
-    import datasets
-    import huggingface_hub.constants
-
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
 
 
 def sentence(stream: random.Random, count: int) -> str:

@@ -9,7 +9,7 @@ from scipy.stats import hmean, ks_2samp
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.language.benchmarks.tofu import TofuBenchmark
-from stable_forgetting.language.metrics import truth
+from stable_forgetting.language.metrics import tofu
 from stable_forgetting.language.metrics.memorization import (
     exact_memorization,
     extraction_strength,
@@ -22,15 +22,13 @@ from stable_forgetting.language.metrics.tofu import (
     LOKU_PART,
     MOST_PROBABLE,
     RATES,
-    forget_quality,
-    log_odds,
-    tofu_compare,
-    tofu_metrics,
-)
-from stable_forgetting.language.metrics.truth import (
     SEQUENTIAL_PARTS,
     chosen_right,
+    forget_quality,
+    log_odds,
     sequential_metrics,
+    tofu_compare,
+    tofu_metrics,
 )
 
 STYLES = ["clean", "tofu", "openunlearning"]
@@ -69,19 +67,19 @@ def test_a_truth_ratio_is_geometric_mean_of_wrong_over_right(style):
     p_right, p_wrong = 0.5, np.asarray([0.1, 0.4])
     given = columns([-math.log(p_right)], [-np.log(p_wrong)])
     ratio = math.sqrt(0.1 * 0.4) / p_right
-    assert truth.truth_ratios(given, style)[0] == pytest.approx(ratio, rel=1e-9)
-    assert truth.closeness(given, style)[0] == pytest.approx(ratio, rel=1e-9)
-    assert truth.preference(given, style)[0] == pytest.approx(1 - ratio, rel=1e-9)
-    assert truth.mass(given, style)[0] == pytest.approx(0.5 / (0.5 + 0.2), rel=1e-9)
-    options = truth.normalised_probabilities(given, style)
+    assert tofu.truth_ratios(given, style)[0] == pytest.approx(ratio, rel=1e-9)
+    assert tofu.closeness(given, style)[0] == pytest.approx(ratio, rel=1e-9)
+    assert tofu.preference(given, style)[0] == pytest.approx(1 - ratio, rel=1e-9)
+    assert tofu.mass(given, style)[0] == pytest.approx(0.5 / (0.5 + 0.2), rel=1e-9)
+    options = tofu.normalised_probabilities(given, style)
     assert options[0] == pytest.approx(0.5 / (0.5 + 0.1 + 0.4), rel=1e-9)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_aggregates_bend_where_they_should(style):
     given = columns([2.0, 1.0], [[1.0], [1.0]])  # wrong is likelier; equally likely
-    assert truth.closeness(given, style) == pytest.approx([math.exp(-1), 1.0], rel=1e-8)
-    assert truth.preference(given, style) == pytest.approx([0.0, 0.0], abs=1e-8)
+    assert tofu.closeness(given, style) == pytest.approx([math.exp(-1), 1.0], rel=1e-8)
+    assert tofu.preference(given, style) == pytest.approx([0.0, 0.0], abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -91,20 +89,20 @@ def test_a_collapsed_model(right, wrong, peer):
     """The peer's 1e-10 outweighs the probabilities; in log space nothing happens."""
     given = columns([right], [[wrong] * 5])
     for style in ("clean", "tofu"):
-        found = truth.truth_ratios(given, style)[0]
+        found = tofu.truth_ratios(given, style)[0]
         assert found == pytest.approx(math.exp(right - wrong), rel=1e-9)
-        assert truth.closeness(given, style)[0] == pytest.approx(math.exp(wrong - right))
-    assert truth.truth_ratios(given, "openunlearning")[0] == pytest.approx(peer, rel=0.02)
+        assert tofu.closeness(given, style)[0] == pytest.approx(math.exp(wrong - right))
+    assert tofu.truth_ratios(given, "openunlearning")[0] == pytest.approx(peer, rel=0.02)
 
 
 def test_log_space_survives_what_the_exponential_does_not():
     given = columns([2000.0, 10.0], [[900.0, 1100.0], [3000.0, 3000.0]])
-    assert truth.log_truth_ratios(given).tolist() == [1000.0, -2990.0]
-    assert truth.closeness(given, "clean").tolist() == [0.0, 0.0]
-    assert truth.preference(given, "clean").tolist() == [0.0, 1.0]
-    assert truth.mass(given, "clean").tolist() == [0.0, 1.0]
-    assert truth.normalised_probabilities(given, "clean").tolist() == [0.0, 1.0]
-    assert np.isnan(truth.normalised_probabilities(given, "openunlearning")).sum() == 0
+    assert tofu.log_truth_ratios(given).tolist() == [1000.0, -2990.0]
+    assert tofu.closeness(given, "clean").tolist() == [0.0, 0.0]
+    assert tofu.preference(given, "clean").tolist() == [0.0, 1.0]
+    assert tofu.mass(given, "clean").tolist() == [0.0, 1.0]
+    assert tofu.normalised_probabilities(given, "clean").tolist() == [0.0, 1.0]
+    assert np.isnan(tofu.normalised_probabilities(given, "openunlearning")).sum() == 0
 
 
 def test_options_are_the_right_answer_and_then_the_wrong_ones():
@@ -112,21 +110,21 @@ def test_options_are_the_right_answer_and_then_the_wrong_ones():
     p = np.exp([-1.0, -2.0, -4.0])
     e = math.e
     expected = [p / p.sum(), [1 / (1 + e), e / (1 + e), 0.0]]
-    np.testing.assert_allclose(truth.options(given), expected, rtol=1e-12)
-    right = truth.normalised_probabilities(given, "clean")
-    np.testing.assert_allclose(truth.options(given)[:, 0], right, rtol=1e-12)
-    assert truth.options(given | {"perturbed_count": np.asarray([2, 0])}) is None
+    np.testing.assert_allclose(tofu.options(given), expected, rtol=1e-12)
+    right = tofu.normalised_probabilities(given, "clean")
+    np.testing.assert_allclose(tofu.options(given)[:, 0], right, rtol=1e-12)
+    assert tofu.options(given | {"perturbed_count": np.asarray([2, 0])}) is None
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_absent_wrong_answers_do_not_count(style):
     count = np.asarray([2, 0, 1])
     given = columns([1.0, 1.0, 1.0], [[2.0, 4.0], [0.0, 0.0], [3.0, 0.0]], perturbed_count=count)
-    assert truth.truth_ratios(given, style) == pytest.approx([math.exp(-2), math.exp(-2)], rel=1e-8)
-    options = truth.normalised_probabilities(given, style)
+    assert tofu.truth_ratios(given, style) == pytest.approx([math.exp(-2), math.exp(-2)], rel=1e-8)
+    options = tofu.normalised_probabilities(given, style)
     p, q, r = math.exp(-1), math.exp(-2) + math.exp(-4), math.exp(-3)
     assert options == pytest.approx([p / (p + q), p / (p + r)], rel=1e-8)
-    assert not truth.compared({"answer_loss": np.zeros(3)}).any()
+    assert not tofu.compared({"answer_loss": np.zeros(3)}).any()
 
 
 # Forget quality ----------------------------------------------------------------------------------
@@ -152,7 +150,7 @@ def test_comparing_is_invariant_and_symmetric_about_what_it_should_be(style):
     first, second = {"forget": drawn(seed=1)}, {"forget": drawn(seed=2, shift=0.5)}
     found = tofu_compare(first, second, style=style)
     wanted = ks_2samp(
-        truth.truth_ratios(first["forget"], style), truth.truth_ratios(second["forget"], style)
+        tofu.truth_ratios(first["forget"], style), tofu.truth_ratios(second["forget"], style)
     )
     assert found["fq"] == pytest.approx(wanted.pvalue, rel=1e-12)
     assert tofu_compare(second, first, style=style)["fq"] == pytest.approx(found["fq"])
@@ -165,14 +163,14 @@ def test_lokus_reference_is_other_rows():
     theirs = {"forget": drawn(40, seed=2), LOKU_PART: drawn(320, seed=3)}
     found = tofu_compare(ours, theirs, fq_reference="loku")
     wanted = ks_2samp(
-        truth.log_truth_ratios(ours["forget"]), truth.log_truth_ratios(theirs[LOKU_PART])[:300]
+        tofu.log_truth_ratios(ours["forget"]), tofu.log_truth_ratios(theirs[LOKU_PART])[:300]
     )
     assert found["fq"] == pytest.approx(wanted.pvalue)
     assert found["fq"] != tofu_compare(ours, theirs)["fq"]
     long = {"forget": drawn(400, seed=4)}
     found = tofu_compare(long, theirs, fq_reference="loku")["ks"]
-    first = truth.log_truth_ratios(long["forget"])[:300]
-    assert found == ks_2samp(first, truth.log_truth_ratios(theirs[LOKU_PART])[:300]).statistic
+    first = tofu.log_truth_ratios(long["forget"])[:300]
+    assert found == ks_2samp(first, tofu.log_truth_ratios(theirs[LOKU_PART])[:300]).statistic
     with pytest.raises(DataError, match=LOKU_PART):
         tofu_compare(ours, {"forget": drawn()}, fq_reference="loku")
 
@@ -221,7 +219,7 @@ def test_utility_is_the_harmonic_mean_of_nine(style):
 def test_mass_is_an_option():
     scores = everything()
     ratio, mass = tofu_metrics(scores), tofu_metrics(scores, truth="mass")
-    wanted = 100 * truth.mass(scores["retain"], "clean").mean()
+    wanted = 100 * tofu.mass(scores["retain"], "clean").mean()
     assert mass["retain_truth_ratio"] == pytest.approx(wanted)
     assert mass["retain_truth_ratio"] != ratio["retain_truth_ratio"]
     assert mass["retain_prob"] == ratio["retain_prob"]

@@ -14,7 +14,7 @@ from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
-from stable_forgetting.language.metrics import truth
+from stable_forgetting.language.metrics import tofu
 from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -96,18 +96,18 @@ SETS = pytest.mark.parametrize(
 @KINDS
 def test_forget_probabilities_and_truth_ratios(golden, scored, kind):
     peer, forget = golden["models"][kind], scored[kind]["forget"].extra
-    same(truth.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
+    same(tofu.probabilities(forget), peer["forget_Q_A_Prob"], "prob")
     same(forget["answer_loss"], peer["forget_Q_A_Prob"], "avg_loss")
     same(forget["paraphrase_loss"], peer["forget_Q_A_PARA_Prob"], "avg_loss")
     same(forget["perturbed_loss"], peer["forget_Q_A_PERT_Prob"], "avg_loss")
-    same(truth.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
+    same(tofu.truth_ratios(forget, STYLE), peer["forget_truth_ratio"], "score")
 
 
 @KINDS
 @SETS
 def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
     columns = scored[kind][part].extra
-    ratios = truth.truth_ratios(columns, STYLE)
+    ratios = tofu.truth_ratios(columns, STYLE)
     same(ratios, golden["models"][kind][f"{name}_Truth_Ratio"], "score")
 
 
@@ -118,8 +118,8 @@ def test_truth_ratios_of_the_other_sets(golden, scored, kind, name, part):
 def test_probabilities_among_options(golden, scored, kind, name, part):
     columns = scored[kind][part].extra
     wanted = golden["models"][kind][f"{name}_Q_A_Prob_normalised"]
-    same(truth.normalised_probabilities(columns, STYLE), wanted, "prob")
-    same(truth.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
+    same(tofu.normalised_probabilities(columns, STYLE), wanted, "prob")
+    same(tofu.probabilities(columns), golden["models"][kind][f"{name}_Q_A_Prob"], "prob")
 
 
 @KINDS
@@ -185,4 +185,4 @@ def test_forget_quality_and_privacy_leakage(golden, scored):
 def test_the_clean_style_differs_where_it_should(scored):
     """The comparison above can fail: other conventions give other numbers."""
     forget = scored["llama"]["forget"].extra
-    assert (truth.truth_ratios(forget, "clean") != truth.truth_ratios(forget, STYLE)).all()
+    assert (tofu.truth_ratios(forget, "clean") != tofu.truth_ratios(forget, STYLE)).all()

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from stable_forgetting import benchmarks  # noqa: F401 - registers
-from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.protocol.probe import make_probe
 from stable_forgetting.language.apply.checkpoint import read_causal
@@ -30,6 +29,7 @@ from stable_forgetting.language.probes.lm_eval import TASKS, TEMPLATES
 from stable_forgetting.language.probes.original import FILES, READERS, Question, _completed
 from stable_forgetting.language.probes.perplexity import windows
 
+pytestmark = pytest.mark.usefixtures("offline")
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "reasoning").is_dir(), reason="no tasks here")
 ARC = {"question": "What is red?", "answerKey": "C"}
@@ -99,19 +99,6 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def asked(place):
     return as_probed(read_causal(place / "model"), data_root=place / "data", device="cpu")
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, place):
-    import datasets
-    import huggingface_hub.constants
-
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
 
 
 def logits_of(asked, ids):
@@ -319,30 +306,21 @@ def test_malformed_files_are_one_line(asked, tmp_path, name, content, clue):
     assert "\n" not in str(caught.value)
 
 
-def unlearn(capsys, monkeypatch, *words):
-    """Exit code, stdout, stderr of the command line."""
-    monkeypatch.setattr(sys, "argv", ["unlearn", *map(str, words)])
-    monkeypatch.delenv("SF_DATA_ROOT", raising=False)
-    with pytest.raises(SystemExit) as stop:
-        cli_module.main()
-    out, err = capsys.readouterr()
-    return stop.value.code or 0, out, err
-
-
-def test_the_command_prints_the_table_in_three_forms(place, capsys, monkeypatch):
+def test_the_command_prints_the_table_in_three_forms(place, cli):
     words = ["probe", "--model", place / "model", "--data-root", place / "data", "--limit", 2]
     words += ["--tasks", "piqa,copa", "--probe", "reasoning", "--probe", "perplexity"]
     words += ["--device", "cpu", "--format"]
-    code, out, _ = unlearn(capsys, monkeypatch, *words, "json")
-    assert code == 0
-    probes = json.loads(out)["probes"]
+    done = cli(*words, "json")
+    assert done.code == 0
+    probes = json.loads(done.out)["probes"]
     assert [*probes] == ["reasoning", "perplexity"]
     assert [*probes["reasoning"]["rows"]] == ["piqa", "copa"]
     acc = probes["reasoning"]["rows"]["piqa"]["acc"]
-    code, out, _ = unlearn(capsys, monkeypatch, *words, "csv")
-    assert f"reasoning,piqa,acc,{acc}\n" in out and out.startswith("probe,row,column,value\n")
-    code, out, _ = unlearn(capsys, monkeypatch, *words, "table")
-    assert code == 0 and "reasoning (first 2 rows)" in out and "wikitext" in out
+    done = cli(*words, "csv")
+    assert done.out.startswith("probe,row,column,value\n")
+    assert f"reasoning,piqa,acc,{acc}\n" in done.out
+    done = cli(*words, "table")
+    assert done.code == 0 and "reasoning (first 2 rows)" in done.out and "wikitext" in done.out
 
 
 @pytest.mark.parametrize(
@@ -358,10 +336,10 @@ def test_the_command_prints_the_table_in_three_forms(place, capsys, monkeypatch)
         (["--format", "xml"], "choose table, csv, json"),
     ],
 )
-def test_a_user_error_is_one_line(place, capsys, monkeypatch, words, clue):
+def test_a_user_error_is_one_line(place, cli, words, clue):
     given = words if "--model" in words else ["--model", place / "model", *words]
-    code, out, err = unlearn(capsys, monkeypatch, "probe", "--device", "cpu", *given)
-    assert (code, out) == (2, "") and clue in err and err.count("\n") == 1
+    done = cli("probe", "--device", "cpu", *given)
+    assert (done.code, done.out) == (2, "") and clue in done.err and done.err.count("\n") == 1
 
 
 @needs_real

@@ -13,8 +13,7 @@ from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.measure.scoring import TofuEvaluation, score_parts
 from stable_forgetting.language.metrics.loss import described
 from stable_forgetting.language.metrics.rouge import rouge
-from stable_forgetting.language.metrics.tofu import tofu_compare, tofu_metrics
-from stable_forgetting.language.metrics.truth import SEQUENTIAL_PARTS
+from stable_forgetting.language.metrics.tofu import SEQUENTIAL_PARTS, tofu_compare, tofu_metrics
 
 WORDS = [
     *("red", "blue", "small", "tall", "house", "river", "stone", "bird"),
