@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +25,8 @@ from stable_forgetting.benchmarks.cli.options import (
     Workers,
     console,
 )
-from stable_forgetting.benchmarks.cli.run import execute, short_path, show_board
-from stable_forgetting.benchmarks.cli.session import executing, finish
+from stable_forgetting.benchmarks.cli.run import short_path, show_board
+from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.leaderboard.samples import PAGE
 from stable_forgetting.benchmarks.report.section import Section, Table, table
 from stable_forgetting.benchmarks.report.terminal import show
@@ -54,6 +55,8 @@ def demo(
     threads: Threads = 1,
 ) -> None:
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
+    from stable_forgetting.benchmarks.leaderboard.run import execute
+
     started = time.monotonic()
     runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
     suites = _all_suites(store) if full else _few_suites(store)
@@ -61,7 +64,8 @@ def demo(
     shown = ("finetune", "gd_sine"), ("npo_gdr", "gd_sine")
     with executing(runtime, pool) as executor:
         for number, suite in enumerate(suites):
-            board, failed_here = execute(suite, runtime, pool, executor)
+            display = partial(watching, suite.name, runtime, pool)
+            board, failed_here = execute(suite, runtime, executor, display)
             failed |= failed_here
             if full:
                 show_board(board, runtime)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,13 +127,16 @@ def run(
     ] = False,
 ) -> None:
     """Run what the store lacks of a suite, and print its leaderboard."""
+    from stable_forgetting.benchmarks.leaderboard.run import execute
+
     suites, runtime = selection.suites(suite, machine.store), machine.runtime()
     if fresh:
         _remove_rows(suites, [label.strip() for label in fresh.split(",")], runtime)
     failed: dict[str, str] = {}
     with executing(runtime, pool) as executor:
         for each in suites:
-            board, failed_here = execute(each, runtime, pool, executor)
+            shown = partial(watching, each.name, runtime, pool)
+            board, failed_here = execute(each, runtime, executor, shown)
             failed |= failed_here
             show_board(board, runtime, samples=samples)
     finish(failed)
@@ -146,15 +149,6 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
         return
     count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
-
-
-def execute(
-    suite: ResolvedSuite, runtime: Runtime, pool: Pool, executor: Executor
-) -> tuple[Leaderboard, dict[str, str]]:
-    """Runs a suite and writes its report; returns its board and what failed."""
-    from stable_forgetting.benchmarks.leaderboard import run
-
-    return run.execute(suite, runtime, executor, lambda: watching(suite.name, runtime, pool))
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

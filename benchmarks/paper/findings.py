@@ -14,7 +14,7 @@ from functools import cache
 
 from stable_forgetting.benchmarks.costs.model import layer_costs
 from stable_forgetting.benchmarks.paper.grid import nearest_on_grid
-from stable_forgetting.benchmarks.suite.published import (
+from stable_forgetting.benchmarks.suite.goals import (
     TOLERANCE,
     Printed,
     read_printed,

@@ -12,7 +12,7 @@ from typing import Any
 from stable_forgetting.benchmarks.paper.findings import Finding, paper_findings
 from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Level, Section, table
-from stable_forgetting.benchmarks.suite.published import (
+from stable_forgetting.benchmarks.suite.goals import (
     TOLERANCE,
     PublishedRow,
     read_tables,

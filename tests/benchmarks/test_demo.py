@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from stable_forgetting.benchmarks.cli import demo
 from stable_forgetting.benchmarks.cli.options import Pool
-from stable_forgetting.benchmarks.cli.run import execute
-from stable_forgetting.benchmarks.cli.session import executing
+from stable_forgetting.benchmarks.cli.session import executing, watching
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.run import execute
 from stable_forgetting.benchmarks.leaderboard.samples import (
     PAGE,
     Answer,
@@ -96,8 +98,9 @@ def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys
 def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, capsys):
     path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
     runtime = Runtime(store=tmp_path / "store", device="cpu")
+    suite, shown = load_suite(str(path)), partial(watching, "texts", runtime, Pool(1))
     with executing(runtime, Pool(1)) as executor:
-        board, failed = execute(load_suite(str(path)), runtime, Pool(1), executor)
+        board, failed = execute(suite, runtime, executor, shown)
     assert failed == {}
     demo._show_brief(board, runtime, ("gd", "gd_sine"), whole=True)
     shown = capsys.readouterr().out
