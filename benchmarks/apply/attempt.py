@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.protocol.given import GivenBenchmark
+from stable_forgetting.common.protocol.given import SEEN, VALIDATION, GivenBenchmark
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,3 +149,85 @@ def _check_merged(model: nn.Module, original: nn.Module) -> None:
         assert tensor.dtype == before[name].dtype, f"the method changed the type of {name}"
         if not bool(tensor.isfinite().all()):
             raise Diverged(0, f"parameter {name} is not finite")
+
+
+def measured(benchmark: GivenBenchmark, model: nn.Module, *, trial: bool = False) -> dict[str, Any]:
+    """What the benchmark measures of a model.
+
+    Args:
+        benchmark: Prepared.
+        model: The given or an unlearned one.
+        trial: Whether methods are chosen by it: test data are not looked at.
+
+    Returns:
+        Part -> measure -> value, and measures of the model as a whole.
+
+    Raises:
+        Diverged: An output is not finite.
+    """
+    seed = benchmark.config.seed
+    parts = benchmark.parts(benchmark.split(seed), trial=trial, seed=seed)
+    scores = benchmark.score(model, parts, trial=trial)
+    nested: dict[str, Any] = {}
+    for name, value in benchmark.evaluate(scores, trial=trial, seed=seed).items():
+        part, _, measure = name.rpartition(".")
+        (nested.setdefault(part, {}) if part else nested)[measure] = value
+    return nested
+
+
+Measured = Mapping[str, Any]
+
+
+def choose(
+    benchmark: GivenBenchmark, before: Measured, trials: Mapping[str, Callable[[], Attempt]]
+) -> tuple[Attempt, dict[str, Any]]:
+    """Runs every trial and keeps the best.
+
+    Args:
+        benchmark: Prepared, with a part ``validation``.
+        before: What was measured of the given model.
+        trials: Method -> what runs it.
+
+    Returns:
+        The chosen attempt, and the statement's ``choice``.  The distance is the mean of how far the
+        yardstick is from the goal on forget data, and of how far it fell on validation data; of
+        equal ones the first is taken.
+    """
+    goal, key = benchmark.config.goal or 0.0, benchmark.yardstick
+    wanted = {"forget": goal, VALIDATION: before[VALIDATION][key]}
+    best, shortest, table = None, math.inf, []
+    for method, run in trials.items():
+        attempt = run()
+        row: dict[str, Any] = {"method": method, "status": "diverged", "distance": None}
+        values = _values(attempt, benchmark)
+        row |= {"seconds": attempt.facts["cost"]["seconds"], **dict.fromkeys(SEEN), **values}
+        if values:
+            lost = max(0.0, wanted[VALIDATION] - values[VALIDATION])
+            distance = (abs(values["forget"] - wanted["forget"]) + lost) / 2
+            row |= {"status": "ok", "distance": distance}
+            if distance < shortest:
+                best, shortest = attempt, distance
+        best = best or attempt
+        table.append(row)
+    assert best is not None, "there is a method to try"
+    return best, {
+        "rule": f"mean of the distance of {key} to the goal on forget data and of its loss on "
+        f"{VALIDATION} data",
+        "goal": goal,
+        "given": before[VALIDATION][key],
+        "held_out": len(benchmark.split(benchmark.config.seed).parts[VALIDATION]),
+        "chosen": best.method,
+        "trials": table,
+    }
+
+
+def _values(attempt: Attempt, benchmark: GivenBenchmark) -> dict[str, float]:
+    """Part -> yardstick; empty where the training or what the model says diverged."""
+    if attempt.model is None:
+        return {}
+    try:
+        values = measured(benchmark, attempt.model, trial=True)
+    except Diverged as error:
+        attempt.model, attempt.detail = None, str(error)
+        return {}
+    return {part: values[part][benchmark.yardstick] for part in SEEN}

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.apply.given import left_as_it_is, place_of
+from stable_forgetting.benchmarks.apply.forget import left_as_it_is, place_of
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Section, table

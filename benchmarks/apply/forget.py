@@ -13,11 +13,11 @@ A path is a folder CLASS/x.png, or a JSON-lines file of such mappings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from stable_forgetting.benchmarks.apply.given import left_as_it_is, place_of
 from stable_forgetting.benchmarks.apply.result import Result
 from stable_forgetting.benchmarks.apply.work import apply
 from stable_forgetting.common.base.registry import load_plugins
@@ -148,3 +148,27 @@ def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _path(given: Any) -> Any:
     return Path(given) if isinstance(given, str) else given
+
+
+@contextmanager
+def left_as_it_is(model: Any) -> Iterator[None]:
+    """A model in memory is measured in eval mode; its modes and its device are put back."""
+    if not hasattr(model, "modules"):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    place = place_of(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        if place_of(model) != place:
+            model.to(place)
+
+
+def place_of(model: Any) -> str:
+    """Where a model lies; ``auto`` for one that is still to be read."""
+    first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return "auto" if first is None else str(first.device)

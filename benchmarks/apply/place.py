@@ -12,7 +12,7 @@ from typing import Any
 
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.base.files import held, json_digest, publish, write_json
+from stable_forgetting.common.base.files import file_digest, held, json_digest, publish, write_json
 
 _NOTE = "application.json"
 
@@ -112,3 +112,32 @@ def _prepare(folder: Path, digest: str) -> None:
             os.unlink(leftover)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / _NOTE, {"sha256": digest})
+
+
+STATEMENT = "statement.json"
+
+
+def earlier_requests(weights: Path, digest: Any) -> tuple[list[dict[str, Any]], str]:
+    """What the statement beside the given weights says.
+
+    Args:
+        weights: The given file of weights.
+        digest: SHA-256 of the given weights, as a statement's ``weights_sha256`` holds it.
+
+    Returns:
+        The requests, the first one first, each with its time, method, data, digests and the digest
+        of its statement; and a warning where a statement is there but is not of these weights.
+    """
+    path = weights.with_name(STATEMENT)
+    if not path.is_file():
+        return [], ""
+    try:
+        statement = json.loads(path.read_text(encoding="utf-8"))
+        if statement["output"]["weights_sha256"] != digest:
+            return [], f"{path.name} beside the given model is of other weights and was left out"
+        request = {key: statement[key] for key in ("created", "seed", "input", "output", "data")}
+        request["method"] = statement["method"]["name"]
+        request["statement_sha256"] = file_digest(path)
+        return [*statement.get("earlier", []), request], ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return [], f"{path.name} beside the given model cannot be read and was left out"

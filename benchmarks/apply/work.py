@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import logging
 from collections.abc import Iterator, Mapping
@@ -11,20 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stable_forgetting.benchmarks.apply.attempt import Attempt, attempt
+from stable_forgetting.benchmarks.apply.attempt import Attempt, attempt, choose, measured
 from stable_forgetting.benchmarks.apply.checks import (
     check_applicable,
     check_application,
     configs_of,
 )
-from stable_forgetting.benchmarks.apply.choice import choose
-from stable_forgetting.benchmarks.apply.lineage import earlier_requests
-from stable_forgetting.benchmarks.apply.measure import measured
-from stable_forgetting.benchmarks.apply.place import Workplace, workplace
-from stable_forgetting.benchmarks.apply.relearn import relearned
-from stable_forgetting.benchmarks.apply.report import reading, weight_change
+from stable_forgetting.benchmarks.apply.place import Workplace, earlier_requests, workplace
+from stable_forgetting.benchmarks.apply.report import reading, verdict, weight_change
 from stable_forgetting.benchmarks.apply.result import Result
-from stable_forgetting.benchmarks.apply.verdict import verdict
+from stable_forgetting.common.audits.base import AuditTask
+from stable_forgetting.common.audits.recovery import RelearnTime
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, Diverged
@@ -33,13 +31,16 @@ from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
+from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.apply.benchmark import GivenTexts
 from stable_forgetting.vision.apply.benchmark import GivenImages
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from stable_forgetting.common.train.protocols import Progress
+
 
 SCHEMA = 2
 IN_MEMORY = (
@@ -247,3 +248,38 @@ def _noting_warnings() -> Iterator[list[str]]:
         yield texts
     finally:
         logger.removeHandler(handler)
+
+
+LR = 1e-4
+"""Of AdamW on all weights."""
+CONFIG = RelearnTime.Config(batch_size=16)
+BATCH = 32
+
+
+def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
+    """Steps until the model is as right on the forget data as ``share`` of the given one.
+
+    Args:
+        benchmark: Prepared.
+        model: The unlearned model; copies of it are trained.
+
+    Returns:
+        Steps with their range over batch orders, and the settings.
+    """
+    seed = benchmark.config.seed
+    task = AuditTask(
+        load=lambda: copy.deepcopy(model),
+        load_original=lambda: benchmark.original,
+        adapted=False,
+        source=benchmark.source,
+        split=benchmark.split(seed),
+        family=benchmark,
+        collect=benchmark.collect,
+        features=None,
+        recipe=FitConfig(steps=CONFIG.max_steps, lr=LR),
+        batch_size=BATCH,
+        seed=seed,
+    )
+    settings = {"lr": LR, "batch_size": CONFIG.batch_size, "share": CONFIG.share}
+    settings |= {"max_steps": CONFIG.max_steps}
+    return {"relearn": {**RelearnTime(CONFIG).measure(task)["steps"].to_json(), **settings}}

@@ -16,7 +16,7 @@ from stable_forgetting.benchmarks.leaderboard.settings import first_records
 from stable_forgetting.benchmarks.leaderboard.tuning import sources
 from stable_forgetting.benchmarks.paper.report import published_json
 from stable_forgetting.benchmarks.suite.suite import FLOOR
-from stable_forgetting.benchmarks.sweeps.data import to_json as sweep_json
+from stable_forgetting.benchmarks.sweeps.board import to_json as sweep_json
 from stable_forgetting.common.measure.gaps import Summary, gap
 from stable_forgetting.common.train.tracking import flat
 

@@ -22,8 +22,7 @@ from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
 from stable_forgetting.benchmarks.leaderboard.orders import add_worst, compare_rows
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
-from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores
-from stable_forgetting.benchmarks.pipeline.probing import read_table
+from stable_forgetting.benchmarks.pipeline.measuring import read_record, read_scores, read_table
 from stable_forgetting.benchmarks.pipeline.stage import Probed, Result
 from stable_forgetting.benchmarks.suite.goals import metric_specs
 from stable_forgetting.benchmarks.suite.remembered import suite_digest

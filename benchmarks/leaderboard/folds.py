@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard
-from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.report.cells import MISSING, spread
 from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.report.section import Picture, Section, Table, table

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
-from stable_forgetting.benchmarks.pipeline.measuring import read_record, references, trial_gap
-from stable_forgetting.benchmarks.pipeline.splitting import read_split
+from stable_forgetting.benchmarks.pipeline.measuring import (
+    read_record,
+    read_split,
+    references,
+    trial_gap,
+)
 from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite

@@ -15,7 +15,7 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.files import json_text, write_files
 from stable_forgetting.benchmarks.report.section import Picture
-from stable_forgetting.benchmarks.sweeps.data import CELLS, cells_text
+from stable_forgetting.benchmarks.sweeps.board import CELLS, cells_text
 from stable_forgetting.benchmarks.sweeps.draw import picture as sweep_picture
 from stable_forgetting.common.store.stages import StageStore
 

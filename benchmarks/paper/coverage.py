@@ -11,7 +11,7 @@ from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_h
 from stable_forgetting.benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
-from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.goals import read_figures, read_tables
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import suite_names

@@ -9,7 +9,7 @@ from typing import Any
 from stable_forgetting.benchmarks.report.cells import MISSING, number
 from stable_forgetting.benchmarks.report.section import Level, Section, Table, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS
-from stable_forgetting.benchmarks.suite.published import (
+from stable_forgetting.benchmarks.suite.goals import (
     TOLERANCE,
     PublishedRow,
     read_printed,

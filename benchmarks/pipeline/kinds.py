@@ -45,14 +45,14 @@ _HERE = "stable_forgetting.benchmarks"
 KINDS: Registry[Any] = Registry("stage kind", f"{_HERE}.pipeline.kinds:StageKind")
 
 for _name, _target, _summary in (
-    ("split", "pipeline.splitting:Split", "Freezes the index sets of a seed."),
+    ("split", "pipeline.measuring:Split", "Freezes the index sets of a seed."),
     ("pretrain", "pipeline.training:Pretrain", "Trains the start of all models."),
     ("original", "pipeline.training:Original", "Trains on everything."),
     ("retrain", "pipeline.training:Retrain", "Trains on the retain set alone."),
     ("unlearn", "pipeline.unlearning:Unlearn", "Runs a method on a trained model."),
-    ("score", "pipeline.scoring:Score", "Scores a model in one pass."),
+    ("score", "pipeline.measuring:Score", "Scores a model in one pass."),
     ("measure", "pipeline.measuring:Measure", "Metrics of stored scores."),
-    ("probe", "pipeline.probing:ProbeModel", "Runs one probe on a stored model."),
+    ("probe", "pipeline.measuring:ProbeModel", "Runs one probe on a stored model."),
     ("audit", "audits.work:AuditProbe", "Runs one audit on a stored model."),
     ("map", "pipeline.sweeping:GridBlock", "Runs some configs of a grid."),
 ):

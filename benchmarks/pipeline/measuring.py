@@ -1,25 +1,36 @@
-"""The ``measure`` stage: metrics of stored scores; and how records and scores are read."""
+"""Stages that split, score, measure and probe; and how their files are read."""
 
 from __future__ import annotations
 
 import datetime
+import functools
+import json
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
-from stable_forgetting.benchmarks.pipeline.scoring import SCORES
-from stable_forgetting.benchmarks.pipeline.stage import ASSUMED, PRETRAINED, ModelSpec, Placed
+from stable_forgetting.benchmarks.pipeline.stage import (
+    ASSUMED,
+    PRETRAINED,
+    ModelSpec,
+    Placed,
+    StageSpec,
+)
 from stable_forgetting.common.base.errors import DataError, Diverged
+from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.protocol.probe import ProbeTable, make_probe
 from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metrics, environment
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.common.data.splits import ForgetSplit
     from stable_forgetting.common.measure.scores import Scores
+
 
 T = TypeVar("T")
 
@@ -138,3 +149,150 @@ def trial_gap(record: RunRecord, targets: References, rule: Rule) -> float:
         return math.inf
     distance = rule.distance(record.metrics, targets, trial=True)
     return math.inf if distance is None else distance
+
+
+SPLIT_FILE = "split.safetensors"
+
+
+class SplitSpec(StageSpec):
+    """Which split of a seed.
+
+    Attributes:
+        half: Number of a random half of the forget set, the other half being unseen.
+        request: Number of one of several forget requests that together are the forget set.
+    """
+
+    half: int | None = None
+    request: int | None = None
+    requests: int | None = None
+
+
+class Split(StageKind[SplitSpec]):
+    """Freezes the index sets."""
+
+    Spec = SplitSpec
+    order = 0
+
+    def work(self, site: Worksite, spec: SplitSpec) -> None:
+        """Writes the index sets, with their digest and sizes as facts."""
+        split = self._split(site, spec)
+        with site.writing() as folder:
+            split.save(folder / SPLIT_FILE)
+            site.about |= {
+                "split": split.digest,
+                "data": split.source_digest,
+                "sizes": {part: len(ids) for part, ids in split.parts.items()},
+            }
+
+    def _split(self, site: Worksite, spec: SplitSpec) -> ForgetSplit:
+        from stable_forgetting.common.data.batch import class_labels
+        from stable_forgetting.common.data.splits import half_split, request_split
+
+        split = site.benchmark.split(spec.seed)
+        if spec.half is not None:
+            return half_split(split, spec.seed, spec.half)
+        if spec.request is not None and spec.requests is not None:
+            labels = functools.partial(class_labels, site.benchmark.source)
+            return request_split(split, labels, spec.seed, spec.request, spec.requests)
+        return split
+
+
+def read_split(store: StageStore, stage: Placed) -> ForgetSplit | None:
+    """The index sets of a split stage; None while it is not done."""
+    from stable_forgetting.common.data.splits import ForgetSplit
+
+    if store.done(stage.kind, stage.key) is None:
+        return None
+    return ForgetSplit.load(store.folder(stage.kind, stage.key) / SPLIT_FILE)
+
+
+SCORES = "scores.safetensors"
+
+
+class ScoreSpec(StageSpec):
+    """Of one model.
+
+    Attributes:
+        trial: Whether tuning asks, which must not see test data.
+    """
+
+    trial: bool
+
+
+class Score(StageKind[ScoreSpec]):
+    """Scores every part of a split once."""
+
+    Spec = ScoreSpec
+    order = 4
+    facts = ("status", "split", "data")
+
+    def work(self, site: Worksite, spec: ScoreSpec) -> None:
+        """Writes the scores; a trial's without test parts and softmax, since there are many."""
+        from stable_forgetting.common.measure.scores import save_scores, without_probs
+
+        split, benchmark = site.split(), site.benchmark
+        model = site.facts("model")
+        status, detail = model["status"], model.get("status_detail", "")
+        with site.writing() as folder:
+            if status == "ok":
+                parts = benchmark.parts(split, trial=spec.trial, seed=spec.seed)
+                if site.stage.parents["model"].kind != "original":
+                    parts = {p: ids for p, ids in parts.items() if not benchmark.of_goal(p)}
+                try:
+                    with site.scoring("model") as loaded:
+                        scores = benchmark.score(loaded, parts, trial=spec.trial)
+                    save_scores(without_probs(scores) if spec.trial else scores, folder / SCORES)
+                except Diverged as error:
+                    status, detail = "diverged", error.reason
+            site.about |= {
+                "status": status,
+                "status_detail": detail,
+                "split": {"digest": split.digest, "name": split.name, **split.notes},
+                "data": {"digest": split.source_digest, "provenance": benchmark.provenance},
+            }
+
+
+TABLE = "probe.json"
+
+
+class ProbeSpec(StageSpec):
+    """Fields of a ``probe`` stage; ``config`` as plain values."""
+
+    probe: str
+    config: dict[str, Any]
+
+
+class ProbeModel(StageKind[ProbeSpec]):
+    """Measures a stored model with one probe."""
+
+    Spec = ProbeSpec
+    order = 6
+
+    def work(self, site: Worksite, spec: ProbeSpec) -> None:
+        """Writes the table; none for a model that diverged."""
+        facts = site.facts("model")
+        probe = make_probe(spec.probe, spec.config, site.stage.name)
+        with site.writing() as folder:
+            table = ProbeTable({})
+            if facts["status"] == "ok":
+                try:
+                    with site.scoring("model") as model:
+                        table = probe.measure(model, site.benchmark)
+                except Diverged as error:
+                    facts = {"status": "diverged", "status_detail": error.reason}
+            site.about |= {key: facts[key] for key in ("status", "status_detail") if key in facts}
+            write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
+
+
+def read_table(store: StageStore, stage: Placed) -> ProbeTable | None:
+    """A probe's table, empty where the model diverged; None while it is not done.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+
+    def parse(text: str) -> ProbeTable:
+        content = json.loads(text)
+        return ProbeTable(content["rows"], content["notes"])
+
+    return read_stored(store, stage, TABLE, parse)

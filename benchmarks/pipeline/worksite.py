@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
+from stable_forgetting.benchmarks.pipeline.measuring import SPLIT_FILE
 from stable_forgetting.benchmarks.pipeline.models import benchmark_of, stored_model
-from stable_forgetting.benchmarks.pipeline.splitting import SPLIT_FILE
 from stable_forgetting.benchmarks.pipeline.stage import (
     ASSUMED,
     PRETRAINED,

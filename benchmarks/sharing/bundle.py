@@ -25,8 +25,7 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import RECORDS, records_text
-from stable_forgetting.benchmarks.pipeline.probing import read_table
-from stable_forgetting.benchmarks.pipeline.scoring import SCORES
+from stable_forgetting.benchmarks.pipeline.measuring import SCORES, read_table
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.files import json_text
 from stable_forgetting.benchmarks.suite.remembered import FILE, suite_files

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.suite.suite import (
+    KEY,
     REFERENCES,
     SUITES,
     family,
+    fill,
     find_suite,
     is_file,
+    points,
     suite_groups,
     suite_names,
     sweeps,
 )
-from stable_forgetting.benchmarks.suite.variables import KEY, fill, points
 from stable_forgetting.common.base.config import apply_overrides, did_you_mean, merge, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS, load_plugins

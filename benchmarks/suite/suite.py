@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +13,6 @@ from pydantic import Field, model_validator
 
 from stable_forgetting.benchmarks.suite.grid import Grid
 from stable_forgetting.benchmarks.suite.tune import Tune
-from stable_forgetting.benchmarks.suite.variables import names
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
@@ -257,3 +258,60 @@ def close_to(name: str, names: Sequence[str]) -> str:
     """
     hint = did_you_mean(name, names)
     return "" if hint.startswith("; known") else hint
+
+
+KEY = "variables"
+NAME = re.compile(r"\$([A-Za-z]\w*)")
+
+
+def points(variables: Any, origin: str) -> list[dict[str, Any]]:
+    """Every combination of the values of some variables.
+
+    Raises:
+        ConfigError: The variables are no mapping to values or to lists of them.
+    """
+    if not isinstance(variables, Mapping) or any(
+        not value if isinstance(value, list) else value is None or isinstance(value, Mapping)
+        for value in variables.values()
+    ):
+        raise ConfigError(f"{origin}: {KEY}: write lists of values, such as {{rank: [4, 8]}}")
+    lists = [value if isinstance(value, list) else [value] for value in variables.values()]
+    return [dict(zip(variables, row, strict=True)) for row in itertools.product(*lists)]
+
+
+def names(template: str, variables: Any, origin: str) -> dict[str, dict[str, Any]]:
+    """The name of every suite of an entry -> the values of its variables.
+
+    Raises:
+        ConfigError: As of :func:`points`, or the name has a ``$`` that is no variable.
+    """
+    every = points(variables, origin)
+    added = [name for name in variables if name not in NAME.findall(template)]
+    return {
+        fill(template, values, origin)
+        + "".join(f"-{key}{values[key]}" for key in added if values[key] != every[0][key]): values
+        for values in every
+    }
+
+
+def fill(value: Any, values: Mapping[str, Any], origin: str) -> Any:
+    """A value with those of the variables in their places.
+
+    Raises:
+        ConfigError: There is no such variable.
+    """
+    if isinstance(value, Mapping):
+        return {fill(k, values, origin): fill(v, values, origin) for k, v in value.items()}
+    if isinstance(value, list):
+        return [fill(item, values, origin) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def of(match: re.Match[str]) -> Any:
+        if match[1] not in values:
+            hint = did_you_mean(match[1], [*values])
+            raise ConfigError(f"{origin}: ${match[1]}: no such variable{hint}")
+        return values[match[1]]
+
+    whole = NAME.fullmatch(value)
+    return of(whole) if whole else NAME.sub(lambda match: str(of(match)), value)

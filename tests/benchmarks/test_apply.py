@@ -95,8 +95,7 @@ def world(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def request_(world, tmp_path):
+def short_request(world, out):
     """A request for gd_sine that is short and complete."""
     return Application(
         model=world / "model",
@@ -106,8 +105,23 @@ def request_(world, tmp_path):
         method="gd_sine",
         params=("steps=8", "batch_size=16", "adapter.rank=4"),
         seed=1,
-        out=tmp_path / "out",
+        out=out,
     )
+
+
+@pytest.fixture
+def request_(world, tmp_path):
+    """The request, into a folder of the test's own."""
+    return short_request(world, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    """The request as it was carried out once: a result, whose ``out`` is looked at."""
+    before = sha256(world / "model" / "model.safetensors")
+    result = apply(short_request(world, tmp_path_factory.mktemp("done") / "out"))
+    assert sha256(world / "model" / "model.safetensors") == before
+    return result
 
 
 def fresh(folder: Path):
@@ -123,11 +137,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_gd_sine_end_to_end(world, request_):
-    weights_before = sha256(world / "model" / "model.safetensors")
-    result = apply(request_)
-    out = request_.out
-    assert result.status == "ok"
+def test_gd_sine_end_to_end(world, done):
+    out = done.out
+    assert done.status == "ok"
     assert sorted(path.name for path in out.iterdir()) == [
         "README.md",
         "adapter",
@@ -138,7 +150,6 @@ def test_gd_sine_end_to_end(world, request_):
     ]
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert (out / "config.json").read_bytes() == (world / "model/config.json").read_bytes()
-    assert sha256(world / "model" / "model.safetensors") == weights_before
     merged, base = fresh(out), fresh(world / "model")
     assert list(merged.state_dict()) == list(base.state_dict())
     load_adapter(base, out / "adapter")
@@ -152,15 +163,14 @@ def test_gd_sine_end_to_end(world, request_):
     assert moved and all(".mlp.fc" in name and name.endswith("weight") for name in moved)
 
 
-def test_the_statement_says_what_was_done(world, request_):
-    result = apply(request_)
-    statement = json.loads((request_.out / "statement.json").read_text())
-    assert statement == json.loads(json.dumps(result.statement))
+def test_the_statement_says_what_was_done(world, done):
+    statement = json.loads((done.out / "statement.json").read_text())
+    assert statement == json.loads(json.dumps(done.statement))
     assert (
         statement["status"] == "ok" and statement["seed"] == 1 and statement["scenario"] == "random"
     )
     assert statement["input"]["weights_sha256"] == sha256(world / "model" / "model.safetensors")
-    assert statement["output"]["weights_sha256"] == sha256(request_.out / "model.safetensors")
+    assert statement["output"]["weights_sha256"] == sha256(done.out / "model.safetensors")
     state = hashlib.sha256()
     for file in sorted((world / "forget").glob("*/*.png")):
         state.update(f"{file.parent.name}/{file.name}\0{sha256(file)}\n".encode())
@@ -180,10 +190,9 @@ def test_the_statement_says_what_was_done(world, request_):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_numbers_are_those_that_timm_would_measure(world, request_, when):
-    apply(request_)
-    statement = json.loads((request_.out / "statement.json").read_text())
-    model = fresh(world / "model" if when == "before" else request_.out)
+def test_the_numbers_are_those_that_timm_would_measure(world, done, when):
+    statement = json.loads((done.out / "statement.json").read_text())
+    model = fresh(world / "model" if when == "before" else done.out)
     losses = {}
     for part in ("forget", "retain", "test"):
         images, labels = normalised(world / part)
@@ -203,10 +212,10 @@ def test_the_numbers_are_those_that_timm_would_measure(world, request_, when):
     assert statement[when]["test_forgotten_classes"]["images"] == 12
 
 
-def test_the_weight_change_is_that_of_the_files(world, request_):
-    statement = apply(request_).statement
+def test_the_weight_change_is_that_of_the_files(world, done):
+    statement = done.statement
     before = load_file(world / "model" / "model.safetensors")
-    after = load_file(request_.out / "model.safetensors")
+    after = load_file(done.out / "model.safetensors")
     moved = sum(float((after[k].double() - v.double()).square().sum()) for k, v in before.items())
     base = sum(float(v.double().square().sum()) for v in before.values())
     assert statement["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
@@ -272,9 +281,8 @@ def test_forgetting_a_class_is_read_as_such(world, request_, tmp_path):
     assert "compares different classes" in statement["reading"]
 
 
-def test_the_seed_decides_every_bit(request_):
-    first = apply(request_)
-    again = apply(dataclasses.replace(request_, out=request_.out.with_name("again")))
+def test_the_seed_decides_every_bit(request_, done):
+    first, again = done, apply(request_)
     other = apply(dataclasses.replace(request_, out=request_.out.with_name("other"), seed=2))
     same = ("input", "output", "data", "before", "after", "weight_change", "dynamics", "reading")
     assert {key: first.statement[key] for key in same} == {

@@ -118,8 +118,7 @@ def world(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def request_(world, tmp_path):
+def short_request(world, out):
     """A request for gd_sine that is short and complete."""
     return Application(
         model=world / "gpt_neo",
@@ -129,8 +128,24 @@ def request_(world, tmp_path):
         method="gd_sine",
         params=("steps=6", "batch_size=4", "adapter.rank=4", "lam=0.5"),
         seed=1,
-        out=tmp_path / "out",
+        out=out,
     )
+
+
+@pytest.fixture
+def request_(world, tmp_path):
+    """The request, into a folder of the test's own."""
+    return short_request(world, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    """The request as it was carried out once, and every step that it reported."""
+    seen = []
+    request = short_request(world, tmp_path_factory.mktemp("done") / "out")
+    result = apply(request, progress=lambda done, total, loss: seen.append((done, total)))
+    assert seen[-1] == (6, 6) and len(seen) == 6
+    return result
 
 
 def reloaded(folder, **options):
@@ -194,11 +209,10 @@ def test_end_to_end(world, request_, kind, monkeypatch):
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
-def test_the_statement_says_what_was_done_and_holds_no_text(world, request_):
-    result = apply(request_)
-    text = (request_.out / "statement.json").read_text()
+def test_the_statement_says_what_was_done_and_holds_no_text(world, done):
+    text = (done.out / "statement.json").read_text()
     statement = json.loads(text)
-    assert statement == json.loads(json.dumps(result.statement))
+    assert statement == json.loads(json.dumps(done.statement))
     assert (
         statement["modality"] == "text"
         and statement["status"] == "ok"
@@ -213,7 +227,7 @@ def test_the_statement_says_what_was_done_and_holds_no_text(world, request_):
         "float32",
         VOCAB,
     )
-    written = {"model.safetensors": sha256(request_.out / "model.safetensors")}
+    written = {"model.safetensors": sha256(done.out / "model.safetensors")}
     assert statement["output"]["weights_sha256"] == written
     forget = statement["data"]["forget"]
     assert (forget["rows"], forget["questions"]) == (4, 3)
@@ -250,9 +264,9 @@ def expected(model, words, rows):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_numbers_are_those_of_the_files(world, request_, when):
-    statement = apply(request_).statement
-    model, words = reloaded(world / "gpt_neo" if when == "before" else request_.out)
+def test_the_numbers_are_those_of_the_files(world, done, when):
+    statement = done.statement
+    model, words = reloaded(world / "gpt_neo" if when == "before" else done.out)
     tables = {}
     for role, rows in (("forget", FORGET), ("retain", RETAIN), ("test", TEST)):
         tables[role] = expected(model, words, rows)
@@ -283,19 +297,13 @@ def test_what_is_forgotten_is_less_likely_after(request_):
     assert after["forget"]["probability"] < after["retain"]["probability"]
 
 
-def test_the_weight_change_is_that_of_the_files(world, request_):
-    statement = apply(request_).statement
+def test_the_weight_change_is_that_of_the_files(world, done):
+    statement = done.statement
     old = load_file(world / "gpt_neo" / "model.safetensors")
-    new = load_file(request_.out / "model.safetensors")
+    new = load_file(done.out / "model.safetensors")
     moved = sum(float((new[k].double() - v.double()).square().sum()) for k, v in old.items())
     base = sum(float(v.double().square().sum()) for v in old.values())
     assert statement["weight_change"]["relative"] == pytest.approx((moved / base) ** 0.5, rel=1e-9)
-
-
-def test_progress_is_told(request_):
-    seen = []
-    apply(request_, progress=lambda done, total, loss: seen.append((done, total)))
-    assert seen[-1] == (6, 6) and len(seen) == 6
 
 
 def test_ascent_needs_neither_retain_nor_test(world, request_):
@@ -319,23 +327,22 @@ def test_methods_of_the_literature(world, request_, method, tmp_path):
     assert result.status == "ok" and result.statement["weight_change"]["tensors_changed"] > 0
 
 
-def test_sharded_weights_are_read_and_written(world, request_, tmp_path, monkeypatch):
+def test_sharded_weights_are_read_and_written(world, request_, done, tmp_path, monkeypatch):
     model, words = reloaded(world / "gpt_neo")
     sharded = tmp_path / "sharded"
     model.save_pretrained(sharded, max_shard_size="40KB")
     words.save_pretrained(sharded)
     assert len(list(sharded.glob("*.safetensors"))) > 2
     monkeypatch.setattr("stable_forgetting.language.apply.checkpoint.SHARD", "40KB")
-    whole = apply(request_)
-    out = request_.out.with_name("other")
-    statement = apply(dataclasses.replace(request_, model=sharded, out=out)).statement
+    out = request_.out
+    statement = apply(dataclasses.replace(request_, model=sharded)).statement
     assert (
         len(statement["input"]["weights_sha256"]) > 2
         and (out / "model.safetensors.index.json").is_file()
     )
     assert set(statement["output"]["weights_sha256"]) == {p.name for p in out.glob("*.safetensors")}
-    assert statement["after"] == whole.statement["after"]
-    assert torch.equal(logits_of(*reloaded(out)), logits_of(*reloaded(request_.out)))
+    assert statement["after"] == done.statement["after"]
+    assert torch.equal(logits_of(*reloaded(out)), logits_of(*reloaded(done.out)))
     next(iter(sharded.glob("model-00002*"))).unlink()
     says(dataclasses.replace(request_, model=sharded, out=tmp_path / "x"), CheckpointError, "00002")
 

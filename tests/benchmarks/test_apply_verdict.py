@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stable_forgetting.benchmarks.apply.verdict import verdict
+from stable_forgetting.benchmarks.apply.report import verdict
 
 
 def judged(was, now, kept=None, goal=0.0):

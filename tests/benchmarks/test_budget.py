@@ -8,8 +8,8 @@ import pytest
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import budget_lines
+from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.splitting import read_split
 from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError

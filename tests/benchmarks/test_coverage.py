@@ -13,11 +13,10 @@ import pytest
 from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
 from stable_forgetting.benchmarks.leaderboard.trajectory import PROBES
 from stable_forgetting.benchmarks.paper import coverage
-from stable_forgetting.benchmarks.suite.published import read_figures, read_tables
+from stable_forgetting.benchmarks.suite.goals import read_figures, read_tables
 from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.benchmarks.suite.suite import suite_names
-from stable_forgetting.benchmarks.suite.variables import fill, names, points
+from stable_forgetting.benchmarks.suite.suite import fill, names, points, suite_names
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.sizes import linear_parameters
 

@@ -98,9 +98,9 @@ def test_the_demo_prints_a_whole_table_and_samples_of_images(copied, cli, capsys
 def test_texts_are_answered_by_the_stored_models(tiny_text_suite, tmp_path, capsys):
     path = tiny_text_suite(methods={"original": None, "retrain": None, "gd": None, "gd_sine": None})
     runtime = Runtime(store=tmp_path / "store", device="cpu")
+    suite, shown = load_suite(str(path)), partial(watching, "texts", runtime, Pool(1))
     with executing(runtime, Pool(1)) as executor:
-        watched = partial(watching, "authors", runtime, Pool(1))
-        board, failed = execute(load_suite(str(path)), runtime, executor, watched)
+        board, failed = execute(suite, runtime, executor, shown)
     assert failed == {}
     demo._show_brief(board, runtime, ("gd", "gd_sine"), whole=True)
     shown = capsys.readouterr().out

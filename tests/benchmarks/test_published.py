@@ -6,7 +6,7 @@ from stable_forgetting.benchmarks.leaderboard.data import to_json
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.paper.report import published_sections
-from stable_forgetting.benchmarks.suite.published import read_tables, recomputed_gap
+from stable_forgetting.benchmarks.suite.goals import read_tables, recomputed_gap
 from stable_forgetting.common.base.errors import ConfigError
 
 # mean of the four absolute gaps to the table's own Retrain, worked out by hand from the columns

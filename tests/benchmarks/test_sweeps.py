@@ -22,8 +22,7 @@ from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.suite.grid import acceptance
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, sweeps
-from stable_forgetting.benchmarks.sweeps.board import Sweep, related
-from stable_forgetting.benchmarks.sweeps.data import to_json
+from stable_forgetting.benchmarks.sweeps.board import Sweep, related, to_json
 from stable_forgetting.benchmarks.sweeps.derive import (
     band,
     compare_lines,
