@@ -64,7 +64,12 @@ def plain_rows(pairs: Sequence[Encoded]) -> list[Row]:
 
 
 def packed_rows(pairs: Sequence[Encoded], limit: int) -> list[Row]:
-    """Pairs with one prompt share rows of at most ``limit`` tokens; what does not fit is alone."""
+    """Pairs with one prompt share rows of at most ``limit`` tokens; what does not fit is alone.
+
+    The prompt stands once, and each answer is a branch behind it: a token of a branch sees the
+    prompt and its own branch, and has the position that it would have alone, so the model computes
+    what it would for every pair by itself.  The last token of a sequence is never fed.
+    """
     questions: dict[bytes | int, list[int]] = {}
     for index, pair in enumerate(pairs):
         prompt = pair.ids[: pair.start - 1]

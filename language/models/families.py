@@ -5,8 +5,7 @@ A new family is one :class:`CausalFamily` in :data:`FAMILIES`.  No torch here.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,11 +241,6 @@ def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
         if hub_id in model.ids:
             return family.model_type, model.sizes
     return None
-
-
-def matches(module: str, patterns: Sequence[str]) -> bool:
-    """Whether a module's dotted name fits one of the patterns."""
-    return any(fnmatch.fnmatch(module, pattern) for pattern in patterns)
 
 
 class CausalModels(ModelFamily):
