@@ -42,9 +42,9 @@ from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 from stable_forgetting.language.measure.requests import RequestConfig, TextMetric
+from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import (
     CausalFamily,
-    CausalModels,
     family_of,
     tiny_family,
 )

@@ -15,7 +15,8 @@ from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.models.build import build_model
-from stable_forgetting.language.models.families import CausalModels, family_of
+from stable_forgetting.language.models.causal import CausalModels
+from stable_forgetting.language.models.families import family_of
 
 _MODEL = CausalModelConfig(kind="gpt_neo", dim=16, depth=2, heads=2, context=64, tokenizer=300)
 _TOPICS = ("tea", "owls", "the sun", "old coins")

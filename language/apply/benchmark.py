@@ -42,7 +42,8 @@ from stable_forgetting.language.data.files import FORMS, items_of, read_items
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import chat_template, make_template
 from stable_forgetting.language.measure.scoring import score_parts
-from stable_forgetting.language.models.families import CausalFamily, CausalModels
+from stable_forgetting.language.models.causal import CausalModels
+from stable_forgetting.language.models.families import CausalFamily
 from stable_forgetting.language.models.layers import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")

@@ -8,18 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.common.base.config import did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
-from stable_forgetting.common.protocol.family import ModelFamily
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from stable_forgetting.common.data.batch import Batch
-    from stable_forgetting.common.measure.ceiling import LastLayers
-
 
 LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""
@@ -241,23 +233,3 @@ def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
         if hub_id in model.ids:
             return family.model_type, model.sizes
     return None
-
-
-class CausalModels(ModelFamily):
-    """Token ids as ``inputs["input_ids"]``, (N, L), and logits at the labels' positions."""
-
-    modality = "language"
-    evaluation_batch = 32
-    """Samples per forward where nothing but a loss is wanted."""
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(N, A, V) logits at the answers' positions."""
-        from stable_forgetting.language.models.backbone import causal_forward
-
-        return causal_forward(model, batch)
-
-    def last_layers(self, model: nn.Module) -> LastLayers | None:
-        """The last normalisation and the head, tied or not."""
-        from stable_forgetting.language.models.backbone import last_layers
-
-        return last_layers(model)
