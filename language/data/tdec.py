@@ -261,7 +261,6 @@ def read_arrays(folder: Path, split: str) -> np.ndarray:
 
 
 def _decoded(tokens: np.ndarray, data_root: Path, config: TdecData) -> list[str]:
-
     named = CausalModelConfig(name=config.tokenizer, tokenizer=config.tokenizer)
     texts: Any = load_tokenizer(named, data_root=data_root).batch_decode(tokens.astype(np.int64))
     return list(texts)

@@ -80,7 +80,6 @@ class OriginalReasoning(TextProbe):
         return {task: FILES[task] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
-
         path = self.file(task, asked.data_root)
         questions = []
         for number, row in enumerate(read_rows(path), 1):
