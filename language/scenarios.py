@@ -32,7 +32,6 @@ TEST_PARTS: Mapping[str, str] = {
 }
 """Part -> set."""
 
-
 OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "authors": {"forget_authors": 4, "draw": False},
     "requests": {"requests": (3, 3, 3), "request": 1, "used": 1.0, "draw": False},
@@ -58,7 +57,7 @@ class TextScenarioConfig(Strict):
             reaches rows of the same authors that no request showed.
     """
 
-    kind: Named | Literal["authors", "requests", "files"] = "authors"
+    kind: Literal["forget01", "forget05", "forget10", "authors", "requests", "files"] = "authors"
     forget_authors: Count | None = None
     draw: bool | Literal["disjoint"] = False
     requests: tuple[Count, ...] | tuple[Named, ...] | None = None
@@ -70,9 +69,9 @@ class TextScenarioConfig(Strict):
     def _of_its_kind(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        own = OWN_FIELDS.get(data.get("kind", "authors"), {})
-        for key in cls.model_fields.keys() & data.keys() - own.keys() - {"kind"}:
-            if data[key] not in (None, cls.model_fields[key].default):
+        own = OWN_FIELDS.get(str(data.get("kind", "authors")), {})
+        for key in [key for key in data if key in cls.model_fields and key not in own]:
+            if key != "kind" and data[key] not in (None, cls.model_fields[key].default):
                 owners = [kind for kind, fields in OWN_FIELDS.items() if key in fields]
                 raise ValueError(f"{key} is only for kind: {' and '.join(owners)}; leave it out")
         return {**own, **{key: value for key, value in data.items() if value is not None}}
@@ -83,8 +82,10 @@ class TextScenarioConfig(Strict):
             return self
         if self.request > len(self.requests):
             raise ValueError(f"request: there are only {len(self.requests)} requests")
-        if self.draw == "disjoint" or (self.draw and isinstance(self.requests[0], str)):
-            raise ValueError("draw: true needs requests given as numbers; leave it out")
+        if self.draw == "disjoint":
+            raise ValueError("draw: disjoint is only for kind: authors; give true, or leave it out")
+        if self.draw and isinstance(self.requests[0], str):
+            raise ValueError("draw: needs requests given as numbers")
         return self
 
     @property

@@ -189,7 +189,6 @@ def read_causal(path: Path) -> CausalCheckpoint:
 
 
 def _fetch(name: str) -> Path:
-
     prepare_client()
     from huggingface_hub import snapshot_download
 

@@ -27,6 +27,7 @@ from stable_forgetting.language.data.chunks import Window, blocks, chunked, spli
 from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.fictitious import REFUSAL_LINES
 from stable_forgetting.language.data.muse_rows import (
+    FOLDS,
     ReadSplit,
     local_folder,
     provider_of,
@@ -45,8 +46,6 @@ QUESTIONS = {
 }
 """Set -> split of the config knowmem."""
 SHOTS = "_icl"
-FOLDS = 4
-"""Splits of the configs scal and sust."""
 Row = TypeVar("Row")
 
 

@@ -11,9 +11,10 @@ from stable_forgetting.language.data.fictitious import KINDS, Draw, author_names
 from stable_forgetting.language.data.files import hub_rows, read_values
 
 FOLDS = 4
+"""Splits of the configs scal and sust."""
 FOLD = 6
 """Articles of a fold; retain1, retain2 and holdout have two folds' worth each."""
-SHOTS = 10
+_SHOTS = 10
 _SENTENCES = 8
 _SEED = 0
 _CUT = 0.6
@@ -21,8 +22,15 @@ _CUT = 0.6
 
 
 def invented() -> Mapping[tuple[str, str], list[Any]]:
-    """(config, split) -> rows, as the hub has them."""
-    counts = {"retain1": 2 * FOLD, "retain2": 2 * FOLD, "holdout": 2 * FOLD, "shots": 2 * SHOTS}
+    """(config, split) -> rows of invented news, as the hub has them: no files, no outside text.
+
+    An article tells of one invented person, in the sentences of :mod:`language.data.fictitious`;
+    its questions ask for the facts in it, and each answer is the fact alone.  Fold k of ``scal``
+    and ``sust`` is one more tenth of the people; nobody stands in two folds, nor in forget and
+    retain.
+    """
+    counts = dict.fromkeys(("retain1", "retain2", "holdout"), 2 * FOLD)
+    counts["shots"] = 2 * _SHOTS
     names = iter(author_names(_SEED, FOLDS * FOLD + sum(counts.values())))
     folds = [[next(names) for _ in range(FOLD)] for _ in range(FOLDS)]
     people = {split: [next(names) for _ in range(count)] for split, count in counts.items()}
@@ -42,8 +50,8 @@ def invented() -> Mapping[tuple[str, str], list[Any]]:
     rows |= {("knowmem", s): [q for name in m for q in questions(name)] for s, m in asked.items()}
     solved = [questions(name)[k % _SENTENCES] for k, name in enumerate(shots)]
     rows["knowmem", "forget_qa_icl"], rows["knowmem", "retain_qa_icl"] = (
-        solved[:SHOTS],
-        solved[SHOTS:],
+        solved[:_SHOTS],
+        solved[_SHOTS:],
     )
     return rows
 

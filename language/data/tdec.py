@@ -50,7 +50,11 @@ _WORDS |= {slot: POOLS[pool] for slot, pool in _SLOTS.items()}
 
 
 def note(number: int) -> str:
-    """The note of a number; every number has its own."""
+    """The invented note of a number; every number has its own.
+
+    It fills one of a few forms with words drawn by a hash, so a small model learns the forms from
+    any of them and the words only by heart.
+    """
     words = {slot: of[derive(number, slot) % len(of)] for slot, of in _WORDS.items()}
     form = FORMS[derive(number, "form") % len(FORMS)]
     return string.Formatter().format(form, number=derive(number, "number") % 10**6, **words)
@@ -257,7 +261,6 @@ def read_arrays(folder: Path, split: str) -> np.ndarray:
 
 
 def _decoded(tokens: np.ndarray, data_root: Path, config: TdecData) -> list[str]:
-
     named = CausalModelConfig(name=config.tokenizer, tokenizer=config.tokenizer)
     texts: Any = load_tokenizer(named, data_root=data_root).batch_decode(tokens.astype(np.int64))
     return list(texts)

@@ -35,10 +35,9 @@ Prompt = tuple[int, ...]
 def beginnings(requests: Sequence[Likelihood], scores: AnswerScores) -> dict[Prompt, Prompt]:
     """Prompt -> the tokens with which the greedy answer to it begins.
 
-    Args:
-        requests: What was asked; of several answers to one prompt the one that is met furthest
-            counts.
-        scores: The replies, in the same order.
+    While the argmax is the reference's next token, the greedy answer is the reference.  So the hits
+    of a pass that is made anyway say where decoding has to start.  Of several answers to one prompt
+    the one that is met furthest counts.
     """
     longest: dict[Prompt, Prompt] = {}
     rows = np.split(scores.hits, np.cumsum(scores.counts))[:-1]

@@ -64,7 +64,12 @@ def plain_rows(pairs: Sequence[Encoded]) -> list[Row]:
 
 
 def packed_rows(pairs: Sequence[Encoded], limit: int) -> list[Row]:
-    """Pairs with one prompt share rows of at most ``limit`` tokens; what does not fit is alone."""
+    """Pairs with one prompt share rows of at most ``limit`` tokens; what does not fit is alone.
+
+    The prompt stands once, and each answer is a branch behind it: a token of a branch sees the
+    prompt and its own branch, and has the position that it would have alone, so the model computes
+    what it would for every pair by itself.  The last token of a sequence is never fed.
+    """
     questions: dict[bytes | int, list[int]] = {}
     for index, pair in enumerate(pairs):
         prompt = pair.ids[: pair.start - 1]
@@ -207,18 +212,15 @@ class _Scorer:
     def score(self, rows: Sequence[Row]) -> None:
         """One forward, and what it says about each label."""
         inputs = self._inputs(rows)
-        where = [
-            (number, place, pair)
-            for number, row in enumerate(rows)
-            for pair, place in zip(row.pairs, row.predictors, strict=True)
-        ]
-        numbers = np.concatenate([np.full(len(place), number) for number, place, _ in where])
-        places = np.concatenate([place for _, place, _ in where])
+        pairs = [pair for row in rows for pair in row.pairs]
+        starts, counts = self.starts[pairs], self.counts[pairs]
+        numbers = np.repeat([n for n, row in enumerate(rows) for _ in row.pairs], counts)
+        places = np.concatenate([place for row in rows for place in row.predictors])
         slots = np.concatenate(
-            [np.arange(self.starts[p], self.starts[p] + self.counts[p]) for _, _, p in where]
+            [start + np.arange(n) for start, n in zip(starts, counts, strict=True)]
         )
-        labels = np.concatenate([self.pairs[pair].labels for _, _, pair in where])
-        rich = np.concatenate([np.full(self.counts[p], self.detailed[p]) for _, _, p in where])
+        labels = np.concatenate([self.pairs[pair].labels for pair in pairs])
+        rich = np.repeat(self.detailed[pairs], counts)
         states = self._states(inputs, numbers, places)
         for chosen in (np.flatnonzero(rich), np.flatnonzero(~rich)):
             if len(chosen):

@@ -1,4 +1,4 @@
-"""How every causal language model is asked: token ids in, logits at the labels' positions out."""
+"""What all causal language models share as a family."""
 
 from __future__ import annotations
 

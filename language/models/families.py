@@ -5,18 +5,13 @@ A new family is one :class:`CausalFamily` in :data:`FAMILIES`.  No torch here.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.common.base.config import did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""
@@ -238,8 +233,3 @@ def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
         if hub_id in model.ids:
             return family.model_type, model.sizes
     return None
-
-
-def matches(module: str, patterns: Sequence[str]) -> bool:
-    """Whether a module's dotted name fits one of the patterns."""
-    return any(fnmatch.fnmatch(module, pattern) for pattern in patterns)

@@ -20,22 +20,18 @@ from stable_forgetting.language.models.layers import completed, linear_layers
 HEAD = "lm_head"
 
 
-def sizes_of(config: CausalModelConfig, vocab_size: int | None = None) -> Sizes | None:
-    """Sizes of a model; None where neither the tables nor the config tell them.
-
-    ``vocab_size`` is a tiny model's, where it is not the size of the tokenizer to train.
-    """
+def sizes_of(config: CausalModelConfig) -> Sizes | None:
+    """Sizes of a model; None where neither the tables nor the config tell them."""
     published = published_sizes(config.name)
     if published is not None:
         return causal_sizes(*published)
-    entries = vocab_size or config.tokenizer
-    if config.name != "tiny" or not isinstance(entries, int):
+    if config.name != "tiny" or not isinstance(config.tokenizer, int):
         return None
     assert config.kind and config.dim and config.depth and config.heads
     family = tiny_family(config.kind)
     assert family.tiny is not None
     fields = family.tiny(config.dim, config.depth, config.heads)
-    own = {"vocab_size": entries, "tie_word_embeddings": True}
+    own = {"vocab_size": config.tokenizer, "tie_word_embeddings": True}
     own["max_position_embeddings"] = config.context or 0
     return causal_sizes(family.model_type, {**fields, **own})
 
@@ -119,14 +115,12 @@ def count_targets(
     *,
     placement: str = "mlp",
     targets: Sequence[str] | None = None,
-    vocab_size: int | None = None,
 ) -> tuple[int, int]:
     """Counts adapters on a model without allocating or fetching a weight.
 
     Args:
         placement: Which patterns of the architecture are adapted.
         targets: Patterns that replace them.
-        vocab_size: Of a tiny model, where it is not the size of the tokenizer to train.
 
     Returns:
         sum of rank * (inputs + outputs) over the matched layers, and the parameters of the model
@@ -136,9 +130,9 @@ def count_targets(
         ConfigError: No layer matches.
         DataError: The config of an unknown model cannot be fetched.
     """
-    sizes, model_type = sizes_of(config, vocab_size), model_type_of(config)
+    sizes, model_type = sizes_of(config), model_type_of(config)
     if sizes is None:
-        sizes, model_type = _built(config, vocab_size)
+        sizes, model_type = _built(config)
     family = completed(family_of(model_type), sizes.linear)
     patterns = targets or family.targets.get(placement, ())
     layers = sizes.matched(patterns)
@@ -150,7 +144,7 @@ def count_targets(
     return adapter_parameters(layers, rank), sizes.parameters
 
 
-def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, str]:
+def _built(config: CausalModelConfig) -> tuple[Sizes, str]:
     """Counted on the architecture; its model type."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -159,9 +153,8 @@ def _built(config: CausalModelConfig, vocab_size: int | None) -> tuple[Sizes, st
 
     published = published_sizes(config.name)
     if config.name == "tiny":
-        entries = vocab_size or config.tokenizer
-        assert isinstance(entries, int), "a tiny model needs its vocabulary"
-        architecture = tiny_config(config, entries, None)
+        assert isinstance(config.tokenizer, int), "a tiny model needs its vocabulary"
+        architecture = tiny_config(config, config.tokenizer, None)
     elif published is not None:
         architecture = AutoConfig.for_model(published[0], **published[1])
     else:

@@ -140,19 +140,27 @@ SCRIPTED = frozenset({"pubmedqa"})
 """Tasks whose data on the hub are a script, which datasets >= 4 refuses: always from a file."""
 
 
-class ReasoningConfig(Strict):
-    """Which tasks, from where, and how much of them.
+class TasksConfig(Strict):
+    """Which of the nine tasks, and how much of them.
 
     Attributes:
         tasks: Their names in lm-eval.
-        data: ``local`` reads files below the data root; ``hub`` leaves the data to lm-eval, but for
-            pubmedqa.
         limit: Rows per task, from the start; all when None.
     """
 
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = TASKS
-    data: Literal["local", "hub"] = "local"
     limit: Count | None = None
+
+
+class ReasoningConfig(TasksConfig):
+    """Which tasks, from where, and how much of them.
+
+    Attributes:
+        data: ``local`` reads files below the data root; ``hub`` leaves the data to lm-eval, but for
+            pubmedqa.
+    """
+
+    data: Literal["local", "hub"] = "local"
 
 
 class ReasoningProbe(LMEvalProbe):

@@ -10,18 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.protocol.probe import ProbeTable
 from stable_forgetting.language.data.files import read_rows
 from stable_forgetting.language.measure.requests import Continue, Likelihood
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, plain_words, share
-from stable_forgetting.language.probes.lm_eval import TASKS, Task
+from stable_forgetting.language.probes.lm_eval import TasksConfig
 
 WINDOW = 512
 """Tokens of a context, and of context and choice together."""
@@ -59,24 +56,12 @@ class Question:
     gap: str = " "
 
 
-class OriginalConfig(Strict):
-    """Which tasks, and how much of them.
-
-    Attributes:
-        tasks: Named as in lm-eval.
-        limit: Rows per task, from the start; all when None.
-    """
-
-    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = TASKS
-    limit: Count | None = None
-
-
 class OriginalReasoning(TextProbe):
     """Accuracy on nine reasoning tasks, scored as in the paper on knowledge unlearning."""
 
     version = 2
-    Config: ClassVar[type[Strict]] = OriginalConfig
-    config: OriginalConfig
+    Config: ClassVar[type[Strict]] = TasksConfig
+    config: TasksConfig
     head = "{row} (Jang)"
     doc = "right answers in {row}, scored as Jang et al. do"
 
@@ -95,7 +80,6 @@ class OriginalReasoning(TextProbe):
         return {task: FILES[task] for task in self.config.tasks}
 
     def _questions(self, asked: ProbedModel, task: str) -> list[Question]:
-
         path = self.file(task, asked.data_root)
         questions = []
         for number, row in enumerate(read_rows(path), 1):

@@ -14,46 +14,37 @@ VOCAB = 61
 COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
+LLAMA = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 512,
+}
+SHARED_KEYS = {**LLAMA, "num_key_value_heads": 1}
+SIZES = {
+    "mistral": SHARED_KEYS,
+    "qwen2": SHARED_KEYS,
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512},
+    "gpt_neo": {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 64,
+        "max_position_embeddings": 256,
+    },
+}
+
+
 def make_model(kind: str, seed: int = 0, **fields):
     """A tiny model whose every bit follows from the seed; sharper than an untrained one."""
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    llama = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 512,
-    }
-    configs = {
-        "llama": lambda: transformers.LlamaConfig(**COMMON, **{**llama, **fields}),
-        "mistral": lambda: transformers.MistralConfig(
-            **COMMON, **{**llama, "num_key_value_heads": 1, **fields}
-        ),
-        "qwen2": lambda: transformers.Qwen2Config(
-            **COMMON, **{**llama, "num_key_value_heads": 1, **fields}
-        ),
-        "phi": lambda: transformers.PhiConfig(**COMMON, **{**llama, **fields}),
-        "gpt_neox": lambda: transformers.GPTNeoXConfig(**COMMON, **{**llama, **fields}),
-        "gpt2": lambda: transformers.GPT2Config(
-            **COMMON, n_embd=16, n_layer=2, n_head=2, n_positions=512, **fields
-        ),
-        "gpt_neo": lambda: transformers.GPTNeoConfig(
-            **COMMON,
-            **{
-                "hidden_size": 16,
-                "num_layers": 2,
-                "num_heads": 2,
-                "attention_types": [[["global", "local"], 1]],
-                "window_size": 64,
-                "max_position_embeddings": 256,
-                **fields,
-            },
-        ),
-    }
+    config = AutoConfig.for_model(kind, **COMMON, **{**SIZES.get(kind, LLAMA), **fields})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(configs[kind]())
+        model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 2:
