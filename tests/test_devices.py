@@ -16,8 +16,10 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CASES = {
     "refused": "device_cases.py -k 'cuda or missing'",
-    "images": "device_cases.py -k 'rows and cifar'",
-    "texts": "device_cases.py -k 'rows and tofu'",
+    "suites": "device_cases.py -k suite",
+    "methods": "device_cases.py -k 'method_mixes and not vision and not language'",
+    "image methods": "device_cases.py -k 'method_mixes and vision'",
+    "text methods": "device_cases.py -k 'method_mixes and language'",
     "image jobs": "test_audit.py::test_model_audits_are_stages_that_are_not_done_again"
     " test_sweeps.py::test_a_tiny_sweep_end_to_end test_apply.py::test_gd_sine_end_to_end",
     "text jobs": "test_audit_text.py::test_attacks_on_the_stored_models_work_on_answers"

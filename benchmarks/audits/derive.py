@@ -14,6 +14,7 @@ from stable_forgetting.benchmarks.pipeline.measuring import read_scores, read_st
 from stable_forgetting.benchmarks.pipeline.stage import Placed, Result
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.common.audits.attacks import ULira
 from stable_forgetting.common.audits.base import (
     Audit,
     Measure,
@@ -24,7 +25,6 @@ from stable_forgetting.common.audits.base import (
     PopulationAudit,
 )
 from stable_forgetting.common.audits.sequential import Sequential
-from stable_forgetting.common.audits.ulira import ULira
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.store.stages import StageStore

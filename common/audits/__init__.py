@@ -24,8 +24,8 @@ for _name, _target, _summary in (
     ("retained_kl", "pairs:RetainedKL", "forgotten classes: KL(Retrain || U) over the others"),
     ("cmia", "pairs:NeighbourClass", "forgotten classes: attack on the neighbour class"),
     ("klom", "populations:KLoM", "binned KL of each sample's margins over many models"),
-    ("epsilon", "challenge:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
-    ("ulira", "ulira:ULira", "likelihood-ratio attack with per-sample Gaussians"),
+    ("epsilon", "attacks:EpsilonScore", "forgetting quality of the NeurIPS 2023 challenge"),
+    ("ulira", "attacks:ULira", "likelihood-ratio attack with per-sample Gaussians"),
     ("relearn", "recovery:RelearnTime", "steps until forget is known again; anamnesis index"),
     ("relearn_retain", "recovery:RelearnFromRetain", "the same, trained on retain data alone"),
     ("prototype", "representations:Prototype", "class means of a few samples as classifier"),
@@ -33,7 +33,11 @@ for _name, _target, _summary in (
     ("remove_adapter", "recovery:RemoveAdapter", "take the adapter off and measure again"),
     ("requantise", "recovery:Requantise", "round the weights to int8 and measure again"),
     ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
-    ("over_unlearning", "boundary:OverUnlearning", "damage close to the forget set (OU@eps)"),
+    (
+        "over_unlearning",
+        "representations:OverUnlearning",
+        "damage close to the forget set (OU@eps)",
+    ),
 ):
     AUDITS.register(_name, f"stable_forgetting.common.audits.{_target}", summary=_summary)
 

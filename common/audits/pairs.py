@@ -270,7 +270,8 @@ class NeighbourClass(PairAudit):
                 members = labels == label
                 if members.any():
                     near[members] = theirs[members].mean(axis=0).argmax()
-            u, r = (_logit(p[np.arange(len(p)), near]) for p in (ours, theirs))
+            chosen = [shares[np.arange(len(p)), near] for shares in (ours, theirs)]
+            u, r = (np.log(np.maximum(s, _TINY)) - np.log(np.maximum(1 - s, _TINY)) for s in chosen)
             measures[part] = self._folded(u, r, derive(seed, "cmia", part))
         return measures
 
@@ -281,8 +282,3 @@ class NeighbourClass(PairAudit):
             value, low, high = 100 - value, 100 - high, 100 - low
         note = f"only {len(u)} samples" if len(u) < FEW else ""
         return Measure(value, low, high, "95 % bootstrap over samples", len(u), note, PERCENT)
-
-
-def _logit(p: np.ndarray) -> np.ndarray:
-    log_odds: np.ndarray = np.log(np.maximum(p, _TINY)) - np.log(np.maximum(1 - p, _TINY))
-    return log_odds

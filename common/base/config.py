@@ -220,7 +220,8 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     parts = [str(part) for part in first["loc"]]
     key = ".".join(parts) or "(top level)"
     if first["type"] == "extra_forbidden":
-        fields = _fields_at(model, first["loc"][:-1])
+        models = _models_at(model, first["loc"][:-1])
+        fields = sorted({name for candidate in models for name in candidate.model_fields})
         text = f"{key}: unknown key{did_you_mean(parts[-1], fields)}"
     elif first["type"] == "missing":
         text = f"{key}: required key is missing"
@@ -235,11 +236,6 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
-    """Field names of the model at ``loc``."""
-    return sorted({name for candidate in _models_at(model, loc) for name in candidate.model_fields})
 
 
 def _models_at(model: Any, loc: Sequence[Any]) -> list[type[BaseModel]]:

@@ -84,15 +84,11 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
         if first is not None:
             z.sub_(bound.replace_(first[0][rows] @ first[1]), alpha=bound.outer)
         if weight is not None:
-            z = _added(z, weight[rows])
+            fits = torch.promote_types(z.dtype, weight.dtype) == z.dtype
+            z = z.add_(weight[rows]) if fits else z + weight[rows]
         if z.data_ptr() != out[rows].data_ptr():
             out[rows] = z
     return out
-
-
-def _added(z: Tensor, weight: Tensor) -> Tensor:
-    """z + weight, in place where z is wide enough for the sum."""
-    return z.add_(weight) if torch.promote_types(z.dtype, weight.dtype) == z.dtype else z + weight
 
 
 def chunked_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, update: Update) -> Tensor:

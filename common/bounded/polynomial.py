@@ -116,25 +116,15 @@ def choose(
     reach = max(certified_reach(*pair, bound.inner) for pair in pairs)
     if not math.isfinite(reach) or bound.phi not in ODD:
         return None
-    fitted = odd_polynomial(bound.phi, _rounded_up(reach))
+    steps = math.ceil(_REACHES_PER_OCTAVE * math.log2(max(reach, _SMALLEST)))
+    # a few values per octave, so that few polynomials are fitted
+    fitted = odd_polynomial(bound.phi, float(2.0 ** (steps / _REACHES_PER_OCTAVE)))
     if fitted is None or not by_cost:
         return fitted
-    columns = len(pairs) * fitted.columns(A.shape[1])
-    return fitted if _cheaper(columns, len(A), Bt.shape[1]) else None
-
-
-def _rounded_up(reach: float) -> float:
-    """The next of a few values per octave, so that few polynomials are fitted."""
-    steps = math.ceil(_REACHES_PER_OCTAVE * math.log2(max(reach, _SMALLEST)))
-    return float(2.0 ** (steps / _REACHES_PER_OCTAVE))
-
-
-def _cheaper(columns: int, k: int, d: int) -> bool:
-    """Whether the skinny products take less than the third k x d product of the exact path.
-
-    Per token the polynomial takes 3 columns (k + d) multiplications beside LoRA's two products.
-    """
-    return SKINNY * 3 * columns * (k + d) < k * d
+    # per token it takes 3 columns (k + d) multiplications beside the two products of LoRA; the
+    # exact path takes a third k x d product
+    columns, k, d = len(pairs) * fitted.columns(A.shape[1]), len(A), Bt.shape[1]
+    return fitted if SKINNY * 3 * columns * (k + d) < k * d else None
 
 
 def polynomial_product(

@@ -237,7 +237,10 @@ def _contract(
     A, Bt, bound = update.A.contiguous(), update.Bt.contiguous(), update.bound
     (tokens, k), d, r = g.shape, x.shape[1], A.shape[1]
     rows, columns = triton.cdiv(k, tiles.rows), triton.cdiv(d, tiles.columns)
-    splits = splits or choose_splits(rows * columns, tokens, _processors(x))
+    processors = (
+        torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    )
+    splits = splits or choose_splits(rows * columns, tokens, processors)
     share = triton.cdiv(triton.cdiv(tokens, splits), tiles.tokens) * tiles.tokens
     make, slots = (torch.zeros, (1, 1)) if atomic else (torch.empty, (columns, rows))
     parts = 1 if atomic else splits
@@ -304,12 +307,6 @@ def _tf32_allowed() -> bool:
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)
     return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
-
-
-def _processors(tensor: Tensor) -> int:
-    if not tensor.is_cuda:
-        return 1
-    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
 def _padded(rank: int) -> int:

@@ -22,7 +22,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.checks.tiny_task import CheckResult, seeded_streams, tensors_digest
-from stable_forgetting.common.data.batch import Batch, ordered_batches
+from stable_forgetting.common.data.batch import ordered_batches
 from stable_forgetting.common.data.parts import Role
 from stable_forgetting.common.data.splits import TRAIN_PARTS, ForgetSplit
 from stable_forgetting.common.measure.metric import MetricSpec
@@ -199,17 +199,14 @@ class _BenchmarkRuns:
         return f"changes {', '.join(names)}" if names else ""
 
     def _forward(self) -> str:
-        batch = self._batch()
+        ids = self.split.parts["retain"][:4]
+        batch = next(ordered_batches(self.benchmark.source, ids, 4))
         with torch.no_grad():
             logits = self.benchmark.forward(self.model.eval(), batch)
         wanted = (*batch.labels.shape, self.benchmark.num_classes)
         if tuple(logits.shape) != wanted:
             return f"logits have shape {tuple(logits.shape)}, expected {wanted}"
         return "" if bool(logits.isfinite().all()) else "logits are not finite"
-
-    def _batch(self) -> Batch:
-        ids = self.split.parts["retain"][:4]
-        return next(ordered_batches(self.benchmark.source, ids, 4))
 
     def _targets(self) -> str:
         for placement in ("mlp", "attention", "all"):

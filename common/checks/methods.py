@@ -282,7 +282,10 @@ class _MethodRuns:
             name
             for name, value in self.before.items()
             if not _same(tensors.get(name), value)
-            and (name.rpartition(".")[0] in adapted or not _trains(tensors.get(name)))
+            and (
+                name.rpartition(".")[0] in adapted
+                or not getattr(tensors.get(name), "requires_grad", False)
+            )
         ]
         detail = f"'{changed[0]}' changed under the adapters" if changed else ""
         return CheckResult("frozen weights", not changed, detail)
@@ -336,10 +339,6 @@ class _MethodRuns:
 
 def _same(tensor: Tensor | None, wanted: Tensor) -> bool:
     return tensor is not None and tensor.shape == wanted.shape and torch.equal(tensor, wanted)
-
-
-def _trains(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.requires_grad
 
 
 def _kind(tensor: Tensor) -> str:

@@ -134,13 +134,9 @@ class DataAccess:
         """
         places = indices.clamp(-1, len(self._permitted) - 2)
         if not bool(self._permitted[places].all()):
-            refused = indices[~self._permitted[places]].tolist()
-            self._refuse(self._part_with(refused[0]))
-
-    def _part_with(self, index: int) -> str:
-        _, split = self._whole
-        parts = (part for part, ids in split.parts.items() if index in ids)
-        return next(parts, "no part of the split")
+            first = indices[~self._permitted[places]].tolist()[0]
+            parts = (part for part, ids in self._whole[1].parts.items() if first in ids)
+            self._refuse(next(parts, "no part of the split"))
 
     def _refuse(self, part: str) -> None:
         self.violations.append(part)

@@ -72,26 +72,21 @@ def minimise(programme: Programme, tolerance: float) -> np.ndarray | None:
     Returns:
         None if there is no such point within ``MAX_STEPS`` steps.
     """
-    ones = np.ones(len(programme.signs))
-    point = _Point(programme.limits / 2, ones, ones, 0.0)
+    ones, limits = np.ones(len(programme.signs)), programme.limits
+    point = _Point(limits / 2, ones, ones, 0.0)
     with np.errstate(all="ignore"):
         for _ in range(MAX_STEPS):
             try:
                 point = _step(programme, point)
             except (LinAlgError, ValueError):  # singular, or no longer finite
                 return None
-            alpha = _snapped(programme, point.alpha)
+            alpha = np.where(point.alpha > limits * (1 - AT_BOUND), limits, point.alpha)
+            alpha = np.where(alpha < limits * AT_BOUND, 0.0, alpha)
             violation, _ = programme.optimality(alpha, programme.values(alpha))
             unbalanced = abs(alpha @ programme.signs)
-            if violation <= tolerance and unbalanced <= AT_BOUND * programme.limits.sum():
+            if violation <= tolerance and unbalanced <= AT_BOUND * limits.sum():
                 return alpha
     return None
-
-
-def _snapped(programme: Programme, alpha: np.ndarray) -> np.ndarray:
-    limits = programme.limits
-    alpha = np.where(alpha > limits * (1 - AT_BOUND), limits, alpha)
-    return np.where(alpha < limits * AT_BOUND, 0.0, alpha)
 
 
 def _step(programme: Programme, at: _Point) -> _Point:

@@ -152,13 +152,13 @@ class Scrub(AdaptedMethod):
             alpha=config.alpha,
         )
         self._attach(task)
-        self._train(
-            task,
+        task.fit(
+            task.model,
             objective,
             {"turns": loader or self._passes(task)},
-            config=config.engine().model_copy(update={"epochs": 1}),
-            after_step=after_step,
+            config.engine().model_copy(update={"epochs": 1}),
             stateful=stateful,
+            **self._constraints(*after_step),
         )
 
     def _passes(self, task: UnlearnTask) -> data.ChainedLoader:

@@ -90,7 +90,8 @@ class FastNTK(UnlearningMethod):
         forget, retain = self._draw(task)
         rows, logits, labels, outputs = self._rows(task, gradients, (forget, retain))
         first = len(rows) // (len(forget) + len(retain)) * len(forget)
-        scale = config.label_scale or _label_scale(logits, labels)
+        fitted = (logits @ labels) / (labels @ labels).clamp_min(1e-12)  # least squares
+        scale = config.label_scale or float(fitted)
         w = gradients.flat().double()
         residual = scale * labels - logits
         if config.start == "zero":
@@ -153,11 +154,6 @@ class FastNTK(UnlearningMethod):
         keys.scatter_(1, labels.unsqueeze(1), -1.0)
         count = min(self.config.classes or num_classes, num_classes)
         return keys.argsort(dim=1)[:, :count]
-
-
-def _label_scale(logits: Tensor, labels: Tensor) -> float:
-    """The multiple of the centred one-hot labels that the logits fit best (least squares)."""
-    return float((logits @ labels) / (labels @ labels).clamp_min(1e-12))
 
 
 def times(rows: Tensor, vector: Tensor) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from stable_forgetting.common import data, objectives
+from stable_forgetting.common import objectives
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
@@ -20,10 +20,9 @@ from stable_forgetting.common.protocol.family import among
 from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from stable_forgetting.common.train.protocols import AfterStep, FitResult, Stateful
+    from stable_forgetting.common.train.protocols import AfterStep
 
 
 class AdaptedConfig(FitConfig):
@@ -145,8 +144,8 @@ def adapter_targets(
 class AdaptedMethod(UnlearningMethod):
     """A method whose config may put an adapter in the place of the whole model.
 
-    Its ``unlearn`` calls :meth:`_attach` once, then :meth:`_train` once or several times; so every
-    such method crosses with every parametrisation in suite rows.
+    Its ``unlearn`` calls :meth:`_attach` once, then ``task.fit`` with ``**self._constraints()``; so
+    every such method crosses with every parametrisation in suite rows.
     """
 
     Config: ClassVar[type[Strict]] = AdaptedConfig
@@ -174,54 +173,24 @@ class AdaptedMethod(UnlearningMethod):
         trainable = (*head, *adapter.trained)
         attach(task.model, patterns, adapter, task.generator("adapter"), trainable=trainable)
 
-    def _train(
-        self,
-        task: UnlearnTask,
-        objective: objectives.Objective,
-        loaders: Mapping[str, data.Loader],
-        *,
-        config: FitConfig | None = None,
-        after_step: Sequence[AfterStep] = (),
-        stateful: Mapping[str, Stateful] | None = None,
-    ) -> FitResult:
-        """Fits ``task.model`` under the configured constraints.
-
-        Args:
-            task: Holds the model.
-            objective: What is minimised.
-            loaders: One stream per part of the objective.
-            config: Replaces the config's own engine part (another length or batch size).
-            after_step: Called after the constraints.
-            stateful: Further states for checkpoints.
-        """
-        return task.fit(
-            task.model,
-            objective,
-            loaders,
-            config or self.config.engine(),
-            after_step=[*self._constraints(), *after_step],
-            penalty=self._penalty(),
-            stateful=stateful,
-        )
-
-    def _constraints(self) -> list[AfterStep]:
-        from stable_forgetting.common.bounded.attach import clip_factors_, project_ball_
+    def _constraints(self, *after_step: AfterStep) -> dict[str, Any]:
+        """What a fit takes of the config's constraints, and ``after_step`` behind them."""
+        from stable_forgetting.common.bounded import attach as bounded
 
         config: AdaptedConfig = self.config
         hooks: list[AfterStep] = []
         if config.weight_clip is not None:
             threshold = config.weight_clip
-            hooks.append(lambda model: clip_factors_(model, threshold))
+            hooks.append(lambda model: bounded.clip_factors_(model, threshold))
         if config.ball is not None:
             c = config.ball
-            hooks.append(lambda model: {"adapter/at_ball": project_ball_(model, c)})
-        return hooks
-
-    def _penalty(self) -> Callable[[nn.Module], torch.Tensor] | None:
-        from stable_forgetting.common.bounded.attach import factor_penalty
-
-        mu = self.config.penalty
-        return (lambda model: mu * factor_penalty(model)) if mu else None
+            hooks.append(lambda model: {"adapter/at_ball": bounded.project_ball_(model, c)})
+        penalty = (
+            (lambda model: config.penalty * bounded.factor_penalty(model))
+            if config.penalty
+            else None
+        )
+        return {"after_step": [*hooks, *after_step], "penalty": penalty}
 
 
 class GradientMethod(AdaptedMethod):
@@ -254,7 +223,8 @@ class GradientMethod(AdaptedMethod):
         self._attach(task)
         if self.config.adapter is not None:
             self.initialise(task)
-        self._train(task, objective, self.loaders(task, objective.parts, config), config=config)
+        loaders = self.loaders(task, objective.parts, config)
+        task.fit(task.model, objective, loaders, config, **self._constraints())
         return task.model
 
 

@@ -51,7 +51,8 @@ class RandomLabel(AdaptedMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on relabelled data."""
         self._attach(task)
-        self._train(task, objectives.CrossEntropy("mixed"), {"mixed": self._loader(task)})
+        loaders, objective = {"mixed": self._loader(task)}, objectives.CrossEntropy("mixed")
+        task.fit(task.model, objective, loaders, self.config.engine(), **self._constraints())
         return task.model
 
     def _classes(self, task: UnlearnTask) -> list[int] | None:

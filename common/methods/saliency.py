@@ -75,11 +75,12 @@ class SalUn(RandomLabel):
         saliency = {name: g.abs() for name, g in tools.summed_gradients(task, batches).items()}
         weights = tools.MaskedWeights(task.model, tools.top_share(saliency, self.config.density))
         with weights.gradients():
-            self._train(
-                task,
+            task.fit(
+                task.model,
                 objectives.CrossEntropy("mixed"),
                 {"mixed": self._loader(task)},
-                after_step=[weights.restore],
+                self.config.engine(),
+                **self._constraints(weights.restore),
             )
         return task.model
 
@@ -149,16 +150,14 @@ class SFRon(AdaptedMethod):
         turns = tools.Interleaved(order, repeat=engine.accumulation)
         batches = total_steps(engine, {"turns": turns}) * engine.accumulation
         objective = tools.AlternatingAscent(turns, batches, alpha=config.alpha, lam=config.lam)
-        weights = tools.MaskedWeights(task.model, self._masks(task))
-        with weights.gradients(lambda: objective.forgetting):
-            self._train(task, objective, {"turns": turns}, config=engine)
-        return task.model
-
-    def _masks(self, task: UnlearnTask) -> dict[str, Any]:
-        size = self.config.batch_size
+        size = config.batch_size
         forget = tools.batch_fisher(task, "forget", batch_size=size)
         retain = tools.batch_fisher(task, "retain", batch_size=size)
-        return {name: forget[name] >= self.config.threshold * retain[name] for name in forget}
+        masks = {name: forget[name] >= config.threshold * retain[name] for name in forget}
+        weights = tools.MaskedWeights(task.model, masks)
+        with weights.gradients(lambda: objective.forgetting):
+            task.fit(task.model, objective, {"turns": turns}, engine, **self._constraints())
+        return task.model
 
 
 class SelectiveSynapticDampening(UnlearningMethod):

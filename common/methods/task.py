@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stable_forgetting.common.objectives.objectives import Objective
     from stable_forgetting.common.train.protocols import (
         AfterStep,
-        EvaluateDuring,
         FitResult,
         ScalarSink,
         Stateful,
@@ -215,10 +214,6 @@ class UnlearnTask:
         return replace(
             telemetry,
             tracker=tracker and _Offset(tracker, before),
-            evaluate_during=evaluate and _shifted(evaluate, before),
+            evaluate_during=evaluate and (lambda model, step: evaluate(model, before + step)),
             component_of=self.family.component_of,
         )
-
-
-def _shifted(evaluate: EvaluateDuring, before: int) -> EvaluateDuring:
-    return lambda model, step: evaluate(model, before + step)

@@ -135,7 +135,10 @@ class ForgetRetain:
 
     def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
         """Logs each part's cross-entropy where its own labels are scored, and each term."""
-        read = [self.views.get(part, _as_it_is)(batches[part]) for part in self.parts]
+        read = [
+            self.views[part](batches[part]) if part in self.views else batches[part]
+            for part in self.parts
+        ]
         logits = joint_logits(forward, read)
         logged: dict[str, Tensor] = {}
         values: dict[str, Tensor] = {}
@@ -173,10 +176,6 @@ def gradient_difference(
         order=("retain", "forget"),
         log_terms=False,
     )
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
 
 
 def _loss(term: Term, value: Tensor, logits: Tensor, batch: Batch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.measure.metric import MetricSpec
@@ -18,10 +18,6 @@ ALL, SOME = 512, 32
 """The most classes that are all asked, and how many of more."""
 
 
-class CeilingConfig(Strict):
-    """There is nothing to set."""
-
-
 class CeilingProbe(Probe):
     """Ceiling of the cross-entropy of a model whose last normalisation and head stay as they are.
 
@@ -32,7 +28,7 @@ class CeilingProbe(Probe):
     """
 
     version = 1
-    Config: ClassVar[type[Strict]] = CeilingConfig
+    Config = Strict
 
     def measure(self, model: nn.Module, benchmark: Benchmark) -> ProbeTable:
         """One row per class: ``ceiling`` reached by ascent and ``bound`` proven, in nats.

@@ -215,17 +215,13 @@ class StageStore:
                 if self.done(kind, key) is None:
                     if not self.folder(kind, key).exists():
                         raise
-                    self._make_way(self.folder(kind, key))
+                    damage = self._set_aside(self.folder(kind, key) / DONE, "is missing")
+                    if not damage.set_aside:  # it lies in the way and is none
+                        raise damage from None
                     publish(temporary, self.folder(kind, key))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(self.scratch(kind, key), ignore_errors=True)
-
-    def _make_way(self, folder: Path) -> None:
-        """Sets aside what lies in a stage's place and is none."""
-        damage = self._set_aside(folder / DONE, "is missing")
-        if not damage.set_aside:
-            raise damage
 
     def sweep(self) -> None:
         """Removes what ended runs left: temporary folders, scratch of complete stages, leases."""

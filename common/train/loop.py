@@ -209,7 +209,9 @@ class TrainingRun:
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
         sums: dict[str, Tensor] = {}
-        with self._micro_batches():
+        several = self.config.accumulation > 1 and self.sharded is None
+        # micro-batches share the effective weights: the last forward precedes the step
+        with reuse_weights(self.model) if several else contextlib.nullcontext():
             for _ in range(self.config.accumulation):
                 with self.accelerator.accumulate(self.prepared):
                     batches = {part: self.loaders[part].next() for part in self.objective.parts}
@@ -223,11 +225,6 @@ class TrainingRun:
             losses = {f"loss/{k}": float(v) / self.config.accumulation for k, v in sums.items()}
             scalars = {**losses, "lr": rate, **self._norms}
         self._after(step, scalars, sync=sync)
-
-    def _micro_batches(self) -> contextlib.AbstractContextManager[None]:
-        """Micro-batches share the effective weights: the last one's forward precedes the step."""
-        several = self.config.accumulation > 1 and self.sharded is None
-        return reuse_weights(self.model) if several else contextlib.nullcontext()
 
     def _update(self, step: int, terms: ObjectiveValue, batches: Mapping[str, Batch]) -> None:
         """The optimizer's step after the last micro-batch; before it, the losses are watched."""

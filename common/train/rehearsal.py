@@ -49,7 +49,9 @@ class Rehearsal(Strict):
             few = self._few(ids)
             if isinstance(source, LabelledSource) and part.startswith("validation"):
                 wanted = source.labels_of(self._few(split.parts["forget"]))
-                few = _with_each(few, ids, source.labels_of(ids), wanted)
+                classes = source.labels_of(ids)
+                firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
+                few = np.unique(np.concatenate([few, *firsts]))
             share = self.samples.get(part, len(ids)) / max(1, len(few))
             parts[part] = few
             stands_for |= dict.fromkeys(few.tolist(), share)
@@ -59,14 +61,6 @@ class Rehearsal(Strict):
         if len(ids) <= self.rows:
             return ids
         return np.concatenate([ids[: self.rows // 2], ids[-(self.rows - self.rows // 2) :]])
-
-
-def _with_each(
-    few: np.ndarray, ids: np.ndarray, classes: np.ndarray, wanted: np.ndarray
-) -> np.ndarray:
-    """``few``, and the first sample of each wanted class that there is, in order."""
-    firsts = [ids[classes == label][:1] for label in np.unique(wanted)]
-    return np.unique(np.concatenate([few, *firsts]))
 
 
 @dataclass(frozen=True)

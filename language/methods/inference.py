@@ -113,21 +113,17 @@ class O3(AdaptedMethod):
         objective = ForgetRetain(Mean(cross_entropy, config.average), None)
         loaders = task.loaders(objective.parts, config)
         loaders["forget"].source = refusing(task)
-        task.fit(
-            gated.model,
-            objective,
-            loaders,
-            config,
-            after_step=self._constraints(),
-            penalty=self._penalties(gated),
-        )
+        constraints = self._constraints()
+        constraints["penalty"] = self._penalties(gated, constraints["penalty"])
+        task.fit(gated.model, objective, loaders, config, **constraints)
         gated.requests.append(self._detector(task, gated))
         return gated
 
-    def _penalties(self, gated: Gated) -> Callable[[nn.Module], Tensor] | None:
+    def _penalties(
+        self, gated: Gated, own: Callable[[nn.Module], Tensor] | None
+    ) -> Callable[[nn.Module], Tensor] | None:
         """What keeps the adapter away from those of earlier requests, and the config's own."""
-        own, stored = self._penalty(), gated.requests
-        earlier: list[Any] = [request.factors for request in stored]
+        earlier: list[Any] = [request.factors for request in gated.requests]
         if not earlier:
             return own
         weight = self.config.orthogonal / gated.config.num_hidden_layers

@@ -19,7 +19,6 @@ from stable_forgetting.common.bounded.attach import (
     adapted_layers,
     attach,
     detach,
-    project_ball_,
 )
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.files import (
@@ -166,36 +165,6 @@ def test_dropout_falls_on_the_adapters_input_alone(phi):
     torch.testing.assert_close(layer(x), base(x) + x @ layer.delta().T)
 
 
-def test_a_killed_run_draws_the_same_dropout_masks_when_resumed(tiny, tmp_path):
-    class Killed(Exception):
-        pass
-
-    def kill(step, total, loss):
-        if step == 5:
-            raise Killed
-
-    source = tiny.Source()
-    config = FitConfig(steps=8, batch_size=8, accumulation=2, lr=1e-2, checkpoint_every=2)
-
-    def go(path, dropout=0.3, **options):
-        model = tiny.net()
-        adapter = AdapterConfig(rank=2, phi="tanh", omega=9.0, mode="split", dropout=dropout)
-        attach(model, MLP, adapter, stream(1))
-        parts = {"forget": [1, 5, 9, 13], "retain": [0, 2, 3, 4, 6]}
-        loaders = {part: tiny.loader(source, ids, 4, part) for part, ids in parts.items()}
-        options |= {"forward": tiny.forward, "seed": 3, "checkpoint": path}
-        try:
-            fit(model, gradient_difference(), loaders, config, **tiny.wired(**options))
-        except Killed:
-            assert path.is_file()
-        return model
-
-    whole, path = go(None), tmp_path / "checkpoint.safetensors"
-    go(path, progress=kill)
-    assert tiny.same(whole, go(path))
-    assert not tiny.same(whole, go(None, dropout=0.0)), "the masks act"
-
-
 @pytest.fixture
 def builds(monkeypatch):
     """The layers whose effective weight was built for a reuse scope, in order."""
@@ -314,14 +283,6 @@ def test_a_damaged_start_is_refused(tiny, tmp_path):
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(meta | {"starts": ["head"]}))
     with pytest.raises(CheckpointError, match="damaged"):
         load_adapter(tiny.net(), tmp_path)
-
-
-def test_a_ball_is_no_certificate_around_a_start(tiny):
-    model = adapted(tiny, phi="sine")
-    layer = model.blocks[0].mlp.fc1
-    layer.set_start_(layer.A, layer.Bt)
-    with pytest.raises(ConfigError, match="start"):
-        project_ball_(model, 0.5)
 
 
 # Merging in low precision ------------------------------------------------------------------------

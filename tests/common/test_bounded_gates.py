@@ -85,18 +85,6 @@ def tensors(phi, mode):
 # Gradients ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("phi", PHIS)
-def test_float64_gradcheck(phi, mode, small_blocks):
-    inputs = [t.requires_grad_() for t in tensors(phi, mode)]
-    assert len(bounded_eager.row_blocks(K, D, 8)) == 2
-
-    def layer(*arguments):
-        return bounded_linear(*arguments, form(phi), **MODES[mode])
-
-    assert torch.autograd.gradcheck(layer, inputs, fast_mode=mode != "full")
-
-
 @pytest.mark.parametrize("phi", PHIS)
 def test_float64_gradcheck_with_dropout(phi, small_blocks):
     """The same mask in every call."""
@@ -111,17 +99,6 @@ def test_float64_gradcheck_with_dropout(phi, small_blocks):
     x = inputs[0].detach()
     plain = bounded_linear(x, *inputs[1:], form(phi), split=True)
     assert not torch.allclose(layer(x, *inputs[1:]), plain), "the mask acts"
-
-
-@pytest.mark.parametrize("phi", BENT)
-def test_gradcheck_of_x_and_bias_with_a_shared_weight(phi, small_blocks):
-    x, weight, bias, A, Bt = tensors(phi, "full")
-    built = build_weight(weight, Update(A, Bt, Bound(phi, OUTER, INNER)), x.dtype)
-
-    def layer(x, bias):
-        return bounded_linear(x, weight, bias, A, Bt, form(phi), built=built)
-
-    assert torch.autograd.gradcheck(layer, (x.requires_grad_(), bias.requires_grad_()))
 
 
 def gradients(function, inputs, upstream=None):

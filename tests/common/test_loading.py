@@ -220,16 +220,6 @@ def test_exclude_true_never_draws_the_truth(source):
     assert any(labels[i] == int(source.labels[i]) for labels in lax for i in range(64))
 
 
-def test_random_labels_are_uniform(source):
-    """Every class about a quarter of the time, also of those with one true label."""
-    members = np.flatnonzero(source.labels.numpy() == 2)
-    inner = Loader(source, members, len(members), stream())
-    loader = RelabelledLoader(inner, members, 4)
-    labels = torch.cat([batch.labels for batch in take(loader, 250)])
-    shares = torch.bincount(labels, minlength=4) / len(labels)
-    assert (shares - 0.25).abs().max() < 0.03
-
-
 def test_members_outside_the_stream_do_no_harm(source):
     inner = Loader(source, np.arange(10), 10, stream())
     batch = RelabelledLoader(inner, np.arange(40, 50), 4).next()

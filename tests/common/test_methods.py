@@ -59,25 +59,6 @@ def unlearn(tiny, source):
 # Access ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_methods_never_touch_what_they_do_not_declare(tiny, unlearn, name):
-    """Every undeclared sample is poisoned: fetching one raises."""
-    split = tiny.split(tiny.Source())
-    access = METHODS[name].info.access
-    forbidden = [i for part, ids in split.parts.items() if part not in access for i in ids]
-    poisoned = tiny.Source(forbidden=forbidden)
-    unlearn(name, source=poisoned)
-    allowed = {int(i) for part in access & set(split.parts) for i in split.parts[part]}
-    assert poisoned.fetched <= allowed
-    assert bool(poisoned.fetched) == bool(allowed)
-
-
-def test_the_poison_works(tiny, unlearn):
-    split = tiny.split(tiny.Source())
-    with pytest.raises(PermissionError, match="poisoned"):
-        unlearn("finetune", source=tiny.Source(forbidden=split.parts["retain"]))
-
-
 def test_declarations_of_the_single_sided_methods():
     declared = {name: METHODS[name].info.access for name in OWN}
     assert declared["original"] == frozenset()

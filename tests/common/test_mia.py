@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from sklearn.svm import SVC
 
 from stable_forgetting.common.base.errors import ConfigError, DataError, Diverged
 from stable_forgetting.common.measure.scores import Scores
@@ -70,45 +69,6 @@ def test_svc_golden(golden, feature):
     assert result.efficacy == pytest.approx(expected["efficacy"])
     assert result.balanced_accuracy == pytest.approx(expected["balanced_accuracy"])
     assert (result.n_members, result.n_nonmembers, result.n_targets) == (60, 60, 40)
-
-
-def lineage_fit(members, nonmembers, attribute):
-    """As the SalUn lineage fits it: every sample, one SVC, member is 1."""
-    x = np.concatenate([getattr(members, attribute), getattr(nonmembers, attribute)])
-    y = np.concatenate([np.ones(len(members)), np.zeros(len(nonmembers))])
-    return SVC(C=3, gamma="auto", kernel="rbf").fit(x.reshape(len(y), -1), y)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("feature", "attribute"),
-    [
-        ("confidence", "probability"),
-        ("correctness", "correct"),
-        ("entropy", "entropy"),
-        ("modified_entropy", "modified_entropy"),
-        ("probs", "probs"),
-    ],
-)
-def test_svc_decides_as_the_lineage_does(seed, feature, attribute):
-    """Saturated confidences repeat, which is what merging equal samples has to survive."""
-    rng = np.random.default_rng(seed)
-
-    def draw(n, mean):
-        labels = rng.integers(0, 6, n)
-        noise = rng.normal(0, 1.5, (n, 6))
-        return scores_from(
-            np.round(noise + rng.normal(mean, 4, (n, 1)) * np.eye(6)[labels]), labels
-        )
-
-    members, nonmembers, targets = draw(300, 12), draw(300, 8), draw(100, 10)
-    result = svc_attack(members, nonmembers, targets, feature)
-    plain = lineage_fit(members, nonmembers, attribute)
-    predicted = plain.predict(getattr(targets, attribute).reshape(len(targets), -1))
-    assert result.efficacy == pytest.approx(100 * (1 - predicted.mean()))
-    inside = plain.predict(getattr(members, attribute).reshape(len(members), -1)).mean()
-    outside = 1 - plain.predict(getattr(nonmembers, attribute).reshape(300, -1)).mean()
-    assert result.balanced_accuracy == pytest.approx(50 * (inside + outside))
 
 
 def test_efficacy_is_the_share_called_nonmember():

@@ -17,7 +17,7 @@ from stable_forgetting.common.train.protocols import Telemetry
 RECIPE = {
     "steps": 60,
     "batch_size": 16,
-    "accumulation": 4,
+    "accumulation": 2,
     "lr": 1e-5,
     "weight_decay": 0.01,
     "schedule": "linear",
@@ -59,7 +59,7 @@ def llama():
 def trained(model, *, look=None, **fields):
     """(matrices before, the model, loss at the start, loss at the end)."""
     before = {n: p.detach().float().clone() for n, p in model.named_parameters() if p.ndim > 1}
-    loader = Loader(Tokens(), torch.arange(64).numpy(), 4, torch.Generator().manual_seed(1))
+    loader = Loader(Tokens(), torch.arange(64).numpy(), 8, torch.Generator().manual_seed(1))
     losses = []
 
     class Sink:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,12 +39,3 @@ def test_an_unknown_name_is_an_attribute_error():
         common.nothing  # noqa: B018
     with pytest.raises(ImportError):
         from stable_forgetting.common import nothing  # noqa: F401
-
-
-def test_registries_and_method_bodies_load_no_torch():
-    light = "METHODS, PHIS, PRESETS, AUDITS, GradientMethod, GradientConfig, Finetune, MethodInfo"
-    code = (
-        f"from stable_forgetting.common import {light}; import sys; print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

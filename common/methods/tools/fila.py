@@ -127,7 +127,9 @@ def weighted_factors(weight: Tensor, rows: Tensor, rank: int, *, balanced: bool 
         raise ConfigError(f"adapter.rank: {rank} is larger than a layer of {tuple(weight.shape)}")
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     _, S, Vh = torch.linalg.svd(rows.to(wide).unsqueeze(1) * wide, full_matrices=False)
-    S, Vh = S[:rank], _signed(Vh[:rank])
+    S, Vh = S[:rank], Vh[:rank]
+    largest = Vh.gather(1, Vh.abs().argmax(1, keepdim=True))  # an SVD leaves the signs open
+    Vh = Vh * torch.where(largest < 0, -1.0, 1.0)
     root = S.sqrt()
     inverse = torch.where(S / S[0] > 1e-7, 1 / root, 0.0)
     A, Bt = wide @ Vh.mT * inverse, root.unsqueeze(1) * Vh
@@ -151,12 +153,6 @@ def published_factors(
         U, S, V = torch.svd_lowrank(rows.cpu().unsqueeze(1) * wide, q=rank)
     left = (1 / (rows.cpu() + damping)).unsqueeze(1) * U * S.sqrt()
     return Factors(left.to(weight.device), (S.sqrt().unsqueeze(1) * V.mT).to(weight.device))
-
-
-def _signed(Vh: Tensor) -> Tensor:
-    """Rows whose largest entry is positive: an SVD leaves their signs open."""
-    largest = Vh.gather(1, Vh.abs().argmax(1, keepdim=True))
-    return Vh * torch.where(largest < 0, -1.0, 1.0)
 
 
 def start_adapters(task: UnlearnTask, config: FilaConfig) -> dict[str, float]:

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from stable_forgetting.common.audits.base import Measure, NotApplicable
-from stable_forgetting.common.audits.boundary import OverUnlearning
 from stable_forgetting.common.audits.recovery import (
     RelearnFromRetain,
     RelearnTime,
@@ -18,6 +17,7 @@ from stable_forgetting.common.audits.recovery import (
 )
 from stable_forgetting.common.audits.representations import (
     LinearProbe,
+    OverUnlearning,
     Prototype,
     collect_features,
     head_layer,
@@ -206,7 +206,7 @@ def test_over_unlearning_of_original_is_zero_and_of_another_is_not(toy):
 
 
 def test_the_signed_step_raises_originals_loss(toy):
-    from stable_forgetting.common.audits.boundary import input_signs, moved
+    from stable_forgetting.common.audits.representations import input_signs, moved
 
     task = toy.task()
     batch = task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
@@ -222,7 +222,7 @@ def test_the_signed_step_raises_originals_loss(toy):
 
 
 def test_tokens_have_no_neighbourhood(toy):
-    from stable_forgetting.common.audits.boundary import input_signs
+    from stable_forgetting.common.audits.representations import input_signs
 
     tokens = Batch(
         {"x": torch.zeros(2, 48, dtype=torch.int64)}, torch.zeros(2).long(), torch.arange(2)

@@ -6,17 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stable_forgetting.common.audits.base import NotApplicable
-from stable_forgetting.common.audits.challenge import (
+from stable_forgetting.common.audits.attacks import (
     EpsilonScore,
+    ULira,
     attack_epsilon,
     epsilon_credit,
     sample_epsilon,
     shown_epsilon,
     threshold_counts,
+    ulira_scores,
 )
+from stable_forgetting.common.audits.base import NotApplicable
 from stable_forgetting.common.audits.populations import KLoM, bin_shares, klom_per_sample
-from stable_forgetting.common.audits.ulira import ULira, ulira_scores
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 
