@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
 from stable_forgetting.benchmarks.pipeline.unlearning import training
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
@@ -30,6 +29,9 @@ from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.train.batched import BatchedTraining, samples_are_independent
 from stable_forgetting.common.train.precision import in_low_precision
 from stable_forgetting.common.train.protocols import Telemetry
+
+if TYPE_CHECKING:
+    from stable_forgetting.benchmarks.pipeline.sweeping import GridSpec
 
 TURNED = math.pi / 2
 """Argument of phi from which a sine turns back."""
