@@ -271,7 +271,7 @@ COMMANDS = {
     "store below a file": (["run", "{good}", "--store", "{good}/runs"], "not a folder"),
     "old executor": (["run", "{good}", "--executor", "ray"], "--workers 1 works in this process"),
     "unknown device": (
-        ["run", "{good}", "--device", "gpu9", "--workers", 1],
+        ["run", "{good}", "--device", "gpu9", "--workers", "1"],
         "--device gpu9: not a device",
     ),
     "unknown stage key": (["run", "{good}", "--stage", "ffffff"], "fits 0 stages of tiny"),

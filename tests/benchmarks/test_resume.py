@@ -61,7 +61,7 @@ def kill_inside(process, store, kind, name, suite):
         while Path(f"/proc/{worker}").exists():
             assert time.monotonic() < limit, "a worker outlived its killed parent"
             time.sleep(0.01)
-    assert len(list((store / "stages").glob(".*"))) == 1
+    assert len(list((store / "stages").glob(f".{kind}-*"))) == 1
     assert StageStore(store).done(kind, stage.key) is None, "too late: the stage was complete"
     assert checkpoint.is_file()
 

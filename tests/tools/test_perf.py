@@ -196,7 +196,7 @@ def test_answers_from_drafts_take_fewer_steps(counts):
 def test_the_tofu_evaluation_asks_for_less_than_a_pass_per_metric(counts):
     job, found = tofu.QUICK_COUNTED, counts["tofu_evaluation"]
     mine, theirs = found[tofu.OURS], found[tofu.NAIVE]
-    assert theirs["forwards"], theirs["tokeniser calls"] == _naive(job)
+    assert (theirs["forwards"], theirs["tokeniser calls"]) == _naive(job)
     assert theirs["decode steps"] == _answered(job) * job.new_tokens
     answers = sum(rows for part, rows in job.parts.items() if part != "holdout")
     assert mine["decode steps"] == -(-answers // 128) * job.new_tokens

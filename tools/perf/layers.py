@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -177,13 +178,9 @@ def layer_runs(models: Mapping[str, nn.Module], x: Tensor, upstream: Tensor) -> 
 
 
 def _layer_case(
-    name: str, d: int, k: int, tokens: int, names: Sequence[str] = NAMES, rank: int = SINE.rank
-) -> tuple[Case, dict[str, nn.Module], Tensor]:
-    """Forward and backward of one layer, the models, and their input."""
-    models = variants_of(linear(d, k), ONE, names, rank)
-    if POLYNOMIAL_CASE in name:
-        models[POLYNOMIAL] = copy.deepcopy(models[OURS_SINE])
-        _within_reach(models)
+    name: str, models: Mapping[str, nn.Module], d: int, k: int, tokens: int, rank: int = SINE.rank
+) -> tuple[Case, Tensor]:
+    """Forward and backward of one layer ``d -> k``, unchecked, and its input."""
     stream = generator(0, "perf", name)
     x = torch.randn(tokens, d, generator=stream).requires_grad_()
     upstream = torch.randn(tokens, k, generator=stream)
@@ -193,15 +190,12 @@ def _layer_case(
         saved = saved_mb(partial(model, x), [x, *model.parameters()])
         counts[key] = {"saved MB": saved, "peak MB": peak_mb(runs[key]), "MFLOP": mflop(runs[key])}
     title = f"one layer {d} -> {k}, {tokens} tokens, r = {rank}: forward and backward"
-    pairs = [pair for pair in PAIRS if set(pair) <= set(names)]
-    return Case(name, title, runs, pairs, {}, counts, "call"), models, x
+    return Case(name, title, runs, PAIRS, {}, counts, "call"), x
 
 
-POLYNOMIAL_CASE = "adapter_wide"
-
-
-def _within_reach(models: Mapping[str, nn.Module]) -> None:
-    """Scales the factors to what the polynomial reaches, and sets both ways of computing."""
+def _with_polynomial(models: dict[str, nn.Module]) -> None:
+    """Adds the polynomial path, and scales all factors to what it reaches."""
+    models[POLYNOMIAL] = copy.deepcopy(models[OURS_SINE])
     for name, mode in ((OURS_SINE, "merged"), (POLYNOMIAL, "polynomial")):
         ((_, layer),) = adapted_layers(models[name])
         layer.config = layer.config.model_copy(update={"mode": mode})
@@ -223,16 +217,13 @@ def _same_results(models: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple
     return {name: (value, 1e-5) for name, value in checks.items()}
 
 
-def _checked(case: Case, checks: Mapping[str, tuple[float, float]]) -> Case:
-    return Case(**{**vars(case), "checks": checks})
-
-
 def adapter_layer(quick: bool) -> Iterator[Case]:
     """Forward and backward of one ``mlp.fc1`` of a small ViT."""
     size = TINY if quick else ViTSize()
-    tokens = size.batch * size.tokens
-    case, models, x = _layer_case("adapter_layer", size.dim, 4 * size.dim, tokens)
-    yield _checked(case, _same_results(models, x))
+    d, k, tokens = size.dim, 4 * size.dim, size.batch * size.tokens
+    models = variants_of(linear(d, k), ONE)
+    case, x = _layer_case("adapter_layer", models, d, k, tokens)
+    yield replace(case, checks=_same_results(models, x))
 
 
 def bounded_layer(quick: bool) -> Iterator[Case]:
@@ -241,9 +232,10 @@ def bounded_layer(quick: bool) -> Iterator[Case]:
     steady = "" if quick or not steady_allocator() else "; steady allocator"
     for name, (k, d, many) in (QUICK_LAYERS if quick else LAYERS).items():
         for tokens in many:
-            case, models, x = _layer_case(f"bounded_{name}_{tokens}", d, k, tokens)
+            models = variants_of(linear(d, k), ONE)
+            case, x = _layer_case(f"bounded_{name}_{tokens}", models, d, k, tokens)
             checks = _same_results(models, x)
-            yield Case(**{**vars(case), "checks": checks, "title": case.title + steady})
+            yield replace(case, checks=checks, title=case.title + steady)
             if tokens >= FORWARD_TOKENS:
                 runs = {key: partial(models[key], x) for key in (OURS_SINE, NAIVE, PEFT)}
                 title = f"{case.title.partition(':')[0]}: forward, graph recorded{steady}"
@@ -255,8 +247,9 @@ def bounded_layer(quick: bool) -> Iterator[Case]:
 def adapter_wide(quick: bool) -> Iterator[Case]:
     """Forward and backward of wide layers: the exact path, the polynomial one, PEFT's LoRA."""
     for d, k, rank in ((16, 24, 2),) if quick else WIDE:
-        names = (OURS_SINE, PEFT, FROZEN)
-        case, models, x = _layer_case(POLYNOMIAL_CASE, d, k, 4 if quick else 512, names, rank)
+        models = variants_of(linear(d, k), ONE, (OURS_SINE, PEFT, FROZEN), rank)
+        _with_polynomial(models)
+        case, x = _layer_case("adapter_wide", models, d, k, 4 if quick else 512, rank)
         with torch.no_grad():
             exact, made, base = (models[name](x) for name in (OURS_SINE, POLYNOMIAL, FROZEN))
         ((_, layer),) = adapted_layers(models[POLYNOMIAL])
@@ -264,8 +257,7 @@ def adapter_wide(quick: bool) -> Iterator[Case]:
         assert fitted is not None, "the factors are within the polynomial's reach"
         check = (apart(made - base, exact - base), fitted.error)
         pairs = [(POLYNOMIAL, PEFT), (OURS_SINE, PEFT), (PEFT, FROZEN)]
-        checks = {"polynomial = exact update (rel.)": check}
-        yield Case(**{**vars(case), "checks": checks, "pairs": pairs})
+        yield replace(case, checks={"polynomial = exact update (rel.)": check}, pairs=pairs)
 
 
 def steady_allocator() -> bool:
