@@ -17,8 +17,8 @@ from stable_forgetting.vision.data.source import ImageSource
 
 OWN = [name for name in METHODS.names() if name not in {*VARIANTS, "fisher"}]
 OWN += ["gd_sine", "gd_relu", "loku"]
-"""Methods with a class of their own, but for one: torch's batching rules squeeze its tensors in place,
-which no wrapper can follow.  Of those that are another method through an adapter a few."""
+"""Methods with a class of their own, but for one: torch's batching rules squeeze its tensors in
+place, which no wrapper can follow.  Of those that are another method through an adapter a few."""
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
 
 
