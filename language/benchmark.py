@@ -47,10 +47,10 @@ from stable_forgetting.language.models.families import (
     family_of,
     tiny_family,
 )
-from stable_forgetting.language.models.layers import family_in
 from stable_forgetting.language.models.sizes import (
     count_targets,
     countable,
+    family_in,
     model_type_of,
     sizes_of,
 )

@@ -44,7 +44,7 @@ from stable_forgetting.language.data.templates import chat_template, make_templa
 from stable_forgetting.language.measure.scoring import score_parts
 from stable_forgetting.language.models.causal import CausalModels
 from stable_forgetting.language.models.families import CausalFamily
-from stable_forgetting.language.models.layers import family_in
+from stable_forgetting.language.models.sizes import family_in
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 LONGEST = 1024

@@ -17,7 +17,7 @@ from stable_forgetting.common.methods.task import UnlearnTask
 from stable_forgetting.common.methods.task_vector import PUBLISHED, ReinforcedConfig, reinforce
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.language.methods.refusals import refusing
-from stable_forgetting.language.models.layers import family_in
+from stable_forgetting.language.models.sizes import family_in
 
 if TYPE_CHECKING:
     import torch

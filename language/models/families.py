@@ -47,7 +47,7 @@ class CausalFamily:
     Attributes:
         model_type: Its name in transformers.
         mlp: Patterns of the module names of its MLPs' linear layers; where a row has none, they are
-            read from the model (:mod:`language.models.layers`).
+            read from the model (:mod:`language.models.sizes`).
         attention: The same of its attention.
         layers: Patterns of all linear layers of its blocks, where they were read.
         head: Patterns of the parameter names of the output layer.

@@ -27,8 +27,7 @@ from stable_forgetting.language.data.tokenizers import train_tokenizer
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
 from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
-from stable_forgetting.language.models.layers import completed, linear_layers
-from stable_forgetting.language.models.sizes import count_targets
+from stable_forgetting.language.models.sizes import completed, count_targets, linear_layers
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 
 KINDS = ("gpt_neo", "phi", "llama")
