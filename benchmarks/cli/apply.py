@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from stable_forgetting.benchmarks.apply import Conversion, convert, forget
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     Device,
@@ -17,6 +18,8 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.benchmarks.cli.progress import StepBar
+from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.methods.base import ALIASES
 
@@ -153,10 +156,6 @@ def apply(order: Order, plugin: Plugins = None) -> None:
 
 
 def _apply(order: Order) -> None:
-    from stable_forgetting.benchmarks.apply import forget
-    from stable_forgetting.benchmarks.cli.progress import StepBar
-    from stable_forgetting.benchmarks.report.terminal import show
-
     options = dict(vars(order))
     strict = options.pop("strict")
     del options["convert"], options["label_names"]
@@ -179,8 +178,6 @@ def _apply(order: Order) -> None:
 
 def _convert(order: Order) -> None:
     """Makes a folder for --model of pickled weights."""
-    from stable_forgetting.benchmarks.apply import Conversion, convert
-
     assert order.convert is not None
     names = tuple(filter(None, (order.label_names or "").split(",")))
     options = {key: getattr(order, key) for key in ("out", "arch", "image_size")}

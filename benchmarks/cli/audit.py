@@ -7,29 +7,39 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
+from stable_forgetting.benchmarks.audits.derive import AuditReport
+from stable_forgetting.benchmarks.audits.plan import (
+    AuditPlanner,
+    Shadows,
+    stream_plan,
+    suite_of_record,
+)
+from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
+from stable_forgetting.benchmarks.cli.report import show_shipped
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.common.audits import AUDITS, make_audit
+from stable_forgetting.common.audits.base import TIERS, Audit, ModelAudit, PopulationAudit
+from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.config import apply_overrides
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError, DataError
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.audits.cost import Cost
-    from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows
-    from stable_forgetting.common.audits.base import Audit
-    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,6 @@ class ShadowOptions:
 
     def population(self) -> Shadows | None:
         """The shadows to train; None without any."""
-        from stable_forgetting.benchmarks.audits.plan import Shadows
-
         if self.design not in ("fixed", "halves"):
             raise ConfigError(f"--design {self.design}: choose fixed or halves")
         if self.shadows == 0:
@@ -103,8 +111,6 @@ def audit(
         return
     if suite is None:
         raise ConfigError("audit: give a suite, or --list")
-    from stable_forgetting.benchmarks.audits.plan import AuditPlanner
-    from stable_forgetting.benchmarks.cli.report import show_shipped
 
     resolved, store = _target(suite, machine.store, selection)
     chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
@@ -126,11 +132,6 @@ def audit(
 
 def _list(only: str | None) -> None:
     """Every audit with its tier, formula and source."""
-    from rich.markup import escape
-
-    from stable_forgetting.common.audits import AUDITS
-    from stable_forgetting.common.audits.base import TIERS
-
     names = only.split(",") if only else AUDITS.names()
     for name in names:
         cls = AUDITS[name.strip()]
@@ -153,10 +154,6 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     Raises:
         ConfigError: An unknown audit or setting.
     """
-    from stable_forgetting.common.audits import AUDITS, make_audit
-    from stable_forgetting.common.audits.base import ModelAudit
-    from stable_forgetting.common.audits.sequential import Sequential
-
     classes = {name: AUDITS[name] for name in AUDITS.names()}
     if audits is not None:
         names = [name.strip() for name in audits.split(",")]
@@ -174,8 +171,6 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
 
 def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
     """Refuses trainings that no chosen audit would read; seeds may share one population."""
-    from stable_forgetting.common.audits.base import PopulationAudit
-
     count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
     least = {
         name: audit.least[design]
@@ -195,9 +190,6 @@ def _target(suite: str, store: Path, selection: Selection) -> tuple[ResolvedSuit
     path = Path(suite)
     if path.suffix != ".json":
         return selection.suite(suite, store), store
-    from stable_forgetting.benchmarks.audits.plan import suite_of_record
-    from stable_forgetting.common.base.errors import DataError
-    from stable_forgetting.common.store.records import RunRecord
 
     if selection.set_ or selection.seeds or selection.only:
         raise ConfigError("--set, --seeds and --only go with a suite, not with a record")
@@ -222,9 +214,6 @@ def _work(
     how: tuple[Runtime, Pool, Executor],
 ) -> dict[str, str]:
     """Runs the stages that are missing; returns what failed."""
-    from stable_forgetting.benchmarks.audits.plan import stream_plan
-    from stable_forgetting.common.audits.sequential import Sequential
-
     streams = [a.config.requests for a in audits.values() if isinstance(a, Sequential)]
     plans = [stream_plan(planner, count) for count in streams]
     plans += [] if shadows is None else [planner.shadow_plan(shadows)]
@@ -242,10 +231,8 @@ def _work(
     return _run(probes, how) if probes.results else {}
 
 
-def _run(plan: Plan, where: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
-    from stable_forgetting.benchmarks.pipeline.schedule import run_suite
-
-    runtime, pool, executor = where
+def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
+    runtime, pool, executor = how
     with watching(f"{plan.suite.name} audits", runtime, pool) as display:
         execution = run_suite(
             plan.suite,
@@ -259,8 +246,6 @@ def _run(plan: Plan, where: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
 
 
 def _print_cost(planner: AuditPlanner, plan: Plan) -> None:
-    from stable_forgetting.benchmarks.audits.cost import costs, time_line
-
     priced = costs(plan, planner.store, list(planner.base.stages()))
     open_ = [f"{x}: its tuning is not finished: left out" for x in dict.fromkeys(plan.waiting)]
     heads = ["stages", "planned", "missing", "length of one", "about", "disk"]
@@ -276,9 +261,6 @@ def _cost_row(cost: Cost) -> list[str]:
 
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
-    from stable_forgetting.benchmarks.audits.derive import AuditReport
-    from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
-
     plan = planner.report_plan(audits, shadows)
     tables = AuditReport(planner.suite, planner.store, audits, plan).tables()
     show(console, sections(tables))

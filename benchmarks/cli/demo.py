@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,17 +27,16 @@ from stable_forgetting.benchmarks.cli.options import (
 )
 from stable_forgetting.benchmarks.cli.run import short_path, show_board
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
-from stable_forgetting.benchmarks.leaderboard.samples import PAGE
-from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.run import execute
+from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
+from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
+from stable_forgetting.benchmarks.report.section import Sample, Section, Table, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-    from stable_forgetting.benchmarks.leaderboard.samples import Sample
-    from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.protocol.benchmark import Runtime
 
 IMAGES, PAGE_IMAGES = 6, 100
 TEXTS, PAGE_TEXTS = 3, 12
@@ -55,8 +54,6 @@ def demo(
     threads: Threads = 1,
 ) -> None:
     """Real digits and invented authors: two leaderboards, and what each model still knows."""
-    from stable_forgetting.benchmarks.leaderboard.run import execute
-
     started = time.monotonic()
     runtime, pool = Machine(store, device="cpu", threads=threads).runtime(), Pool(workers)
     suites = _all_suites(store) if full else _few_suites(store)
@@ -100,8 +97,6 @@ def _show_brief(
     board: Leaderboard, runtime: Runtime, methods: tuple[str, str], *, whole: bool
 ) -> None:
     """Prints the table of a suite, and samples of some rows where all of it worked."""
-    from stable_forgetting.benchmarks.leaderboard.samples import write_samples
-
     suite = board.suite
     show(console, [brief_section(board)])
     if board.complete and whole:
@@ -118,8 +113,6 @@ def only(sample: Sample, rows: Sequence[str]) -> Sample:
 
 def brief_section(board: Leaderboard) -> Section:
     """The narrow table of a leaderboard; marks that these seeds cannot show are said once."""
-    from stable_forgetting.benchmarks.leaderboard.tables import narrow_table
-
     spec, content = board.suite.spec, narrow_table(board)
     methods = [row for row in board.rows if row.method not in REFERENCES]
     words = {row.verdict.word for row in methods if row.verdict}

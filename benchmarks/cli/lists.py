@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from stable_forgetting.benchmarks.cli.options import console
@@ -39,18 +38,8 @@ WIDEST = 120
 LISTS = ("methods", "suites", "sweeps", "benchmarks")
 
 
-@dataclass(frozen=True)
-class Family:
-    """Suites that are listed in one line.
-
-    Attributes:
-        stem: The words that all names begin with.
-        gpu: Whether they need a GPU.
-    """
-
-    stem: str
-    names: tuple[str, ...]
-    gpu: bool
+Family = tuple[str, list[str], bool]
+"""The words that the names of some suites begin with, the names, and whether they need a GPU."""
 
 
 def show_lists(what: str | None, words: str | None, store: Path) -> None:
@@ -69,29 +58,20 @@ def show_lists(what: str | None, words: str | None, store: Path) -> None:
         [name, "as its suites", _time(of, store), ", ".join(of)]
         for name, of in suite_groups().items()
     ]
-    of_grids = [[name, title] for name, title in sweeps().items()]
-    registered = {"methods": METHODS, "benchmarks": BENCHMARKS}
-    for name, title, heads, rows in (
+    methods, known = ([[e.name, e.summary] for e in every] for every in (METHODS, BENCHMARKS))
+    crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
+    heads = ["name", "what it is"]
+    for name, title, own, rows in (
         ("suites", "Suites", ["suite", "needs", "time", "what it measures"], suites),
-        ("sweeps", "Sweeps", ["suite", "what it asks"], of_grids),
-        *(
-            (
-                name,
-                name.capitalize(),
-                ["name", "what it is"],
-                [[e.name, e.summary] for e in entries],
-            )
-            for name, entries in registered.items()
-        ),
+        ("sweeps", "Sweeps", ["suite", "what it asks"], [[*each] for each in sweeps().items()]),
+        ("methods", "Methods", heads, methods),
+        ("benchmarks", "Benchmarks", heads, known),
+        ("methods", "Any method with an adapter, through", ["name", "what is trained"], crossed),
     ):
         if what in (None, name):
-            _show_found(title, heads, rows, words)
-        if name == "suites" and what in (None, name):
+            _show_found(title, own, rows, words)
+        if title == "Suites" and what in (None, name):
             console.print(TIMES, style="dim", highlight=False)
-    if what in (None, "methods"):
-        crossed = [[f"METHOD_{name}", preset.through] for name, preset in PRESETS.items()]
-        heads = ["name", "what is trained"]
-        _show_found("Any method with an adapter, through", heads, crossed, words)
 
 
 def _show_found(title: str, heads: list[str], rows: list[list[str]], words: str | None) -> None:
@@ -107,9 +87,9 @@ def _show_families(store: Path) -> None:
     """Every family of suites in a line, what runs here first; then the sweeps."""
     for title, families in families_of(suite_names()).items():
         console.print(f"[bold]{title}[/bold]", highlight=False)
-        for family in families:
-            time = "needs a GPU" if family.gpu else _times(family.names, store)
-            line = f"  {family.stem:28} {time:>13}  {_about(family)}"
+        for stem, members, gpu in families:
+            time = "needs a GPU" if gpu else _times(members, store)
+            line = f"  {stem:28} {time:>13}  {_about(stem, members)}"
             console.print(_cut(line), highlight=False, markup=False)
     for head, names in (
         ("Several at once:", suite_groups()),
@@ -138,11 +118,11 @@ def _times(names: Sequence[str], store: Path) -> str:
     return f"{number if most.endswith(unit) else least} to {most}"
 
 
-def _about(family: Family) -> str:
+def _about(stem: str, members: Sequence[str]) -> str:
     """The title of a suite that is alone; what the names of several add to their stem."""
-    if len(family.names) == 1:
-        return str(read_suite(family.names[0])[1].get("title", ""))
-    added = [name.removeprefix(family.stem) for name in family.names]
+    if len(members) == 1:
+        return str(read_suite(members[0])[1].get("title", ""))
+    added = [name.removeprefix(stem) for name in members]
     own = "itself, " if "" in added else ""
     return f"{len(added)}: {own}{', '.join(filter(None, added))}"
 
@@ -167,20 +147,13 @@ def families_of(names: Sequence[str]) -> dict[str, list[Family]]:
         groups.setdefault(title, {}).setdefault(("a GPU" in needed, family), []).append(name)
     order = [title for title in dict.fromkeys((START, *GROUPS.values(), OTHERS)) if title in groups]
     return {
-        title: [
-            Family(stem_of(members), tuple(members), gpu)
-            for (gpu, _), members in sorted(groups[title].items())
-        ]
+        title: [(_stem(own), own, gpu) for (gpu, _), own in sorted(groups[title].items())]
         for title in order
     }
 
 
-def stem_of(names: Sequence[str]) -> str:
-    """The words that all names begin with.
-
-    Args:
-        names: One or more, their words joined by hyphens.
-    """
+def _stem(names: Sequence[str]) -> str:
+    """The words that all names begin with."""
     columns = zip(*(name.split("-") for name in names), strict=False)
     same = itertools.takewhile(lambda words: len({*words}) == 1, columns)
     return "-".join(words[0] for words in same)

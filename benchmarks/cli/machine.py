@@ -18,6 +18,8 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.benchmarks.machine.doctor import examine
+from stable_forgetting.benchmarks.paper.report import FINDINGS, finding_section, read_findings
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
@@ -54,8 +56,6 @@ def check(
 @command("unlearn doctor", "unlearn doctor --data-root data")
 def doctor(store: Store = STORE, data_root: DataRoot = None) -> None:
     """Check packages, device, disk, data and network, and say how to mend each."""
-    from stable_forgetting.benchmarks.machine.doctor import examine
-
     marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
     findings = examine(store=store, data_root=data_root)
     for finding in findings:
@@ -104,8 +104,6 @@ def verify(
 
 
 def _verify_paper(form: str) -> None:
-    from stable_forgetting.benchmarks.paper.report import FINDINGS, finding_section, read_findings
-
     if form not in ("text", "csv", "json"):
         raise ConfigError(f"verify paper --format {form}: choose text, csv or json")
     if form == "text":

@@ -7,16 +7,18 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from stable_forgetting.benchmarks.suite.remembered import remembered
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.suite import suite_groups
 from stable_forgetting.common.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-    from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.base.registry import load_plugins
+from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.common.store.stages import check_writable
 
 
 def _prepare_streams() -> None:
@@ -64,16 +66,11 @@ class Selection:
 
     def suite(self, name: str, store: Path) -> ResolvedSuite:
         """The suite of a command line; one that was run under a name of its own is in the store."""
-        from stable_forgetting.benchmarks.suite.remembered import remembered
-        from stable_forgetting.benchmarks.suite.resolve import load_suite
-
         file = remembered(name, store)
         return load_suite(file, self.set_ or (), seeds=self.numbers, only=self.rows)
 
     def suites(self, name: str, store: Path) -> list[ResolvedSuite]:
         """The suite of a command line, or all suites of a group."""
-        from stable_forgetting.benchmarks.suite.suite import suite_groups
-
         return [self.suite(each, store) for each in suite_groups().get(name, [name])]
 
     @property
@@ -102,9 +99,6 @@ class Machine:
 
     def runtime(self, store: Path | None = None) -> Runtime:
         """The runtime of these options, checked; ``store`` replaces theirs."""
-        from stable_forgetting.common.protocol.benchmark import Runtime
-        from stable_forgetting.common.store.stages import check_writable
-
         store = store or self.store
         if self.data_root is not None and not self.data_root.is_dir():
             raise ConfigError(f"--data-root {self.data_root}: no such folder")
@@ -129,7 +123,6 @@ class Pool:
 def register_all(plugins: list[str] | None) -> None:
     """Registers what is built in, installed, and given as files."""
     from stable_forgetting import benchmarks  # noqa: F401 - registers
-    from stable_forgetting.common.base.registry import load_plugins
 
     load_plugins(plugins or ())
 

@@ -8,10 +8,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from stable_forgetting.benchmarks.apply.evaluate import (
+    Evaluation,
+    measure,
+    probed,
+    read_given,
+    text_probe,
+)
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     DataRoot,
@@ -22,12 +29,14 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.benchmarks.report.files import json_text
+from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.config import apply_overrides, canonical
 from stable_forgetting.common.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.apply.evaluate import Evaluation
-    from stable_forgetting.language.probes.base import TextProbe
+from stable_forgetting.common.base.seeding import make_deterministic
+from stable_forgetting.common.protocol.probe import PROBES, make_probe
+from stable_forgetting.language.probes.base import TextProbe
+from stable_forgetting.language.probes.lm_eval import TASKS
 
 FORMATS = ("table", "csv", "json")
 
@@ -59,10 +68,6 @@ class Wanted:
         Raises:
             ConfigError: A probe, a setting or a task is not known.
         """
-        from stable_forgetting.benchmarks.apply.evaluate import text_probe
-        from stable_forgetting.common.protocol.probe import PROBES, make_probe
-        from stable_forgetting.language.probes.lm_eval import TASKS
-
         tasks = None if self.tasks is None else [t.strip() for t in self.tasks.split(",")]
         usual = "lm_eval" if set(tasks or ()) - set(TASKS) else "reasoning"
         names = list(dict.fromkeys(self.probe or [usual]))
@@ -112,10 +117,6 @@ def probe(
         raise ConfigError(f"--data-root {data_root}: no such folder")
     register_all(plugin)
     probes = wanted.probes(data_root)
-    from stable_forgetting.benchmarks.apply.evaluate import measure, probed, read_given
-    from stable_forgetting.benchmarks.report.files import json_text
-    from stable_forgetting.benchmarks.report.terminal import show
-    from stable_forgetting.common.base.seeding import make_deterministic
 
     make_deterministic(threads)
     asked = probed(read_given(model), data_root=data_root, device=device)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,18 +18,22 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     error_console,
 )
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
+from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.write import FORMATS
+from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.report import html, tex
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_report
 from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.sharing.records import board_of, read_records
 from stable_forgetting.benchmarks.suite.reading import suite_version
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 
 MADE = {"html": html.write, "tex": tex.write}
 """Formats that are made of a shipped report's Markdown."""
@@ -66,8 +70,6 @@ def report(
 
     If there are no records, the report that comes with the project is shown.
     """
-    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
-
     if format_ not in ("table", *FORMATS):
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
     if (suite is None) == (records is None):
@@ -77,8 +79,6 @@ def report(
             raise ConfigError("report --watch: give a suite; a file of records does not change")
         _watch(selection.suite(suite, store), store, port)
     elif records is not None:
-        from stable_forgetting.benchmarks.sharing.records import board_of, read_records
-
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
         for resolved in selection.suites(str(suite), store):
@@ -89,8 +89,6 @@ def report(
 
 def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
     """Serves the page of a run until the user ends it."""
-    from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
-
     with serve(suite, StageStore(store), port) as server:
         console.print(f"{suite.name}: http://{HOST}:{server.server_port}", highlight=False)
         console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
@@ -99,8 +97,6 @@ def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
 
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-
     board = make_leaderboard(suite, StageStore(store))
     missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
     if board.records:
@@ -112,10 +108,6 @@ def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
 
 
 def _print(board: Leaderboard, form: str) -> None:
-    from stable_forgetting.benchmarks.leaderboard.report import sections
-    from stable_forgetting.benchmarks.leaderboard.write import FORMATS
-    from stable_forgetting.benchmarks.paper.report import published_sections
-
     if form == "table":
         show(console, sections(board) + published_sections(board.suite.spec.published))
     else:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from stable_forgetting.benchmarks.audits.cost import costs, time_line
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import (
     STORE,
@@ -20,21 +21,32 @@ from stable_forgetting.benchmarks.cli.options import (
     Store,
     console,
 )
+from stable_forgetting.benchmarks.cli.progress import StepBar
+from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
+from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.run import execute
+from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
+from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
+from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.runner import run_stage
+from stable_forgetting.benchmarks.pipeline.schedule import events_folder
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.sweeps.report import grid_section
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
 SECONDS = 0.5
 """Known time from which a plan says how long it takes."""
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 @command(
@@ -49,19 +61,12 @@ def plan(
     keys: Annotated[bool, typer.Option("--keys", help="List every stage with its key.")] = False,
 ) -> None:
     """Print which stages a suite needs, which are stored, and their cost on a GPU (derived)."""
-    from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
-
     resolved, stages = selection.suite(suite, store), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
     show(console, estimate_sections(estimates(resolved)))
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
-    from stable_forgetting.benchmarks.audits.cost import costs, time_line
-    from stable_forgetting.benchmarks.leaderboard.tuning import skipped_lines
-    from stable_forgetting.benchmarks.sweeps.report import grid_section
-
     suite, stages = planned.suite, list(planned.stages())
     done = {stage.key for stage in stages if store.done(stage.kind, stage.key) is not None}
     listed = [
@@ -173,8 +178,6 @@ def run(
         raise ConfigError(f"{' and '.join(given)} do not go together; keep one")
     if way.record is not None and not way.rehearse:
         raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
-    from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
-    from stable_forgetting.benchmarks.leaderboard.run import execute
 
     if way.rehearse:
         chosen = {name for name in context.params if _is_given(context, name)}
@@ -202,12 +205,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> None:
-    from stable_forgetting.benchmarks.cli.progress import StepBar
-    from stable_forgetting.benchmarks.pipeline.executors import prepare_worker
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
-    from stable_forgetting.benchmarks.pipeline.runner import run_stage
-    from stable_forgetting.benchmarks.pipeline.schedule import events_folder
-
     resolved, runtime = selection.suite(suite, machine.store), machine.runtime()
     stages = list(make_plan(resolved, StageStore(runtime.store)).stages())
     hits = [stage for stage in stages if stage.key.startswith(key)]
@@ -225,8 +222,6 @@ def _run_stage(suite: str, key: str, selection: Selection, machine: Machine) -> 
 
 
 def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Runtime) -> None:
-    from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
-
     if not processes.is_main():
         return
     count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
@@ -235,9 +230,6 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:
     """Prints a board, and where everything was written; writes the page of samples if asked."""
-    from stable_forgetting.benchmarks.leaderboard.report import sections
-    from stable_forgetting.benchmarks.leaderboard.samples import PAGE, write_samples
-
     show(console, sections(board))
     if samples and processes.is_main():
         write_samples(board, runtime)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,10 +13,8 @@ from stable_forgetting.benchmarks.cli.progress import Display
 from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import plugin_files
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.protocol.benchmark import Runtime
 
 
 def executing(runtime: Runtime, pool: Pool) -> AbstractContextManager[Executor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,14 +18,17 @@ from stable_forgetting.benchmarks.cli.options import (
     console,
     register_all,
 )
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.section import Section
+from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.report.terminal import show
+from stable_forgetting.benchmarks.sharing.bundle import write_bundle
+from stable_forgetting.benchmarks.sharing.site import write_site
+from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 
 GIVEN = (
     "Two results: each a suite, STORE:SUITE, file of records, bundle, or folder of results. Or "
@@ -78,24 +81,22 @@ def compare(
 
 def _compare_results(first: str, second: str, selection: Selection, store: Path, form: str) -> None:
     from stable_forgetting.benchmarks.sharing import compare as job
-    from stable_forgetting.benchmarks.sharing.results import read_results
 
     _check_format(form, "csv")
 
     def board(suite: str, own: Path | None) -> Leaderboard | None:
         return read_board(selection, suite, own or store)
 
-    comparison = job.compare(read_results(first, board), read_results(second, board))
+    one, other = job.read_results(first, board), job.read_results(second, board)
+    differences, unpaired = job.compare(one, other)
     if form == "csv":
-        sys.stdout.write(job.to_csv(comparison))
+        sys.stdout.write(job.to_csv(one, other, differences))
     else:
-        _put(job.sections(comparison), form)
+        _put(job.sections(one, other, differences, unpaired), form)
 
 
 def _compare_rows(pairs: Sequence[str], words: str, store: Path, form: str) -> None:
-    from stable_forgetting.benchmarks.report.shipped import RESULTS
     from stable_forgetting.benchmarks.sharing import versus as job
-    from stable_forgetting.benchmarks.sharing.versus_picture import picture
 
     _check_format(form, "csv", "svg")
     asked = [_two(pair) for pair in pairs] or job.CLAIMS
@@ -134,8 +135,6 @@ def _put(sections: list[Section], form: str) -> None:
 
 def read_board(selection: Selection, suite: str, store: Path) -> Leaderboard | None:
     """The leaderboard of a store; None where it has no record of the suite."""
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-
     board = make_leaderboard(selection.suite(suite, store), StageStore(store))
     return board if board.records else None
 
@@ -152,8 +151,6 @@ def submit(
     It holds configs, digests, numbers per sample and the environment. It holds no text, image or
     weight.
     """
-    from stable_forgetting.benchmarks.sharing.bundle import write_bundle
-
     board = read_board(selection, suite, store)
     if board is None:
         raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
@@ -182,8 +179,6 @@ def site(
 
     Its pages load nothing from elsewhere and need no web server.
     """
-    from stable_forgetting.benchmarks.sharing.site import write_site
-
     register_all(plugin)
     pages = write_site(out, submissions, store)
     console.print(f"{len(pages)} pages; open {out}/index.html", highlight=False)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -18,6 +18,11 @@ from rich.markup import escape
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.lists import LISTS, show_lists, show_words
 from stable_forgetting.benchmarks.cli.options import STORE, Plugins, Store, console, register_all
+from stable_forgetting.benchmarks.costs.bounded import LayerCosts, layer_costs, sections
+from stable_forgetting.benchmarks.leaderboard.tuning import sources
+from stable_forgetting.benchmarks.machine.glossary import glossary, sections_of
+from stable_forgetting.benchmarks.paper.coverage import coverage_section
+from stable_forgetting.benchmarks.paper.report import published_sections
 from stable_forgetting.benchmarks.report.cells import settings
 from stable_forgetting.benchmarks.report.terminal import show as show_sections
 from stable_forgetting.benchmarks.suite.reading import read_suite
@@ -37,6 +42,25 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.methods.base import ALIASES
 
 
+@dataclass(frozen=True)
+class Layer:
+    """Of what bounded layers the costs are shown."""
+
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
+    ] = None
+    rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8
+    tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096
+    placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp"
+
+    def costs(self) -> LayerCosts | None:
+        """The costs; None without a model."""
+        if self.plan is None:
+            return None
+        sizes = {"rank": self.rank, "tokens": self.tokens}
+        return layer_costs(self.plan, placement=self.placement, **sizes)
+
+
 @command(
     "unlearn show",
     "unlearn show methods",
@@ -51,6 +75,7 @@ from stable_forgetting.common.methods.base import ALIASES
     "unlearn show bounded --plan llama-2-7b --rank 8 --tokens 4096",
 )
 def show(
+    layer: Layer,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -65,12 +90,6 @@ def show(
         bool, typer.Option("--paper", help="Of suites: each table and figure of the paper.")
     ] = False,
     store: Store = STORE,
-    plan: Annotated[
-        str | None, typer.Option("--plan", help="Model whose costs with bounded layers to show.")
-    ] = None,
-    rank: Annotated[int, typer.Option(help="Rank of --plan.", min=1)] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens per forward of --plan.", min=1)] = 4096,
-    placement: Annotated[str, typer.Option(help="Of --plan: mlp, attention or all.")] = "mlp",
     resolved: Annotated[
         bool, typer.Option("--resolved", help="For a suite: what each row runs, as a table.")
     ] = False,
@@ -83,20 +102,31 @@ def show(
 
     Of a method: formula, source and defaults. Of a suite: what it says. bounded: the bounded layer.
     """
-    options = {"--plan": plan, "--resolved": resolved, "--published": published}
+    options = {"--plan": layer.plan, "--resolved": resolved, "--published": published}
     lists = {"--filter": words, "--paper": paper}
     if name is None or name in LISTS:
         _refuse(name, options, "name one suite or method, or bounded")
         register_all(plugin)
-        _show_lists(name, words, paper, store)
+        if paper and name != "suites":
+            raise ConfigError("show --paper: suites measure the paper: show suites --paper")
+        if paper:
+            show_sections(console, [coverage_section()])
+        else:
+            show_lists(name, words, store)
         return
     _refuse(name, lists, f"only lists have it: {', '.join(LISTS)}")
     register_all(plugin)
     name = ALIASES.get(name.lower(), name)
     if name == "bounded":
-        _show_bounded(plan, rank, tokens, placement)
+        show_sections(console, sections(layer.costs()))
         return
-    _refuse(name, {"--plan": plan}, f"only the layer has one: show bounded --plan {plan}")
+    _refuse(
+        name, {"--plan": layer.plan}, f"only the layer has one: show bounded --plan {layer.plan}"
+    )
+    _show_one(name, resolved=resolved, published=published)
+
+
+def _show_one(name: str, *, resolved: bool, published: bool) -> None:
     is_suite = name in (*suite_names(), *sweeps()) or name.endswith((".yaml", ".yml"))
     if is_suite:
         path = find_suite(name)
@@ -104,9 +134,10 @@ def show(
             raise ConfigError(f"{path}: no such file")
         (show_resolved if resolved else show_published if published else show_suite)(name)
         return
-    _refuse(name, options, "only a suite has rows; name one")
+    rows = {"--resolved": resolved, "--published": published}
+    _refuse(name, rows, "only a suite has rows; name one")
     if name == "metrics":
-        _show_glossary()
+        show_sections(console, glossary())
     elif name in METHODS:
         show_method(name)
     elif name in BENCHMARKS:
@@ -126,55 +157,21 @@ def _refuse(name: str | None, options: Mapping[str, object], mend: str) -> None:
             raise ConfigError(f"show {name or ''} {option}: {mend}".replace("  ", " "))
 
 
-def _show_lists(name: str | None, words: str | None, paper: bool, store: Path) -> None:
-    if not paper:
-        show_lists(name, words, store)
-        return
-    from stable_forgetting.benchmarks.paper.coverage import coverage_section
-
-    if name != "suites":
-        raise ConfigError("show --paper: suites measure the paper: show suites --paper")
-    show_sections(console, [coverage_section()])
-
-
-def _show_glossary() -> None:
-    from stable_forgetting.benchmarks.machine.glossary import glossary
-
-    show_sections(console, glossary())
-
-
 def show_metric(name: str) -> None:
     """What a column of a table is, wherever one is called so.
 
     Raises:
         ConfigError: Nothing is called so.
     """
-    from stable_forgetting.benchmarks.machine.glossary import sections_of
-
     found = sections_of(name)
     if not found:
-        names = [
-            *LISTS,
-            *METHODS.names(),
-            *suite_names(),
-            *BENCHMARKS.names(),
-            "bounded",
-            "metrics",
-        ]
-        hint = close_to(name, [*names, *ALIASES])
+        known = [*METHODS.names(), *ALIASES, *suite_names(), *BENCHMARKS.names(), *LISTS]
+        hint = close_to(name, [*known, "bounded", "metrics"])
         raise ConfigError(
             f"nothing is called '{name}'{hint}; see: unlearn show, or of columns: unlearn show "
             "metrics"
         )
     show_sections(console, found)
-
-
-def _show_bounded(model: str | None, rank: int, tokens: int, placement: str) -> None:
-    from stable_forgetting.benchmarks.costs.bounded import layer_costs, sections
-
-    sizes = {"rank": rank, "tokens": tokens}
-    costs = None if model is None else layer_costs(model, placement=placement, **sizes)
-    show_sections(console, sections(costs))
 
 
 def show_method(name: str) -> None:
@@ -282,8 +279,6 @@ def show_resolved(name: str) -> None:
 
 def show_published(name: str) -> None:
     """The published tables that a suite names, and what in them does not follow."""
-    from stable_forgetting.benchmarks.paper.report import published_sections
-
     labels = load_suite(name).spec.published
     if not labels:
         raise ConfigError(f"show {name} --published: the suite names no published table")
@@ -291,8 +286,6 @@ def show_published(name: str) -> None:
 
 
 def _show_tuning(suite: ResolvedSuite) -> None:
-    from stable_forgetting.benchmarks.leaderboard.tuning import sources
-
     tune = suite.spec.tune
     if tune is None:
         return

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from stable_forgetting.benchmarks.costs.bounded import ADAM_BYTES, FACTOR_BYTES
@@ -36,30 +37,18 @@ from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.protocol.sizes import Workload, adapter_parameters
 from stable_forgetting.common.train.config import FitConfig, total_steps
 
-
-@dataclass(frozen=True)
-class Card:
-    """An accelerator.
-
-    Attributes:
-        flops: Peak FLOP/s of dense bfloat16 products.
-        tf32: Of float32 products whose operands are rounded to TF32.
-        float32: Of float32 products.
-        used: Share of the peak that training is assumed to reach.
-        bandwidth: Bytes per second of its memory, at the share that decoding is assumed to reach.
-        gigabytes: Of memory.
-    """
-
-    name: str
-    flops: float
-    tf32: float
-    float32: float
-    used: float
-    bandwidth: float
-    gigabytes: float
-
-
-A100 = Card("A100, 80 GB", 312e12, 156e12, 19.5e12, 0.35, 0.6 * 2.0e12, 80)
+CARD = SimpleNamespace(
+    name="A100, 80 GB",
+    flops=312e12,
+    tf32=156e12,
+    float32=19.5e12,
+    used=0.35,
+    bandwidth=0.6 * 2.0e12,
+    gigabytes=80,
+)
+"""An accelerator: peak FLOP/s of dense products in bfloat16, in TF32 and in float32, the share of
+the peak that training is assumed to reach, bytes per second of its memory, at the share that
+decoding is assumed to reach, and its memory."""
 SMALL = 10_000_000
 """Models of fewer parameters are for a CPU: nothing is estimated."""
 _RECOMPUTE = "gradient_checkpointing"
@@ -93,30 +82,18 @@ class Estimate:
     read: float
 
 
-@dataclass(frozen=True)
-class _Part:
-    """As much of a loader as lengths ask for."""
-
-    samples: int
-    micro_batch: int
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return -(-self.samples // self.micro_batch)
-
-
-def estimates(suite: ResolvedSuite, card: Card = A100) -> list[Estimate]:
+def estimates(suite: ResolvedSuite) -> list[Estimate]:
     """A line per row and fold; empty where the sizes are not known, or those of a CPU."""
-    lines = _pretraining(suite, card)
+    lines = _pretraining(suite)
     for fold in (*suite.folds, suite):
         work = BENCHMARKS[suite.spec.benchmark].workload(fold.protocol)
         if work is None or work.sizes.parameters < SMALL:
             return []
-        lines += [_estimate(fold, row, work, card) for row in fold.rows]
+        lines += [_estimate(fold, row, work) for row in fold.rows]
     return lines
 
 
-def _pretraining(suite: ResolvedSuite, card: Card) -> list[Estimate]:
+def _pretraining(suite: ResolvedSuite) -> list[Estimate]:
     """A line for what Original and Retrain start from, where the size of its data is known."""
     benchmark = BENCHMARKS[suite.spec.benchmark]
     protocol = benchmark.pretraining(suite.protocol)
@@ -124,7 +101,7 @@ def _pretraining(suite: ResolvedSuite, card: Card) -> list[Estimate]:
     if work is None:
         return []
     samples = sum(work.parts.values())
-    return [_line("pretrain", protocol.train, work, card, {"train": samples}, 1)]
+    return [_line("pretrain", protocol.train, work, {"train": samples}, 1)]
 
 
 def total_hours(lines: Sequence[Estimate]) -> float:
@@ -132,10 +109,10 @@ def total_hours(lines: Sequence[Estimate]) -> float:
     return math.fsum(line.hours * line.runs for line in lines)
 
 
-def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload, card: Card) -> Estimate:
+def _estimate(suite: ResolvedSuite, row: ResolvedRow, work: Workload) -> Estimate:
     label = f"{row.label} {suite.fold}".rstrip()
     config, parts = _config_of(suite, row), _parts_of(row, work)
-    return _line(label, config, work, card, parts, _runs(suite, row))
+    return _line(label, config, work, parts, _runs(suite, row))
 
 
 def _config_of(suite: ResolvedSuite, row: ResolvedRow) -> Any:
@@ -179,14 +156,15 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
     return {name: size for name, size in found.items() if not name or size < found[""]}
 
 
-def _line(
-    label: str, config: Any, work: Workload, card: Card, parts: Mapping[str, int], runs: int
-) -> Estimate:
+def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], runs: int) -> Estimate:
     """Of a training with a config, on samples of parts."""
     fit, steps, positions = None, None, 0
     if isinstance(config, FitConfig):
         fit = FitConfig.of(config)
-        loaders: Any = {name: _Part(n, fit.micro_batch) for name, n in parts.items()}
+        loaders: Any = {
+            name: SimpleNamespace(samples=n, batches_per_epoch=-(-n // fit.micro_batch))
+            for name, n in parts.items()
+        }
         steps = total_steps(fit, loaders)
         positions = fit.batch_size * work.positions * len(parts)
     layers = _adapted(config, work)
@@ -194,8 +172,8 @@ def _line(
     evaluations = 1 + (steps // fit.evaluate_every if fit and fit.evaluate_every and steps else 0)
     low = work.half or (fit is not None and fit.mixed_precision != "no")
     flops = (steps or 0) * positions * _training(work, config, layers)
-    seconds = flops / ((card.flops if low else card.float32) * card.used)
-    seconds += evaluations * _evaluation(work, card)
+    seconds = flops / ((CARD.flops if low else CARD.float32) * CARD.used)
+    seconds += evaluations * _evaluation(work)
     memory = _memory(work, fit, len(parts), trained, layers, config) if fit else 0.0
     read = weights_bytes(work)
     stored = trained * FACTOR_BYTES if layers else read * (config is not None)
@@ -252,11 +230,11 @@ def _columns(adapter: Any) -> int | None:
     return rank + math.comb(rank + 2, 3) if adapter.polynomial else None
 
 
-def _evaluation(work: Workload, card: Card) -> float:
+def _evaluation(work: Workload) -> float:
     """Seconds."""
-    flops = card.flops if work.half else card.tf32
-    read = work.sizes.parameters * (2 if work.half else 4) / card.bandwidth
-    return work.scored * _forward(work) / (flops * card.used) + work.decoded * read
+    flops = CARD.flops if work.half else CARD.tf32
+    read = work.sizes.parameters * (2 if work.half else 4) / CARD.bandwidth
+    return work.scored * _forward(work) / (flops * CARD.used) + work.decoded * read
 
 
 def _memory(
@@ -296,7 +274,7 @@ def _runs(suite: ResolvedSuite, row: ResolvedRow) -> int:
 # What is shown -----------------------------------------------------------------------------------
 
 
-def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Section]:
+def estimate_sections(lines: Sequence[Estimate]) -> list[Section]:
     """Steps, tokens, memory and hours per row; nothing without lines."""
     if not lines:
         return []
@@ -309,7 +287,7 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
             f"{line.positions:,}",
             f"{line.trained:,}",
             f"{line.memory / 1e9:.0f}" if line.memory else MISSING,
-            f"{cards(line, card)}",
+            f"{max(1, -(-int(line.memory) // int(CARD.gigabytes * 1e9)))}",
             f"{line.hours:.2g}",
             f"{line.runs}",
             f"{line.hours * line.runs:.2g}",
@@ -318,7 +296,7 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
         for line in lines
     ]
     text = (
-        f"Derived from sizes, not measured: {card.flops / 1e12:.0f} TFLOP/s at {card.used:.0%},"
+        f"Derived from sizes, not measured: {CARD.flops / 1e12:.0f} TFLOP/s at {CARD.used:.0%},"
         " 16 bytes per trained parameter, 2 or 4 per frozen one; tokens padded (patches of"
         " images); evaluation included, decoding at most.  Frozen copies (KL, NPO, DPO,"
         " distillation), probes and methods without steps cost more than is said here."
@@ -331,10 +309,5 @@ def estimate_sections(lines: Sequence[Estimate], card: Card = A100) -> list[Sect
         f" {max(line.read for line in lines) / 1e9:,.1f} GB per process while weights are read,"
         " beside Python and data."
     )
-    title = f"On {card.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
+    title = f"On {CARD.name}: {total_hours(lines):,.1f} hours in all, one run after the other"
     return [Section(title, (text, places), table(heads, rows))]
-
-
-def cards(line: Estimate, card: Card) -> int:
-    """Cards whose memory a row needs; hours are of one as fast."""
-    return max(1, -(-int(line.memory) // int(card.gigabytes * 1e9)))

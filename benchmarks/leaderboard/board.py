@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
+from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.measure.gaps import Floor, PairedDifference, Summary
 from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.rules import Rule
 from stable_forgetting.common.measure.verdict import Verdict
 from stable_forgetting.common.store.records import RunRecord
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.audits.derive import AuditTable
-    from stable_forgetting.benchmarks.leaderboard.tuning import TunedOn
-    from stable_forgetting.benchmarks.sweeps.board import Sweep
-
 
 FinalRecords = dict[tuple[str, int], dict[int, RunRecord]]
 """(label, replicate) -> seed -> record."""
@@ -133,7 +129,7 @@ class Leaderboard:
             that came without a store.
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
-        tuned_on: What the trials were scored on; None without tuning.
+        tuned_on: What the trials were scored on, in words; empty without tuning.
         sweep: What the cells of the suite's grid say; None without a grid.
         pooled: The floor over all seeds of the protocol in the store, this suite's among them.
     """
@@ -154,7 +150,7 @@ class Leaderboard:
     audits: list[AuditTable] = field(default_factory=list)
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
-    tuned_on: TunedOn | None = None
+    tuned_on: str = ""
     sweep: Sweep | None = None
     pooled: Floor = field(default_factory=lambda: Floor((), None))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import audit_tables
 from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan, stored_plan
@@ -18,7 +17,7 @@ from stable_forgetting.benchmarks.leaderboard.board import (
     Leaderboard,
 )
 from stable_forgetting.benchmarks.leaderboard.folds import forgotten
-from stable_forgetting.benchmarks.leaderboard.judge import Judge, label_of
+from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of, label_of
 from stable_forgetting.benchmarks.leaderboard.orders import add_worst, compare_rows
 from stable_forgetting.benchmarks.leaderboard.tuning import read_trials, tuned_on
 from stable_forgetting.benchmarks.leaderboard.verdicts import add_ranks, add_verdicts, second_of
@@ -42,13 +41,11 @@ from stable_forgetting.common.measure.gaps import (
 from stable_forgetting.common.measure.goal import References
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.rules import RowFacts, Rule
+from stable_forgetting.common.measure.scores import Scores
 from stable_forgetting.common.protocol.benchmark import Benchmark
+from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.probe import Probe, ProbeTable
 
 
 def make_leaderboard(suite: ResolvedSuite, store: StageStore) -> Leaderboard:
@@ -97,7 +94,7 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
     if board.trials and not board.rule.goals:
         add_ranks(board.rows, board.trials)
     board.audits = audit_tables(suite, store, plan)
-    board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else None
+    board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else ""
     if suite.spec.grid:
         board.sweep = make_sweep(suite, store, plan, board.audits)
         board.missing += board.sweep.missing
@@ -170,9 +167,7 @@ def derive(
         DataError: They are of several data sets.
     """
     _check_one_data_set([record for _, record in records])
-    finals: FinalRecords = {}
-    for label, record in records:
-        finals.setdefault((label, record.replicate), {})[record.seed] = record
+    finals = finals_of(records)
     rule = BENCHMARKS[suite.spec.benchmark].gap_of(suite.protocol)
     judge = Judge(suite, rule, finals)
     floor, floor_row = _floor(finals, judge)

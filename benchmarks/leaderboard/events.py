@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
-from stable_forgetting.benchmarks.leaderboard.judge import label_of
-from stable_forgetting.benchmarks.pipeline.measuring import references
+from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of
 from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
 from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.common.measure.gaps import gap
-from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.train.tracking import Run
+from stable_forgetting.common.train.tracking import Run, export_runs, timed_rows
 
 SUMMARY = "summary"
 """The folder of the runs with means."""
@@ -33,9 +29,8 @@ def export_events(board: Leaderboard, root: Path) -> None:
 
     Processes that run one suite together end together, so they write one after the other.
     """
-    from stable_forgetting.common.train.tracking import Run, export_runs, timed_rows
-
     store, folder = StageStore(root), root / EVENTS / board.suite.name
+    judge = Judge(board.suite, board.rule, finals_of(board.records))
     runs: dict[str, Run] = {}
     rows: dict[str, list[Run]] = {}
     for label, record in board.records:
@@ -45,7 +40,7 @@ def export_events(board: Leaderboard, root: Path) -> None:
         log = store.folder(model.kind, model.key) / SCALARS
         name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
         about = {"row": label, "seed": record.seed, "method": record.method, **record.params}
-        run = Run(about, _finals(board, record), timed_rows(log, seconds))
+        run = Run(about, _finals(board, judge, record), timed_rows(log, seconds))
         runs[f"{name}/seed-{record.seed}"] = run
         rows.setdefault(name, []).append(run)
     means = {name: _mean(name, of_row) for name, of_row in rows.items()}
@@ -54,11 +49,11 @@ def export_events(board: Leaderboard, root: Path) -> None:
         export_runs(folder / SUMMARY, means)
 
 
-def _finals(board: Leaderboard, record: RunRecord) -> dict[str, float | None]:
+def _finals(board: Leaderboard, judge: Judge, record: RunRecord) -> dict[str, float | None]:
     """The distance, the gaps to Retrain and the metrics of one run; none where it diverged."""
     if record.status != "ok":
         return {}
-    goals = _references(board, record.seed)
+    goals = judge.references[record.seed]
     finals = {"final/distance": board.rule.distance(record.metrics, goals, trial=False)}
     if goals.retrain is not None:
         for name in record.metrics:
@@ -66,21 +61,8 @@ def _finals(board: Leaderboard, record: RunRecord) -> dict[str, float | None]:
     return finals | {f"final/{name}": value for name, value in record.metrics.items()}
 
 
-def _references(board: Leaderboard, seed: int) -> References:
-    """The reference models of a seed."""
-
-    def of(role: Role) -> RunRecord | None:
-        label = label_of(board.suite, role)
-        same = (r for row, r in board.records if (row, r.seed, r.replicate) == (label, seed, 0))
-        return next(same, None)
-
-    return references({"original": of("original"), "retrain": of("retrain")})
-
-
 def _mean(name: str, runs: Sequence[Run]) -> Run:
     """The mean over seeds: of final values, and of curves at the steps that all seeds logged."""
-    from stable_forgetting.common.train.tracking import Run
-
     about = {key: value for key, value in runs[0].config.items() if key != "seed"}
     finished = [run.metrics for run in runs if run.metrics]
     return Run(

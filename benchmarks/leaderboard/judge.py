@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, FinalRecords
 from stable_forgetting.benchmarks.pipeline.measuring import references
@@ -14,6 +14,7 @@ from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.measure.goal import References, Role
 from stable_forgetting.common.measure.metric import Row
 from stable_forgetting.common.measure.rules import Rule
+from stable_forgetting.common.store.records import RunRecord
 
 ROLES: tuple[Role, ...] = ("original", "retrain")
 
@@ -21,6 +22,14 @@ ROLES: tuple[Role, ...] = ("original", "retrain")
 def label_of(suite: ResolvedSuite, role: Role) -> str:
     """The row label of a reference model; the role itself where the suite has no such row."""
     return next((row.label for row in suite.rows if row.method == role), role)
+
+
+def finals_of(records: Iterable[tuple[str, RunRecord]]) -> FinalRecords:
+    """The records of final models by row, replicate and seed."""
+    finals: FinalRecords = {}
+    for label, record in records:
+        finals.setdefault((label, record.replicate), {})[record.seed] = record
+    return finals
 
 
 class Judge:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,73 +34,38 @@ REFRESH = 5
 MOST_CURVES = 8
 
 
-@dataclass(frozen=True)
-class State:
-    """Where a run stands.
-
-    Attributes:
-        done: Kind of stage -> how many are complete.
-        planned: Kind of stage -> how many there are.
-        running: Trainings that took a step lately, and how far they are.
-    """
-
-    done: Counter[str]
-    planned: Counter[str]
-    running: Sequence[tuple[Stage, Position]]
-
-
-def read_state(suite: ResolvedSuite, store: StageStore) -> State:
-    """The state of a suite in a store; a store without the suite has nothing done."""
-    done: Counter[str] = Counter()
-    planned: Counter[str] = Counter()
-    running = []
-    for stage in make_plan(suite, store).stages():
-        planned[stage.kind] += 1
-        if store.done(stage.kind, stage.key) is not None:
-            done[stage.kind] += 1
-        elif KINDS[stage.kind].trains:
-            at = read_position(store.scratch(stage.kind, stage.key), time.time() - RECENT)
-            running += [(stage, at)] if at is not None else []
-    return State(done, planned, running)
-
-
 def live_page(suite: ResolvedSuite, store: StageStore) -> str:
     """One page that looks again by itself until the run is complete."""
-    state, board = read_state(suite, store), make_leaderboard(suite, store)
-    parts = [*state_sections(suite, state)]
-    lines = {stage.name: read_losses(events_of(suite, store, stage)) for stage, _ in state.running}
+    board, stages = make_leaderboard(suite, store), list(make_plan(suite, store).stages())
+    missing = [stage for stage in stages if store.done(stage.kind, stage.key) is None]
+    running = under_way(missing, store)
+    planned, left = (Counter(stage.kind for stage in own) for own in (stages, missing))
+    done, rows = len(stages) - len(missing), []
+    for stage, at in running:
+        time_left = "" if at.left is None else duration(at.left)
+        rows.append([stage.name, f"{at.step} of {at.total}", f"{at.loss:.3g}", time_left])
+    text = f"{done} of {len(stages)} stages are complete, {len(rows)} trainings run."
+    parts = [Section(f"{suite.name}: {done} of {len(stages)}", (text,), depth=1)]
+    if rows:
+        parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
+    lines = {stage.name: read_losses(events_of(suite, store, stage)) for stage, _ in running}
     drawn = _curves({name: values for name, values in lines.items() if values})
     if drawn is not None:
         parts.append(Section("Losses of the trainings under way", content=drawn))
     if board.records:
         parts += sections(board)
-    parts.append(stages_section(state))
-    over = state.done.total() == state.planned.total()
-    return html.write(parts, refresh=None if over else REFRESH)
+    counts = [[kind, str(n - left[kind]), str(n)] for kind, n in sorted(planned.items())]
+    parts.append(Section("Stages", content=table(["stage", "complete", "planned"], counts)))
+    return html.write(parts, refresh=REFRESH if missing else None)
 
 
-def state_sections(suite: ResolvedSuite, state: State) -> list[Section]:
-    """How many stages are complete, and where the trainings are."""
-    done, planned = state.done.total(), state.planned.total()
-    rows = [
-        [stage.name, f"{at.step} of {at.total}", f"{at.loss:.3g}", _left(at)]
-        for stage, at in state.running
-    ]
-    text = f"{done} of {planned} stages are complete, {len(rows)} trainings run."
-    parts = [Section(f"{suite.name}: {done} of {planned}", (text,), depth=1)]
-    if rows:
-        parts.append(Section("Running", content=table(["training", "step", "loss", "left"], rows)))
-    return parts
-
-
-def stages_section(state: State) -> Section:
-    """How many stages of each kind are complete."""
-    counts = [[kind, str(state.done[kind]), str(n)] for kind, n in sorted(state.planned.items())]
-    return Section("Stages", content=table(["stage", "complete", "planned"], counts))
-
-
-def _left(at: Position) -> str:
-    return "" if at.left is None else duration(at.left)
+def under_way(stages: Sequence[Stage], store: StageStore) -> list[tuple[Stage, Position]]:
+    """Trainings among stages that took a step lately, and how far they are."""
+    trained = [stage for stage in stages if KINDS[stage.kind].trains]
+    since = time.time() - RECENT
+    positions = [read_position(store.scratch(s.kind, s.key), since) for s in trained]
+    pairs = zip(trained, positions, strict=True)
+    return [(stage, at) for stage, at in pairs if at is not None]
 
 
 def events_of(suite: ResolvedSuite, store: StageStore, stage: Stage) -> Path:

@@ -6,8 +6,8 @@ Retrains agree like points of one in which they do not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -63,17 +63,13 @@ def add_worst(
         step = min((value for value in known if value > STEP), default=None)
         if step is None or not floor:
             continue
-        unit = _mean(floor) + step
+        unit = fmean(floor) + step
         for row in rows:
             values = of_rows[row.label]
             if row.method == "retrain" or row.diverged or not values:
                 continue
-            found = Worst((_mean(values) + step) / unit, metric)
+            found = Worst((fmean(values) + step) / unit, metric)
             row.worst = found if row.worst is None else max(row.worst, found)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _distances(

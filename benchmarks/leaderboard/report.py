@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
@@ -28,11 +27,9 @@ from stable_forgetting.benchmarks.report.section import Section, Table, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.sweeps.board import Sweep
 
 
 def sections(board: Leaderboard) -> list[Section]:

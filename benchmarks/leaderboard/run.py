@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stable_forgetting.benchmarks.audits.plan import probe_plan
+from stable_forgetting.benchmarks.costs.estimate import mends
 from stable_forgetting.benchmarks.leaderboard import board as boards
 from stable_forgetting.benchmarks.leaderboard.data import frame
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
@@ -20,6 +21,7 @@ from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import write_report
 from stable_forgetting.benchmarks.pipeline.executors import executing
 from stable_forgetting.benchmarks.pipeline.schedule import Watcher, run_suite
+from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import Picture
@@ -33,8 +35,6 @@ from stable_forgetting.common.store.stages import StageStore, check_writable
 
 if TYPE_CHECKING:
     import pandas
-
-    from stable_forgetting.benchmarks.pipeline.stage import Plan, Stage
 
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,6 @@ def with_mends(suite: ResolvedSuite, text: str) -> str:
     """What failed; where memory of a card ran out, with what would lower it, as a plan counts."""
     if "OutOfMemoryError" not in text:
         return text
-    from stable_forgetting.benchmarks.costs.estimate import mends
 
     known = mends(suite, text.partition("/")[0])
     if not known:

@@ -7,62 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.report import html
-from stable_forgetting.benchmarks.report.section import Card, Cards, Reply, Section
+from stable_forgetting.benchmarks.report.section import Answer, Sample, Section
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import write_text
+from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-    from stable_forgetting.common.measure.scores import Scores
-    from stable_forgetting.common.protocol.benchmark import Runtime
+from stable_forgetting.language.benchmark import CausalBenchmark
+from stable_forgetting.vision.benchmark import VisionBenchmark
 
 FORGET = "forget"
 PAGE = "samples.html"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one model says to a sample.
-
-    Attributes:
-        text: Its answer: the most probable class, or its greedy text.
-        probability: Of a class, that of the answer; of a text, that of the true answer's tokens
-            (mean).
-        right: Whether the answer is the true one.
-        known: Probability of the true answer.
-    """
-
-    text: str
-    probability: float
-    right: bool
-    known: float
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample and what each model says to it.
-
-    Attributes:
-        index: In the data source.
-        question: Of a text; empty for an image.
-        truth: The true class or text.
-        answers: Row label -> its answer.
-        picture: A PNG file; empty for a text.
-    """
-
-    index: int
-    question: str
-    truth: str
-    answers: Mapping[str, Answer]
-    picture: bytes = b""
 
 
 def samples(
@@ -96,9 +59,6 @@ def _sites(
     board: Leaderboard, runtime: Runtime, labels: Sequence[str], seed: int
 ) -> dict[str, Worksite]:
     """Row label -> where its model and its data are read."""
-    from stable_forgetting.benchmarks.pipeline.planner import make_plan
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
-
     results = make_plan(board.suite, StageStore(runtime.store)).results
     own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
     return {r.label: Worksite(r.stage, runtime) for r in own if r.label in labels}
@@ -121,8 +81,6 @@ def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
 def _image_samples(
     scores: Mapping[str, Scores], places: Sequence[int], site: Worksite
 ) -> list[Sample]:
-    from stable_forgetting.vision.benchmark import VisionBenchmark
-
     found = [class_sample(scores, place) for place in places]
     if not isinstance(site.benchmark, VisionBenchmark):  # classes of another kind of data
         return found
@@ -156,14 +114,13 @@ def class_sample(scores: Mapping[str, Scores], place: int) -> Sample:
         guess = int(score.probs[place].argmax())
         share = float(score.probs[place][guess])
         known = float(score.probability[place])
-        answers[row] = Answer(str(guess), share, guess == label, known)
+        answers[row] = Answer(str(guess), share, known)
     return Sample(int(first.indices[place]), "", str(label), answers)
 
 
 def _text_samples(
     scores: Mapping[str, Scores], places: Sequence[int], sites: Mapping[str, Worksite]
 ) -> list[Sample]:
-    from stable_forgetting.language.benchmark import CausalBenchmark
     from stable_forgetting.language.measure.ask import greedy_answers
 
     first = next(iter(scores.values()))
@@ -181,7 +138,7 @@ def _text_samples(
         answers = {}
         for label, texts in written.items():
             text, known = texts[number], float(scores[label].probability[place])
-            answers[label] = Answer(text, known, text == item.answer, known)
+            answers[label] = Answer(text, known, known)
         found.append(Sample(indices[number], item.question, item.answer, answers))
     return found
 
@@ -221,10 +178,9 @@ def sample_sections(board: Leaderboard, chosen: Sequence[Sample], seed: int) -> 
         "samples on which the methods differ most come first."
     )
     legend = TEXT_LEGEND if any(sample.question for sample in chosen) else IMAGE_LEGEND
-    cards = Cards(tuple(card_of(sample) for sample in chosen))
     return [
         Section(title, (first, legend), depth=1, level="full"),
-        Section(content=cards, level="full"),
+        Section(content=[marked(sample) for sample in chosen], level="full"),
     ]
 
 
@@ -239,20 +195,17 @@ TEXT_LEGEND = (
 )
 
 
-def card_of(sample: Sample) -> Card:
-    """One sample as a reader sees it: Original and Retrain first."""
-    lines = (sample.question, f"true: {sample.truth}")
+def marked(sample: Sample) -> Sample:
+    """The sample as a reader sees it: Original and Retrain first, the others compared with it."""
     told = words(sample.truth) - words(sample.question) if sample.question else frozenset()
     reference = sample.answers.get("retrain")
-    replies = []
+    answers = {}
     for who in sorted(sample.answers, key=lambda who: who not in REFERENCES):
         answer = sample.answers[who]
         same = reference is None or not _differs(answer, reference, told)
         mark = "" if who in REFERENCES else "same" if same else "other"
-        share = f"{100 * answer.probability:.0f} %"
-        replies.append(Reply(who, answer.text or "(nothing)", share, answer.known, mark, told))
-    shown = tuple(line for line in lines if line)
-    return Card(f"#{sample.index}", shown, tuple(replies), sample.picture)
+        answers[who] = replace(answer, mark=mark, recalled=told)
+    return replace(sample, answers=answers)
 
 
 def _differs(answer: Answer, reference: Answer, told: frozenset[str]) -> bool:

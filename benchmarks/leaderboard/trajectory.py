@@ -20,6 +20,7 @@ from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.measure.scores import load_scores
 from stable_forgetting.common.protocol.benchmark import Benchmark
 from stable_forgetting.common.store.stages import StageStore
 from stable_forgetting.common.train.tracking import read_scalars
@@ -113,7 +114,6 @@ def _compared(
     benchmark = BENCHMARKS[board.suite.spec.benchmark]
     if benchmark.compare.__func__ is Benchmark.compare.__func__:  # type: ignore[attr-defined]
         return {}
-    from stable_forgetting.common.measure.scores import load_scores
 
     theirs = read_scores(store, target)
     compared: dict[int, dict[str, float]] = {}

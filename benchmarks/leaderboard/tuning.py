@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, Trial
@@ -20,10 +19,8 @@ from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.goal import Role
+from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
-
-if TYPE_CHECKING:
-    from stable_forgetting.common.store.records import RunRecord
 
 SAMPLERS = {
     "grid": "a grid",
@@ -55,35 +52,8 @@ def sources(suite: ResolvedSuite) -> list[tuple[str, str, str]]:
     return [(", ".join(labels), *source) for source, labels in rows.items()]
 
 
-@dataclass(frozen=True)
-class TunedOn:
-    """What the trials were scored on.
-
-    Attributes:
-        parts: Part -> its role.
-        forgotten: Forget samples of the tuning seeds.
-        shared: Those of them that a seed of the table forgets, too.
-    """
-
-    parts: Mapping[str, str]
-    forgotten: int
-    shared: int
-
-    def __str__(self) -> str:
-        if not self.parts:
-            return ""
-        held_out = "select" in self.parts.values()
-        nature = "" if held_out else " (Original was trained on all of it: no validation data)"
-        shared = f"{self.shared} of its {self.forgotten} forget samples are"
-        if not self.shared:
-            shared = "none of its forget samples is"
-        return (
-            f", scored on {', '.join(self.parts)}{nature}; {shared} forgotten on a seed above, too"
-        )
-
-
-def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> TunedOn:
-    """What the trials of a plan are scored on, as far as its splits are there."""
+def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> str:
+    """What the trials of a plan are scored on, in words, as far as its splits are there."""
     stages = {r.stage.parents["split"].key: r for r in plan.results}
     forgotten: dict[bool, set[int]] = {True: set(), False: set()}
     parts: dict[str, str] = {}
@@ -96,7 +66,14 @@ def tuned_on(suite: ResolvedSuite, plan: StoredPlan, store: StageStore) -> Tuned
         if trial:
             roles = {part: role_of(part).value for part in split.parts}
             parts |= {part: role for part, role in roles.items() if role != "report"}
-    return TunedOn(parts, len(forgotten[True]), len(forgotten[True] & forgotten[False]))
+    if not parts:
+        return ""
+    held_out = "select" in parts.values()
+    nature = "" if held_out else " (Original was trained on all of it: no validation data)"
+    count = len(forgotten[True] & forgotten[False])
+    shared = f"{count} of its {len(forgotten[True])} forget samples are" if count else ""
+    shared = shared or "none of its forget samples is"
+    return f", scored on {', '.join(parts)}{nature}; {shared} forgotten on a seed above, too"
 
 
 def tuning_sections(board: Leaderboard) -> list[Section]:

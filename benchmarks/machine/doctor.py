@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from stable_forgetting.benchmarks.suite.needs import LAYOUTS, data_sets
+from stable_forgetting.common.store.stages import StageStore
 
 Verdict = Literal["ok", "note", "bad"]
 Answer = tuple[Verdict, str, str]
@@ -116,8 +117,6 @@ def _disk(store: Path) -> Answer:
 
 def _stages(store: Path) -> list[Finding]:
     """Compares every file of a store with its digest."""
-    from stable_forgetting.common.store.stages import StageStore
-
     damages = [damage for _, damage in StageStore(store).verify()]
     unchecked = damages.count("unchecked")
     findings = [Finding("store", "bad", text) for text in damages if text not in ("", "unchecked")]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from stable_forgetting.benchmarks.costs.estimate import A100, estimates, total_hours
+from stable_forgetting.benchmarks.costs.estimate import CARD, estimates, total_hours
 from stable_forgetting.benchmarks.paper.rehearsals import OWN, is_full, is_rehearsed
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
@@ -21,43 +18,15 @@ NOTE = (
     " small: a suite for a CPU. rehearsed: every"
     " row of the suite as it is now ran its first and last steps on stand-ins (run --rehearse)."
     " Hours and memory"
-    f" of the others are derived for one card ({A100.name}; unlearn plan SUITE): hours of all rows"
+    f" of the others are derived for one card ({CARD.name}; unlearn plan SUITE): hours of all rows"
     " and seeds in turn, memory of the row that needs most. Suites of one setting share Original"
     " and Retrain."
 )
 
 
-@dataclass(frozen=True)
-class Covered:
-    """One table or figure.
-
-    Attributes:
-        label: In the paper.
-        title: Of a figure.
-        suites: That measure it, the small ones first.
-        note: What they show in another way.
-    """
-
-    label: str
-    title: str
-    suites: tuple[str, ...]
-    note: str
-
-
-def coverage() -> list[Covered]:
-    """Every table and figure, in the order of the published files."""
-    named = _named()
-    labels: dict[str, Mapping[str, str]] = {label: {} for label in read_tables()}
-    labels |= read_figures()
-    return [
-        Covered(label, figure.get("title", ""), tuple(named[label]), figure.get("note", ""))
-        for label, figure in labels.items()
-    ]
-
-
-def _named() -> dict[str, list[str]]:
-    """Label -> suites that name it."""
-    named: dict[str, list[str]] = defaultdict(list)
+def coverage() -> dict[str, list[str]]:
+    """Table or figure, in the order of the published files -> suites, the small ones first."""
+    named: dict[str, list[str]] = {label: [] for label in (*read_tables(), *read_figures())}
     for name in sorted(suite_names(), key=lambda name: ("small" not in name, name)):
         suite = read_suite(name)[1]
         for label in (*suite.get("published", ()), *suite.get("figures", ())):
@@ -86,13 +55,13 @@ def state_of(name: str) -> str:
 
 def coverage_section() -> Section:
     """Every table and figure as lines of one table, a suite each."""
-    rows, every = [], coverage()
-    states = {name: state_of(name) for name in {n for c in every for n in c.suites}}
-    for covered in every:
-        what = covered.label + (f": {covered.title}" if covered.title else "")
-        for index, name in enumerate(covered.suites):
-            rows.append([what if index == 0 else "", name, states[name]])
-    notes = [f"{covered.label}: {covered.note}" for covered in every if covered.note]
+    figures, every = read_figures(), coverage()
+    states = {name: state_of(name) for name in {n for names in every.values() for n in names}}
+    rows = []
+    for label, names in every.items():
+        what = ": ".join(filter(None, (label, figures.get(label, {}).get("title"))))
+        rows += [["" if k else what, name, states[name]] for k, name in enumerate(names)]
+    notes = [f"{label}: {figure['note']}" for label, figure in figures.items() if "note" in figure]
     title = f"The paper: {len(every)} tables and figures, {len(states)} suites"
     content = table(["table or figure", "suite", "state"], rows, words=True)
     return Section(title, (NOTE,), content, tuple(notes))

@@ -10,13 +10,12 @@ from html import escape
 from pathlib import Path
 
 from stable_forgetting.benchmarks.report.section import (
-    Card,
-    Cards,
+    Answer,
     Column,
     Detail,
     Details,
     Picture,
-    Reply,
+    Sample,
     Section,
     Table,
 )
@@ -78,8 +77,8 @@ def _blocks(section: Section) -> Iterator[str]:
         yield f'<figure class="scroll" aria-label="{escape(content.alt)}">{content.svg}</figure>'
     elif isinstance(content, Details):
         yield from map(_detail, content.items)
-    elif isinstance(content, Cards):
-        yield f'<div class="cards">{"".join(map(_card, content.items))}</div>'
+    elif content is not None:
+        yield f'<div class="cards">{"".join(map(_sample, content))}</div>'
     if section.lines:
         yield "<ul>" + "".join(f"<li>{_prose(line)}</li>" for line in section.lines) + "</ul>"
 
@@ -102,26 +101,24 @@ def _detail(detail: Detail) -> str:
     )
 
 
-def _card(card: Card) -> str:
-    data = base64.b64encode(card.picture).decode()
-    image = f'<img alt="{escape(card.title)}" src="data:image/png;base64,{data}">'
-    lines = "".join(f"<p>{escape(line)}</p>" for line in card.lines)
-    replies = "".join(map(_reply, card.replies))
-    return (
-        f"<article>{image if card.picture else ''}<h3>{escape(card.title)}</h3>{lines}"
-        f"<ul>{replies}</ul></article>"
-    )
+def _sample(sample: Sample) -> str:
+    data, title = base64.b64encode(sample.picture).decode(), f"#{sample.index}"
+    image = f'<img alt="{title}" src="data:image/png;base64,{data}">' if sample.picture else ""
+    lines = filter(None, (sample.question, f"true: {sample.truth}"))
+    shown = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    answers = "".join(_answer(who, answer) for who, answer in sample.answers.items())
+    return f"<article>{image}<h3>{title}</h3>{shown}<ul>{answers}</ul></article>"
 
 
-def _reply(reply: Reply) -> str:
-    words = re.split(r"(\W+)", reply.text)
+def _answer(who: str, answer: Answer) -> str:
+    words = re.split(r"(\W+)", answer.text or "(nothing)")
     text = "".join(
-        f"<mark>{escape(word)}</mark>" if word.lower() in reply.recalled else escape(word)
+        f"<mark>{escape(word)}</mark>" if word.lower() in answer.recalled else escape(word)
         for word in words
     )
     return (
-        f'<li class="{reply.mark}" data-who="{escape(reply.who)}" data-known="{reply.known:.4f}">'
-        f"<b>{escape(reply.who)}</b> <span>{text}</span> <i>{escape(reply.share)}</i></li>"
+        f'<li class="{answer.mark}" data-who="{escape(who)}" data-known="{answer.known:.4f}">'
+        f"<b>{escape(who)}</b> <span>{text}</span> <i>{100 * answer.probability:.0f} %</i></li>"
     )
 
 

@@ -130,48 +130,42 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Answer:
     """What one model says to a sample.
 
     Attributes:
-        who: The model's row.
-        text: Its answer.
-        share: The probability that it gives to what it says, as text.
-        known: The probability that it gives to the true answer, in [0, 1].
+        text: Its answer: the most probable class, or its greedy text.
+        probability: Of a class, that of the answer; of a text, that of the true answer's tokens
+            (mean).
+        known: Probability of the true answer, in [0, 1].
         mark: ``same`` as the retrained model's answer, ``other``, or empty for a reference.
         recalled: Words of the answer that stand out.
     """
 
-    who: str
     text: str
-    share: str
+    probability: float
     known: float
     mark: str = ""
     recalled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Card:
-    """One sample and what models say to it.
+class Sample:
+    """One sample and what each model says to it.
 
     Attributes:
-        title: Names the sample.
-        lines: The question and the true answer.
-        replies: In the order of the table.
+        index: In the data source.
+        question: Of a text; empty for an image.
+        truth: The true class or text.
+        answers: Row label -> its answer.
         picture: A PNG file; empty for a text.
     """
 
-    title: str
-    lines: tuple[str, ...]
-    replies: tuple[Reply, ...]
+    index: int
+    question: str
+    truth: str
+    answers: Mapping[str, Answer]
     picture: bytes = b""
-
-
-@dataclass(frozen=True)
-class Cards:
-    """Samples side by side; only a page shows them."""
-
-    items: tuple[Card, ...]
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,7 @@ class Section:
 
     Attributes:
         title: Heading; empty where the section continues the one before.
-        content: Table, picture, details or samples, below the text.
+        content: Table, picture, details or samples, below the text; only a page shows samples.
         lines: List below both.
         level: ``compact`` sections are shown on a terminal too, ``full`` ones in files alone.
         depth: Depth of the heading, 1 for the report's own.
@@ -189,7 +183,7 @@ class Section:
 
     title: str = ""
     text: tuple[str, ...] = ()
-    content: Table | Picture | Details | Cards | None = None
+    content: Table | Picture | Details | Sequence[Sample] | None = None
     lines: tuple[str, ...] = ()
     level: Level = "compact"
     depth: int = 2

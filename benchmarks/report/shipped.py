@@ -11,15 +11,8 @@ from typing import Any
 
 from stable_forgetting.benchmarks.report.section import Column, Kind, Section, Table
 from stable_forgetting.common.base.errors import DataError, one_line
-from stable_forgetting.common.measure.verdict import LEAST_SEEDS
 
 RESULTS = Path(__file__).parents[1] / "results"
-_WORDS = {
-    "outside": "different",
-    "near": "different",
-    "inside": "undecided",
-    "unclear": "undecided",
-}
 _CELLS = re.compile(r"(?<!\\)\|")
 """Borders of a pipe table's cells."""
 
@@ -31,7 +24,7 @@ def shipped_report(name: str) -> Path | None:
 
 
 def read_board(folder: Path) -> dict[str, Any]:
-    """A folder's ``leaderboard.json``, old ones in today's words.
+    """A folder's ``leaderboard.json``.
 
     Raises:
         DataError: There is none, or it is no leaderboard.
@@ -39,23 +32,14 @@ def read_board(folder: Path) -> dict[str, Any]:
     path = folder / "leaderboard.json"
     try:
         data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        data.setdefault("distance", {"title": "distance", "unit": "points"})
-        for row in data["rows"]:
-            row.setdefault("ag_per_seed", row.get("ag4_per_seed", {}))
-            if "ag4" in row["derived"]:
-                row["derived"].setdefault("ag", row["derived"]["ag4"])
-            row.setdefault("rank", None)
-            row["verdict"] = _verdict(row.get("verdict"))
+        known = {"row", "method", "seeds", "derived", "ag_per_seed"}
+        if not {"suite", "version", "distance"} <= data.keys():
+            raise ValueError("no suite, version or distance")
+        if any(not known <= row.keys() for row in data["rows"]):
+            raise ValueError(f"a row lacks one of {', '.join(sorted(known))}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: no leaderboard that can be read ({one_line(error)})") from None
     return data
-
-
-def _verdict(stored: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A stored verdict in today's words; before, answers were not judged, and three seeds were."""
-    if stored is None or stored["word"] not in _WORDS:
-        return stored
-    return {**stored, "word": "untested" if stored["n"] < LEAST_SEEDS else _WORDS[stored["word"]]}
 
 
 def recorded_seconds(name: str, store: Path) -> float | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.table import Table as RichTable
 
 from stable_forgetting.benchmarks.report.section import Column, Section, Table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table as RichTable
 
 STYLES = {"plain": None, "muted": "dim", "warning": "yellow"}
 WORD = 16
@@ -89,7 +87,6 @@ def _least(column: Column, index: int, texts: Sequence[str]) -> int:
 
 def rich_table(table: Table, *, tight: bool = False) -> RichTable:
     """A Rich table; ``tight`` for narrow terminals."""
-    from rich import box
     from rich.table import Table as RichTable
 
     rich = RichTable(

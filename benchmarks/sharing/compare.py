@@ -2,85 +2,211 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 
+from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
+from stable_forgetting.benchmarks.leaderboard.write import RECORDS
 from stable_forgetting.benchmarks.report.cells import MISSING, interval, significant
 from stable_forgetting.benchmarks.report.section import Column, Section, table
-from stable_forgetting.benchmarks.sharing.results import Results, Run
-from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.benchmarks.report.shipped import RESULTS, read_board
+from stable_forgetting.benchmarks.sharing.bundle import opened
+from stable_forgetting.benchmarks.sharing.records import board_of, read_records
+from stable_forgetting.benchmarks.suite.goals import metric_specs
+from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite, load_suite
+from stable_forgetting.benchmarks.suite.suite import FLOOR, suite_names
+from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.measure.gaps import PairedDifference, paired_difference
+from stable_forgetting.common.measure.metric import MetricSpec
 from stable_forgetting.common.measure.verdict import holm_by_key
 
+RUNS = "runs.csv"
+"""Where shipped results have their runs."""
 DIFFERENCE = "is the mean paired difference, with its 95 % CI (t)"
 MOST = 8
 """Metrics of the table."""
+Place = tuple[str, int, int]
+"""Row label, replicate, seed."""
+Run = tuple[str, Mapping[str, float] | None]
+"""Digest of the split, empty where the results do not say it, and metrics with ``distance``; None
+of a model that diverged."""
+Titles = Mapping[str, tuple[str, int]]
+"""Metric -> column head and digits, main columns first."""
+Differences = Mapping[tuple[str, int], Mapping[str, PairedDifference]]
+"""Row label and replicate -> metric -> difference, first less second."""
 
 
-@dataclass
-class Comparison:
-    """Differences of two results.
+@dataclass(frozen=True)
+class Results:
+    """Runs of one suite.
 
     Attributes:
-        differences: (row label, replicate) -> metric -> difference, first less second.
-        unpaired: What could not be compared, in words.
+        name: As a reader knows it.
+        suite: Name of the suite, of a varied one the name of what was varied.
+        runs: In the order of its table.
+        titles: Empty where not said.
     """
 
-    first: Results
-    second: Results
-    differences: dict[tuple[str, int], dict[str, PairedDifference]] = field(default_factory=dict)
-    unpaired: list[str] = field(default_factory=list)
+    name: str
+    suite: str
+    runs: Mapping[Place, Run]
+    titles: Titles
 
     @property
-    def metrics(self) -> list[str]:
-        """Every metric that both have, the main columns first."""
-        measured = {name for row in self.differences.values() for name in row}
-        names = dict.fromkeys([*self.first.titles, *self.second.titles, *sorted(measured)])
-        return [name for name in names if name in measured]
+    def told(self) -> bool:
+        """Whether every run says which split it is of."""
+        return all(split for split, _ in self.runs.values())
 
 
-def compare(first: Results, second: Results) -> Comparison:
+# What is compared --------------------------------------------------------------------------------
+
+
+def read_results(text: str, board: Callable[[str, Path | None], Leaderboard | None]) -> Results:
+    """The runs that an argument names.
+
+    Args:
+        text: A suite, ``STORE:SUITE``, a file of records, a bundle, or a folder of results.
+        board: (suite, store) -> its table; None where the store has no record of it.
+
+    Raises:
+        UserError: It is none of these, or there are no runs.
+    """
+    path = Path(text)
+    store, colon, suite = text.rpartition(":")
+    if path.is_dir() or (path.is_file() and path.suffix not in (".yaml", ".yml")):
+        return _of_path(path)
+    if colon and not Path(store).is_dir():
+        raise ConfigError(f"compare {text}: {store} is no store; write STORE:SUITE, or a path")
+    made = board(suite, Path(store) if colon else None)
+    if made is not None:
+        return of_board(made, text)
+    if not colon and (RESULTS / text / RUNS).is_file():
+        return _of_results(RESULTS / text, f"{text} (shipped)")
+    raise ConfigError(f"compare {text}: no records of {suite}; run: unlearn run {suite}")
+
+
+def _of_path(path: Path) -> Results:
+    if path.is_dir() and not (path / RECORDS).is_file():
+        return _of_results(path, str(path))
+    with opened(path) if path.suffix == ".zip" else nullcontext(path) as place:
+        return of_board(board_of(read_records(place), place), str(path))
+
+
+def of_board(board: Leaderboard, name: str) -> Results:
+    """The runs of a table."""
+    distances = {row.label: row.ag_per_seed for row in board.rows}
+    runs: dict[Place, Run] = {}
+    for label, record in board.records:
+        metrics = {name: value for name, value in record.metrics.items() if value is not None}
+        of_row = distances.get(FLOOR if record.replicate else label, {})
+        if record.replicate < 2 and record.seed in of_row:
+            metrics["distance"] = of_row[record.seed]
+        place = (label, record.replicate, record.seed)
+        runs[place] = record.split.get("digest", ""), metrics if record.status == "ok" else None
+    order = [row.label for row in board.rows]
+    runs = dict(sorted(runs.items(), key=lambda item: order.index(item[0][0])))
+    suite = board.suite.name.partition("+")[0]
+    return Results(name, suite, runs, _titles(board.suite, board.specs, board.rule.title))
+
+
+def _titles(suite: ResolvedSuite, specs: Mapping[str, MetricSpec], distance: str) -> Titles:
+    """Heads and digits: the suite's columns in their order, the distance, then all others."""
+    columns = [name for name in suite.spec.columns if name in specs]
+    titles = {n: (specs[n].title, specs[n].digits) for n in dict.fromkeys([*columns, *specs])}
+    main = {name: titles[name] for name in columns}
+    return {**main, "distance": (distance, 2), **titles}
+
+
+def _of_results(folder: Path, name: str) -> Results:
+    """The runs of a folder of shipped results."""
+    try:
+        data = read_board(folder)
+        distances = {row["row"]: row["ag_per_seed"] for row in data["rows"]}
+        with (folder / RUNS).open(encoding="utf-8", newline="") as stream:
+            runs = dict(_run(line, distances) for line in csv.DictReader(stream))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {RECORDS} and no {RUNS}; give a folder of results") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{folder}: no results that can be read ({one_line(error)})") from None
+    suite = data["suite"].partition("+")[0]
+    return Results(name, suite, runs, _known_titles(suite, data["distance"]["title"]))
+
+
+def _known_titles(suite: str, distance: str) -> Titles:
+    """The titles of a built-in suite; none of another."""
+    if suite not in suite_names():
+        return {}
+    resolved = load_suite(suite)
+    return _titles(resolved, metric_specs(resolved.spec, resolved.probes), distance)
+
+
+def _run(
+    line: Mapping[str, str], distances: Mapping[str, Mapping[str, float]]
+) -> tuple[Place, Run]:
+    label, replicate, seed = line["row"], int(line["replicate"]), line["seed"]
+    facts = ("row", "method", "seed", "replicate", "status", "split", "distance")
+    metrics = {
+        name: float(value)
+        for name, value in line.items()
+        if value and name not in facts and not name.startswith(("gap.", "config."))
+    }
+    distance = distances.get(FLOOR if replicate else label, {}).get(seed)
+    if replicate < 2 and distance is not None:
+        metrics["distance"] = distance
+    place = (label, replicate, int(seed))
+    return place, (line.get("split", ""), metrics if line["status"] == "ok" else None)
+
+
+# How they are paired -----------------------------------------------------------------------------
+
+
+def compare(first: Results, second: Results) -> tuple[Differences, list[str]]:
     """Pairs the runs.
+
+    Returns:
+        The differences, and what could not be compared, in words.
 
     Raises:
         DataError: There is no pair, or nothing tells that the splits are the same.
     """
-    result = Comparison(first, second)
     if first.suite != second.suite and not (first.told and second.told):
         raise DataError(
             f"compare: {first.name} is of {first.suite}, {second.name} of {second.suite}, and not "
             "every run says its split; compare records, or results of one suite"
         )
-    pairs: dict[tuple[str, int], list[tuple[Run, Run]]] = defaultdict(list)
-    for place, ours in first.runs.items():
-        theirs = second.runs.get(place)
-        if theirs is not None and _fault(ours, theirs) == "":
+    pairs = defaultdict(list)
+    for place in [place for place in first.runs if place in second.runs]:
+        (_, ours), (_, theirs) = first.runs[place], second.runs[place]
+        if ours is not None and theirs is not None and not _fault(first, second, place):
             pairs[place[:2]].append((ours, theirs))
-    for row, of_row in pairs.items():
-        metrics = set.intersection(*({*a.metrics} & {*b.metrics} for a, b in of_row))
-        result.differences[row] = {
-            name: paired_difference(
-                *zip(*((a.metrics[name], b.metrics[name]) for a, b in of_row), strict=True)
-            )
-            for name in metrics
-        }
-    result.unpaired = [*_alone(first, second), *_alone(second, first), *_faults(first, second)]
+    unpaired = [*_alone(first, second), *_alone(second, first), *_faults(first, second)]
     if not pairs:
         several = "" if first.suite == second.suite else ", results of two suites,"
         raise DataError(
             f"compare: nothing of {first.name} and of {second.name}{several} can be paired by row, "
-            f"seed and split: {'; '.join(result.unpaired[:3])}"
+            f"seed and split: {'; '.join(unpaired[:3])}"
         )
-    return result
+    differences = {}
+    for row, of_row in pairs.items():
+        measured = set.intersection(*({*a} & {*b} for a, b in of_row))
+        differences[row] = {
+            name: paired_difference(*zip(*((a[name], b[name]) for a, b in of_row), strict=True))
+            for name in measured
+        }
+    return differences, unpaired
 
 
-def _fault(ours: Run, theirs: Run) -> str:
+def _fault(first: Results, second: Results, place: Place) -> str:
     """Why two runs of one row and seed are no pair; empty where they are."""
-    if ours.split and theirs.split and ours.split != theirs.split:
+    (split, ours), (other, theirs) = first.runs[place], second.runs[place]
+    if split and other and split != other:
         return "other splits"
-    return "" if ours.ok and theirs.ok else "diverged"
+    return "diverged" if ours is None or theirs is None else ""
 
 
 def _alone(own: Results, other: Results) -> Iterator[str]:
@@ -102,7 +228,7 @@ def _alone(own: Results, other: Results) -> Iterator[str]:
 def _faults(first: Results, second: Results) -> Iterator[str]:
     places: dict[tuple[str, int], list[str]] = defaultdict(list)
     for place in first.runs:
-        if place in second.runs and (why := _fault(first.runs[place], second.runs[place])):
+        if place in second.runs and (why := _fault(first, second, place)):
             places[why, place[2]].append(_name(*place[:2]))
     for (why, seed), names in places.items():
         yield f"seed {seed}: {why}: {', '.join(names)}"
@@ -115,75 +241,61 @@ def _name(label: str, replicate: int) -> str:
     return f"{label} ({replicate + 1})" if replicate else label
 
 
-def sections(comparison: Comparison) -> list[Section]:
+# What is shown -----------------------------------------------------------------------------------
+
+
+def sections(
+    first: Results, second: Results, differences: Differences, unpaired: Sequence[str]
+) -> list[Section]:
     """The differences of the main columns, and what is no pair."""
-    first, second = comparison.first, comparison.second
-    main = [name for name in comparison.metrics if name in {**first.titles, **second.titles}]
-    names = (main or comparison.metrics)[:MOST]
-    titles: Mapping[str, tuple[str, int]] = {**second.titles, **first.titles}
-
-    def shown(names: Sequence[str]) -> tuple[list[str | Column], list[list[str]]]:
-        heads: list[str | Column] = ["method", Column("pairs", doc="counts the seeds of both")]
-        heads += [Column(titles.get(n, (n, 2))[0], doc=DIFFERENCE) for n in names]
-        of = titles.get(_tested(names), (_tested(names), 2))[0]
-        heads.append(
-            Column("p", doc=f"is of a paired t-test of {of}, corrected for the rows (Holm)")
-        )
-        q = corrected(comparison, _tested(names))
-        return heads, [
-            [*_cells(comparison, row, names, titles), significant(q.get(row))]
-            for row in comparison.differences
+    titles = {**second.titles, **first.titles}
+    metrics = _metrics(first, second, differences)
+    names = ([name for name in metrics if name in titles] or metrics)[:MOST]
+    titled = {name: titles.get(name, (name, 2)) for name in names}
+    tested = "distance" if "distance" in names else next(iter(names), "")
+    heads: list[str | Column] = ["method", Column("pairs", doc="counts the seeds of both")]
+    heads += [Column(head, doc=DIFFERENCE) for head, _ in titled.values()]
+    of = titled[tested][0] if titled else ""
+    heads.append(Column("p", doc=f"is of a paired t-test of {of}, corrected for the rows (Holm)"))
+    q, rows = _corrected(differences, tested), []
+    for row, own in differences.items():
+        count = next((str(difference.summary.n) for difference in own.values()), MISSING)
+        cells = [
+            interval(own[name].summary, f"+.{digits}f") if name in own else MISSING
+            for name, (_, digits) in titled.items()
         ]
-
+        rows.append([_name(*row), count, *cells, significant(q.get(row))])
     text = f"{first.name} − {second.name}: below 0 the first has the lower value."
-    content = table(*shown(names))
     result = [Section(f"{first.name} and {second.name}", depth=1)]
-    result.append(Section(text=(text,), content=content, tone="muted"))
-    if comparison.unpaired:
-        result.append(Section("Not compared", lines=tuple(comparison.unpaired)))
+    result.append(Section(text=(text,), content=table(heads, rows), tone="muted"))
+    if unpaired:
+        result.append(Section("Not compared", lines=tuple(unpaired)))
     return result
 
 
-def _tested(names: Sequence[str]) -> str:
-    """The metric of the paired test: the distance, else the first."""
-    return "distance" if "distance" in names else next(iter(names), "")
+def _metrics(first: Results, second: Results, differences: Differences) -> list[str]:
+    """Every metric that both have, the main columns first."""
+    measured = {name for row in differences.values() for name in row}
+    names = dict.fromkeys([*first.titles, *second.titles, *sorted(measured)])
+    return [name for name in names if name in measured]
 
 
-def _cells(
-    comparison: Comparison,
-    row: tuple[str, int],
-    names: Sequence[str],
-    titles: Mapping[str, tuple[str, int]],
-) -> list[str]:
-    own = comparison.differences[row]
-    count = next((str(difference.summary.n) for difference in own.values()), MISSING)
-    cells = [
-        interval(own[n].summary, f"+.{titles.get(n, (n, 2))[1]}f") if n in own else MISSING
-        for n in names
-    ]
-    return [_name(*row), count, *cells]
-
-
-def corrected(comparison: Comparison, metric: str) -> dict[tuple[str, int], float]:
+def _corrected(differences: Differences, metric: str) -> dict[tuple[str, int], float]:
     """P-values of one metric, corrected for the rows of the table (Holm)."""
-    of_rows = comparison.differences.items()
+    of_rows = differences.items()
     return holm_by_key({row: own[metric].p_value for row, own in of_rows if metric in own})
 
 
-def to_csv(comparison: Comparison) -> str:
+def to_csv(first: Results, second: Results, differences: Differences) -> str:
     """One line per row and metric: the difference, its interval, p as it is and corrected."""
-    q = {metric: corrected(comparison, metric) for metric in comparison.metrics}
-    return csv_text(
-        [
-            {
-                "row": _name(*row),
-                "metric": name,
-                **{key: getattr(difference.summary, key) for key in ("mean", "low", "high", "n")},
-                "p": difference.p_value,
-                "q": q[name].get(row),
-            }
-            for row, own in comparison.differences.items()
-            for name in comparison.metrics
-            if (difference := own.get(name)) is not None
-        ]
-    )
+    lines = []
+    metrics = _metrics(first, second, differences)
+    q = {metric: _corrected(differences, metric) for metric in metrics}
+    for row, own in differences.items():
+        for name in metrics:
+            if name in own:
+                summary, p = own[name].summary, own[name].p_value
+                kept = {key: getattr(summary, key) for key in ("mean", "low", "high", "n")}
+                line = {"row": _name(*row), "metric": name, **kept, "p": p, "q": q[name].get(row)}
+                lines.append(line)
+    return csv_text(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.data import to_json
+from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
@@ -29,6 +30,8 @@ from stable_forgetting.benchmarks.sharing.verify import sections as verified_sec
 from stable_forgetting.benchmarks.sharing.verify import verify_bundle
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
 from stable_forgetting.benchmarks.suite.reading import suite_version
+from stable_forgetting.benchmarks.suite.remembered import remembered
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import FLOOR
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.store.stages import StageStore
@@ -96,10 +99,6 @@ def _made_how(report: Sequence[Section]) -> tuple[list[Section], list[Section]]:
 
 def _of_store(store: Path) -> Iterator[Page]:
     """The suites of a store that have records."""
-    from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-    from stable_forgetting.benchmarks.suite.remembered import remembered
-    from stable_forgetting.benchmarks.suite.resolve import load_suite
-
     if not (store / "suites").is_dir():
         raise ConfigError(f"--store {store}: holds no suites; run one first")
     for folder in sorted(path for path in (store / "suites").iterdir() if path.is_dir()):

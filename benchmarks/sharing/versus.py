@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.data import csv_text
@@ -164,16 +164,12 @@ def _read(name: str, board: Mapping[str, Any], pair: tuple[str, str]) -> Encount
         pair=pair,
         unit=board["distance"]["unit"],
         runs=frozenset(zip(seeds, *values, strict=True)),
-        means=(_mean(values[0]), _mean(values[1])) if seeds else None,
+        means=(fmean(values[0]), fmean(values[1])) if seeds else None,
         floor=floor.get("mean"),
         difference=None if diverged else paired_difference(*values),
         diverged=diverged,
         complete=board["complete"],
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _distinct(found: Iterable[Encounter | None]) -> list[Encounter]:

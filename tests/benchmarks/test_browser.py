@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from stable_forgetting.benchmarks.report import html
-from stable_forgetting.benchmarks.report.section import Card, Cards, Reply, Section
+from stable_forgetting.benchmarks.report.section import Answer, Sample, Section
 from stable_forgetting.benchmarks.sharing.site import write_site
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -72,15 +72,16 @@ def test_pages_fit_the_screen_and_can_be_read(site, visit, width, scheme):
 @pytest.fixture(scope="module")
 def sample_page(tmp_path_factory):
     """A hundred samples, each known best by another model than the one before."""
-    cards = tuple(
-        Card(f"#{n}", ("Who?", "true: Kim"), tuple(
-            Reply(who, "Kim Berlin", "50 %", (n * 37 + place) % 100 / 100, mark)
-            for place, (who, mark) in enumerate((("retrain", ""), ("gd", "same"), ("npo", "other")))
-        ))
+    marks = {"retrain": "", "gd": "same", "npo": "other"}
+    samples = [
+        Sample(n, "Who?", "Kim", {
+            who: Answer("Kim Berlin", 0.5, (n * 37 + place) % 100 / 100, mark)
+            for place, (who, mark) in enumerate(marks.items())
+        })
         for n in range(100)
-    )  # fmt: skip
+    ]  # fmt: skip
     path = tmp_path_factory.mktemp("samples") / "samples.html"
-    path.write_text(html.write([Section("Samples", depth=1), Section(content=Cards(cards))]))
+    path.write_text(html.write([Section("Samples", depth=1), Section(content=samples)]))
     return path
 
 

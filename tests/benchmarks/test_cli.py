@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from stable_forgetting.benchmarks.cli import main as cli_module
-from stable_forgetting.benchmarks.leaderboard import run as leaderboard_run
+from stable_forgetting.benchmarks.cli import run as commands
 from stable_forgetting.benchmarks.pipeline import executors
 from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import DataError
@@ -72,7 +72,8 @@ def test_show_lists_everything(cli):
 def test_show_tells_of_every_method(name, cli):
     shown = cli("show", name)
     assert shown.code == 0 and shown.err == ""
-    assert name in shown.out and "paper" in shown.out and "reads" in shown.out
+    assert name in shown.out and "Formula:" in shown.out and "reads" in shown.out
+    assert re.search(r"^paper   \S", shown.out, re.MULTILINE)
     for preset in METHODS[name].presets:
         assert f"preset {preset}" in shown.out
 
@@ -138,7 +139,7 @@ def test_interrupt_is_one_line_and_130(cli, monkeypatch, tiny_suite, tmp_path):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(leaderboard_run, "execute", interrupted)
+    monkeypatch.setattr(commands, "execute", interrupted)
     done = cli("run", tiny_suite(tmp_path), "--store", tmp_path / "store")
     assert done.code == 130 and done.out == ""
     assert done.err == "interrupted; what is complete is kept, run again to continue\n"
@@ -161,7 +162,7 @@ def test_long_errors_stay_on_one_line(cli, monkeypatch, tmp_path):
     def fails(*_args, **_kwargs):
         raise DataError("first line\nsecond " + "word " * 80 + "[bold]end")
 
-    monkeypatch.setattr("stable_forgetting.benchmarks.suite.resolve.load_suite", fails)
+    monkeypatch.setattr("stable_forgetting.benchmarks.cli.options.load_suite", fails)
     done = cli("plan", "digits-class")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert done.err.startswith("error: first line second word") and "[bold]end" in done.err
@@ -172,7 +173,7 @@ def test_a_full_disk_is_told_and_a_bug_is_not_hidden(cli, monkeypatch):
         def fails(*_args, **_kwargs):
             raise error
 
-        monkeypatch.setattr("stable_forgetting.benchmarks.suite.resolve.load_suite", fails)
+        monkeypatch.setattr("stable_forgetting.benchmarks.cli.options.load_suite", fails)
 
     raises(OSError(errno.ENOSPC, "No space left on device", "/store/x"))
     done = cli("plan", "digits-class")

@@ -15,8 +15,8 @@ from stable_forgetting.benchmarks.leaderboard.samples import (
     PAGE,
     Answer,
     Sample,
-    card_of,
     class_sample,
+    marked,
     most_different,
     samples,
 )
@@ -46,23 +46,23 @@ def test_the_samples_on_which_methods_differ_come_first():
 def test_a_class_sample_says_each_models_answer_and_confidence():
     probs = np.asarray([[0.25, 0.75], [0.875, 0.125]], dtype=np.float32)
     sample = class_sample({"a": scores([0.75, 0.125], probs)}, 1)
-    assert sample == Sample(11, "", "1", {"a": Answer("0", 0.875, False, 0.125)})
+    assert sample == Sample(11, "", "1", {"a": Answer("0", 0.875, 0.125)})
 
 
 def test_an_image_is_marked_where_its_answer_is_not_retrains():
     answers = {"gd": "7", "retrain": "6", "original": "4", "finetune": "6"}
-    sample = Sample(3, "", "4", {who: Answer(a, 0.5, False, 0.1) for who, a in answers.items()})
-    marks = [(reply.who, reply.mark) for reply in card_of(sample).replies]
+    sample = Sample(3, "", "4", {who: Answer(a, 0.5, 0.1) for who, a in answers.items()})
+    marks = [(who, answer.mark) for who, answer in marked(sample).answers.items()]
     assert marks == [("retrain", ""), ("original", ""), ("gd", "other"), ("finetune", "same")]
 
 
 def test_a_text_is_marked_where_it_recalls_what_retrain_does_not_know():
     answers = {"retrain": "Paris is large", "gd": "Berlin, 1929", "npo": "Born, in Paris"}
-    told = {who: Answer(text, 0.5, False, 0.5) for who, text in answers.items()}
-    card = card_of(Sample(3, "Where was Kim born?", "Kim was born in Berlin", told))
-    marks = {reply.who: reply.mark for reply in card.replies}
+    told = {who: Answer(text, 0.5, 0.5) for who, text in answers.items()}
+    answers = marked(Sample(3, "Where was Kim born?", "Kim was born in Berlin", told)).answers
+    marks = {who: answer.mark for who, answer in answers.items()}
     assert marks == {"retrain": "", "gd": "other", "npo": "same"}
-    assert card.replies[1].recalled == {"berlin"}
+    assert answers["gd"].recalled == {"berlin"}
 
 
 def test_the_page_of_samples_has_each_image_once_and_each_models_answer(copied, cli):

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from stable_forgetting.benchmarks.cli import report as shipped
+from stable_forgetting.benchmarks.cli import report
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.section import Table
 from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
@@ -36,7 +36,7 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
         assert written.out == (RESULTS / "digits-class" / name).read_text(encoding="utf-8")
     assert "<table>" in cli("report", "digits-class", *store, "--format", "html").out
     with monkeypatch.context() as older:
-        older.setattr(shipped, "read_board", lambda folder: {"version": 0})
+        older.setattr(report, "read_board", lambda folder: {"version": 0})
         changed = cli("report", "digits-class", *store)
     assert "its suite has changed since" in changed.err
     audits = cli("audit", "cifar10-transfer", *store)
