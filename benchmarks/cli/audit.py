@@ -25,6 +25,7 @@ from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
+from stable_forgetting.benchmarks.pipeline.schedule import run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Plan
 from stable_forgetting.benchmarks.report.cells import duration
 from stable_forgetting.benchmarks.report.section import Section, table

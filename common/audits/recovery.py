@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.audits.base import (
     NOT_NEGATIVE,
     AuditInfo,
@@ -80,8 +81,6 @@ class RelearnTime(ModelAudit):
         self, task: AuditTask, repeat: int, measured: np.ndarray, wanted: float
     ) -> int | None:
         """Steps until the accuracy is there; None if it never is."""
-        from stable_forgetting.common.data.loader import Loader
-        from stable_forgetting.common.objectives.objectives import CrossEntropy
         from stable_forgetting.common.train.fit import fit
         from stable_forgetting.common.train.protocols import Hooks
 
@@ -95,10 +94,10 @@ class RelearnTime(ModelAudit):
 
         order = generator(task.seed, "audit", "relearn", repeat)
         indices = task.draw(self.part, self.config.shots, "shots", str(repeat))
-        loader = Loader(task.source, indices, self.config.batch_size, order, augment=False)
+        loader = data.Loader(task.source, indices, self.config.batch_size, order, augment=False)
         result = fit(
             model,
-            CrossEntropy(self.part),
+            objectives.CrossEntropy(self.part),
             {self.part: loader},
             self._recipe(task),
             forward=task.family.forward,

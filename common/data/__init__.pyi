@@ -1,4 +1,7 @@
+from .batch import IGNORE as IGNORE
 from .batch import Batch as Batch
+from .batch import Forward as Forward
+from .batch import Source as Source
 from .batch import every_position as every_position
 from .batch import forgotten_classes as forgotten_classes
 from .batch import ordered_batches as ordered_batches

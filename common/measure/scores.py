@@ -16,12 +16,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.errors import DataError, Diverged
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from stable_forgetting.common.data.batch import Batch, Forward
 
 
 COLUMNS = ("loss", "probability", "margin", "entropy", "modified_entropy", "correct")
@@ -142,7 +141,9 @@ def load_scores(path: Path) -> dict[str, Scores]:
         ) from None
 
 
-def collect(forward: Forward, batches: Iterable[Batch], *, keep_probs: bool = True) -> Scores:
+def collect(
+    forward: data.Forward, batches: Iterable[data.Batch], *, keep_probs: bool = True
+) -> Scores:
     """Scores every sample once, in the order of ``batches``.
 
     Runs under ``inference_mode``; softmax is taken in float32 whatever the model computes in.
@@ -195,9 +196,7 @@ def _score_sequences(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, Tensor
     """Token means per sample, float64; chunked, since vocabularies are large."""
     import torch
 
-    from stable_forgetting.common.data.batch import IGNORE
-
-    scored = labels != IGNORE
+    scored = labels != data.IGNORE
     sample, position = scored.nonzero(as_tuple=True)
     counts = np.bincount(sample.cpu().numpy(), minlength=len(labels))
     if (counts == 0).any():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from stable_forgetting.common import data
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
@@ -26,8 +27,6 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from stable_forgetting.common.data.batch import Batch, Source
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class Benchmark(ModelFamily, Pretrainable):
 
     @property
     @abstractmethod
-    def source(self) -> Source:
+    def source(self) -> data.Source:
         """The data."""
 
     @property
@@ -305,11 +304,10 @@ class Benchmark(ModelFamily, Pretrainable):
     def collect(self, model: nn.Module, indices: np.ndarray) -> Scores:
         """One pass over an index set."""
         from stable_forgetting.common.bounded.layer import reuse_weights
-        from stable_forgetting.common.data.batch import ordered_batches
 
         model.eval()
-        batches = ordered_batches(self.source, indices, self.evaluation_batch)
-        forward: Callable[[Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
+        batches = data.ordered_batches(self.source, indices, self.evaluation_batch)
+        forward: Callable[[data.Batch], Tensor] = lambda batch: self.forward(model, batch)  # noqa: E731
         with reuse_weights(model):
             return collect(forward, batches)
 

@@ -15,10 +15,11 @@ from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.methods.variants import ROWS as VARIANTS
 from stable_forgetting.vision.data.source import ImageSource
 
-OWN = [name for name in METHODS.names() if name not in {*VARIANTS, "fisher"}]
+OWN = [name for name in METHODS.names() if name not in {*VARIANTS, "fisher", "novo"}]
 OWN += ["gd_sine", "gd_relu", "loku"]
-"""Methods with a class of their own, but for one: torch's batching rules squeeze its tensors in
-place, which no wrapper can follow.  Of those that are another method through an adapter a few."""
+"""Methods with a class of their own, but for two: they multiply a vector by a matrix, and torch
+squeezes the result in place, which no wrapper can follow.  Of those that are another method through
+an adapter a few."""
 ROWS = {"original": None, "retrain": None, "gd_sine": None}
 
 

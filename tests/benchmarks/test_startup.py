@@ -17,6 +17,8 @@ LIGHT = (
     "common.audits.recovery",
     "common.audits.representations",
     "common.measure.gaps",
+    "common.measure.scores",
+    "common.membership.attacks",
     "common.methods.forget_terms",
     "common.methods.preference",
     "common.methods.simple",
