@@ -171,7 +171,6 @@ def command(
     """Starts ``unlearn ARGS`` in a forked process, whose streams are kept in ``folder``."""
 
     def work() -> None:
-
         for console in (options.console, options.error_console):
             console._file = None  # the stream of now
         sys.argv = ["unlearn", *map(str, args)]

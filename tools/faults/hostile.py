@@ -171,12 +171,10 @@ def _binary(place: Path) -> Path:
 
 
 def _with_image(subject: Path, name: str, mode: str) -> None:
-
     Image.new(mode, (16, 16), 1000).save(subject / "forget" / "a" / name)
 
 
 def _as_integers(subject: Path) -> None:
-
     path = subject / "model" / "model.safetensors"
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("qkv.weight"))

@@ -209,7 +209,6 @@ def _noting(arguments: list[object], trap: Trap, noted: Path) -> Any:
 
 def run_here(arguments: list[object]) -> None:
     """The command line in this process; ends with SystemExit."""
-
     sys.argv = ["unlearn", *map(str, arguments)]
     cli.main()
 
@@ -252,7 +251,6 @@ def _timeless(value: Any) -> Any:
 
 def _write_subject(folder: Path) -> None:
     """A classifier of 2 classes, as timm stores it, and images to forget and to retain."""
-
     arguments: dict[str, Any] = {
         "img_size": 16,
         "patch_size": 8,

@@ -252,7 +252,6 @@ def llama_suite(folder: Path, tiny: bool) -> dict[str, Any]:
 
 def write_llama(folder: Path, device: str, tiny: bool) -> None:
     """A folder in the hub's layout: random bfloat16 weights, a byte-level tokenizer."""
-
     texts = islice(notes(), 20 if tiny else 400)  # they never end
     words = Corpus(tuple(Item("train", -1, "", text) for text in texts), "")
     tokenizer = train_tokenizer(words, 400 if tiny else 4000)

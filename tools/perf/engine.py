@@ -222,7 +222,6 @@ def augmentation(quick: bool) -> Iterator[Case]:
     At 64 images of 224 px every intermediate is above the size that glibc maps anew each time, so
     the ratio depends on the allocator.
     """
-
     count, side = (4, 48) if quick else (64, 224)
     source = random_images(count, ViTSize(), input_size=side)
     ids, stream = torch.arange(count), generator(0, "perf", "augment")

@@ -325,7 +325,6 @@ def adapter_step(quick: bool) -> Iterator[Case]:
 
 
 def _model_steps(quick: bool) -> Iterator[Case]:
-
     architecture, images = ("test_vit", 2) if quick else ("vit_small_patch16_224", 4)
     with seeded():
         vit: Any = timm.create_model(architecture, num_classes=CLASSES)
@@ -352,7 +351,6 @@ def _model_steps(quick: bool) -> Iterator[Case]:
 
 def gpt_neo(width: int, depth: int, heads: int, entries: int, length: int) -> nn.Module:
     """A GPT-Neo without dropout, always of the same weights."""
-
     config = GPTNeoConfig(
         hidden_size=width,
         num_layers=depth,

@@ -142,7 +142,6 @@ def _scores(count: int, mean: float, std: float, name: str) -> Scores:
 
 
 def _plain_efficacy(parts: Sequence[Scores], feature: str) -> float:
-
     members, nonmembers, targets = (feature_matrix(part, feature) for part in parts)
     labels = np.repeat([1, 0], [len(members), len(nonmembers)])
     classifier = SVC(C=COST, gamma="auto", kernel="rbf")

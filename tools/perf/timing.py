@@ -237,7 +237,6 @@ TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
 
 def make_vit(size: ViTSize) -> nn.Module:
     """timm's transformer in train mode, without dropout, always of the same weights."""
-
     with seeded():
         return VisionTransformer(
             img_size=size.image,

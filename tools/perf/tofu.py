@@ -193,7 +193,6 @@ def _losses(
 
 @torch.no_grad()
 def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: int) -> np.ndarray:
-
     recalls: list[float] = []
     for start in range(0, len(items), BATCH):
         rows = items[start : start + BATCH]
