@@ -149,7 +149,6 @@ class VisionBenchmark(ImageClassifiers, Benchmark):
     @classmethod
     def stand_in(cls, config: Any, runtime: Runtime, folder: Path) -> StandIn:
         """See :mod:`vision.stand_in`."""
-
         return stand_in(config, runtime)
 
     def __init__(self, config: Any, runtime: Runtime):

@@ -154,7 +154,6 @@ def read_given(model: Any, tokenizer: Any = None) -> Any:
     Raises:
         UserError: It cannot be found.
     """
-
     if isinstance(model, str | Path):
         path = Path(model)
         return read_checkpoint(path, None, None) if is_timm(path) else read_causal(path)
@@ -174,7 +173,6 @@ def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
     Raises:
         CheckpointError: It is an image classifier.
     """
-
     if not hasattr(given, "revision"):
         raise CheckpointError("probes ask language models, and this is an image classifier")
     return as_probed(given, data_root=data_root, device=device)
@@ -186,7 +184,6 @@ def text_probe(probe: Probe) -> TextProbe:
     Raises:
         ConfigError: It reads what only a suite has.
     """
-
     if not isinstance(probe, TextProbe):
         raise ConfigError(f"{probe.name}: needs a suite (probes:); leave it out")
     return probe

@@ -84,7 +84,6 @@ def _benchmark(application: Application) -> GivenBenchmark:
     Raises:
         ConfigError: None does, or an option of another kind is given.
     """
-
     kinds: list[type[GivenBenchmark]] = [GivenTexts, GivenImages]
     chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
     if chosen is None:

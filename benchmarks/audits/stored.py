@@ -126,7 +126,6 @@ def _state(suite: ResolvedSuite) -> Any:
 
 
 def _made(suite: ResolvedSuite, store: StageStore, state: str) -> StoredPlan:
-
     planner = AuditPlanner(suite, store)
     plan = _of(planner.base, state)
     plan.audits = {
@@ -139,7 +138,6 @@ def _made(suite: ResolvedSuite, store: StageStore, state: str) -> StoredPlan:
 
 def _pooled(suite: ResolvedSuite, store: StageStore, seeds: list[int]) -> list[Result[Stored]]:
     """The evaluated reference models of more seeds than the suite's."""
-
     spec = suite.spec.model_copy(update={"seeds": tuple(seeds)})
     rows = tuple(row for row in suite.rows if row.method in REFERENCES)
     references = replace(suite, spec=spec, rows=rows, probes={}, folds=())

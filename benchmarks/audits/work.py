@@ -34,7 +34,6 @@ class AuditProbe(StageKind[AuditSpec]):
 
     def work(self, site: Worksite, spec: AuditSpec) -> None:
         """Writes ``measures`` by name and ``not_applicable``, a reason or the empty string."""
-
         cls = AUDITS[spec.audit]
         audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
         audit.parts = site.benchmark.part_table

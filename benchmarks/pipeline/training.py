@@ -108,7 +108,6 @@ class Retrain(StageKind[ModelSpec]):
 
 def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
     """Trains the fresh model that a task holds on these parts of a split."""
-
     return lambda task: train_reference(task, parts, task.model)
 
 
@@ -151,7 +150,6 @@ def _train(
     Raises:
         DataError: The published model claims other training data.
     """
-
     published = site.benchmark.published(site.stage.kind)
     ids = split.union(split.kept_parts) if site.stage.kind == "retrain" else split.train
     trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))

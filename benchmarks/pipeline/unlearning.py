@@ -172,7 +172,6 @@ class Unlearn(StageKind[ModelSpec]):
 
 def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
-
     benchmark, seed = site.benchmark, site.stage.spec.seed
     limits = getattr(config, "stop_below", None) or {}
 

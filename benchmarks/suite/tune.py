@@ -254,7 +254,6 @@ class Search:
     def _proposals(
         self, draws: Sequence[Draw], gaps: Sequence[float], count: int
     ) -> Iterable[dict[str, float]]:
-
         first, *others = self.tune.seeds
         seed = derive(first, *others, digest(self.space), len(draws))
         trials = [(draw.point, gap) for draw, gap in zip(draws, gaps, strict=True)]

@@ -9,10 +9,14 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from stable_forgetting.benchmarks.cli import main as cli
+from stable_forgetting.benchmarks.cli import options
 
 _EVENTS = ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
 _TRAPS: list[Trap] = []
@@ -135,8 +139,6 @@ class Child:
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
@@ -169,9 +171,6 @@ def command(
     """Starts ``unlearn ARGS`` in a forked process, whose streams are kept in ``folder``."""
 
     def work() -> None:
-        from stable_forgetting.benchmarks.cli import main as cli
-        from stable_forgetting.benchmarks.cli import options
-
         for console in (options.console, options.error_console):
             console._file = None  # the stream of now
         sys.argv = ["unlearn", *map(str, args)]

@@ -11,6 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
 from tools.faults.child import Ended, command
 from tools.faults.trials import Tally
 from tools.faults.world import SUITE, World
@@ -168,14 +171,10 @@ def _binary(place: Path) -> Path:
 
 
 def _with_image(subject: Path, name: str, mode: str) -> None:
-    from PIL import Image
-
     Image.new(mode, (16, 16), 1000).save(subject / "forget" / "a" / name)
 
 
 def _as_integers(subject: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     path = subject / "model" / "model.safetensors"
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("qkv.weight"))

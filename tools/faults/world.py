@@ -17,7 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+from timm.models import create_model
+
+from stable_forgetting.benchmarks.cli import main as cli
+from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.base.seeding import generator
+from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.store.weights import save_weights
 from tools.faults.child import Child, Ended, Trap, command
 
 SUITE: dict[str, Any] = {
@@ -199,8 +209,6 @@ def _noting(arguments: list[object], trap: Trap, noted: Path) -> Any:
 
 def run_here(arguments: list[object]) -> None:
     """The command line in this process; ends with SystemExit."""
-    from stable_forgetting.benchmarks.cli import main as cli
-
     sys.argv = ["unlearn", *map(str, arguments)]
     cli.main()
 
@@ -226,9 +234,6 @@ def _content(path: Path) -> str:
         except ValueError:
             return "not JSON"
     if path.name == "split.safetensors":  # the order of its metadata is not fixed
-        from stable_forgetting.common.base.errors import DataError
-        from stable_forgetting.common.data.splits import ForgetSplit
-
         try:
             return ForgetSplit.load(path).digest
         except DataError:
@@ -246,14 +251,6 @@ def _timeless(value: Any) -> Any:
 
 def _write_subject(folder: Path) -> None:
     """A classifier of 2 classes, as timm stores it, and images to forget and to retain."""
-    import numpy as np
-    import torch
-    from PIL import Image
-    from timm.models import create_model
-
-    from stable_forgetting.common.base.seeding import generator
-    from stable_forgetting.common.store.weights import save_weights
-
     arguments: dict[str, Any] = {
         "img_size": 16,
         "patch_size": 8,

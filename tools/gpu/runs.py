@@ -17,12 +17,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from stable_forgetting.common.base.errors import named_line
 from stable_forgetting.common.store.stages import DONE
+from stable_forgetting.language.data.corpus import Corpus, Item
+from stable_forgetting.language.data.tdec import notes
+from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models.families import published_models
 from tools.faults.child import Child, Ended, command
 from tools.faults.trials import kills
 from tools.faults.world import SUITE, World, contents
 from tools.gpu.items import Job, Row
+from tools.gpu.speed import random_causal, tiny_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT: dict[str, Any] = {
@@ -245,14 +252,6 @@ def llama_suite(folder: Path, tiny: bool) -> dict[str, Any]:
 
 def write_llama(folder: Path, device: str, tiny: bool) -> None:
     """A folder in the hub's layout: random bfloat16 weights, a byte-level tokenizer."""
-    import torch
-
-    from stable_forgetting.language.data.corpus import Corpus, Item
-    from stable_forgetting.language.data.tdec import notes
-    from stable_forgetting.language.data.tokenizers import train_tokenizer
-    from stable_forgetting.language.models.families import published_models
-    from tools.gpu.speed import random_causal, tiny_fields
-
     texts = islice(notes(), 20 if tiny else 400)  # they never end
     words = Corpus(tuple(Item("train", -1, "", text) for text in texts), "")
     tokenizer = train_tokenizer(words, 400 if tiny else 4000)

@@ -16,10 +16,14 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as recording
 from torch.utils.benchmark.utils.timer import timer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from stable_forgetting.common.base.errors import one_line
 from stable_forgetting.common.base.seeding import generator
@@ -259,8 +263,6 @@ def tiny_fields(blocks: int) -> dict[str, Any]:
 
 def _vit(name: str, architecture: str, images: int, each: int) -> Body:
     def build(device: str, dtype: torch.dtype) -> nn.Module:
-        import timm
-
         with torch.device(device):
             return cast(nn.Module, timm.create_model(architecture, num_classes=10)).to(dtype)
 
@@ -293,8 +295,6 @@ def _causal(
 
 def random_causal(kind: str, fields: dict[str, Any], device: str, dtype: torch.dtype) -> Any:
     """A causal model of transformers, drawn where it will lie."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config = AutoConfig.for_model(kind, **{**fields, **ends, "use_cache": False})
     with torch.device(device):
@@ -330,9 +330,6 @@ def _step(job: Job, body: Body, rank: int, kind: str) -> Row:
 
 def profile(job: Job) -> Iterator[Row]:
     """The longest kernels (on a CPU: operators) of one step, by their own time."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recording
-
     on_gpu = torch.device(job.device).type == "cuda"
     asked = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     runs = step_runs(job, bodies(job.tiny)[-1], COMPILED_RANK, "bfloat16")

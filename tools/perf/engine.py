@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision import transforms as T
+from torchvision.transforms.functional import to_pil_image
 
 from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.bounded.attach import attach
@@ -220,9 +222,6 @@ def augmentation(quick: bool) -> Iterator[Case]:
     At 64 images of 224 px every intermediate is above the size that glibc maps anew each time, so
     the ratio depends on the allocator.
     """
-    from torchvision import transforms as T
-    from torchvision.transforms.functional import to_pil_image
-
     count, side = (4, 48) if quick else (64, 224)
     source = random_images(count, ViTSize(), input_size=side)
     ids, stream = torch.arange(count), generator(0, "perf", "augment")

@@ -15,9 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.seeding import generator
@@ -323,8 +325,6 @@ def adapter_step(quick: bool) -> Iterator[Case]:
 
 
 def _model_steps(quick: bool) -> Iterator[Case]:
-    import timm
-
     architecture, images = ("test_vit", 2) if quick else ("vit_small_patch16_224", 4)
     with seeded():
         vit: Any = timm.create_model(architecture, num_classes=CLASSES)
@@ -351,8 +351,6 @@ def _model_steps(quick: bool) -> Iterator[Case]:
 
 def gpt_neo(width: int, depth: int, heads: int, entries: int, length: int) -> nn.Module:
     """A GPT-Neo without dropout, always of the same weights."""
-    from transformers import GPTNeoConfig, GPTNeoForCausalLM
-
     config = GPTNeoConfig(
         hidden_size=width,
         num_layers=depth,

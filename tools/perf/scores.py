@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from sklearn.svm import SVC
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.seeding import generator
@@ -141,8 +142,6 @@ def _scores(count: int, mean: float, std: float, name: str) -> Scores:
 
 
 def _plain_efficacy(parts: Sequence[Scores], feature: str) -> float:
-    from sklearn.svm import SVC
-
     members, nonmembers, targets = (feature_matrix(part, feature) for part in parts)
     labels = np.repeat([1, 0], [len(members), len(nonmembers)])
     classifier = SVC(C=COST, gamma="auto", kernel="rbf")

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import flop_registry
@@ -137,7 +139,6 @@ def peak_mb(run: Run, device: str = "cpu") -> float:
         before = torch.cuda.memory_allocated(device)
         run()
         return (torch.cuda.max_memory_allocated(device) - before) / 1e6
-    from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -236,8 +237,6 @@ TINY = ViTSize(image=16, patch=8, channels=1, dim=16, depth=1, heads=2, batch=8)
 
 def make_vit(size: ViTSize) -> nn.Module:
     """timm's transformer in train mode, without dropout, always of the same weights."""
-    from timm.models.vision_transformer import VisionTransformer
-
     with seeded():
         return VisionTransformer(
             img_size=size.image,

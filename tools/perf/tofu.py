@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from rouge_score.rouge_scorer import RougeScorer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -191,8 +192,6 @@ def _losses(
 
 @torch.no_grad()
 def _rouge(model: Any, source: TextSource, items: Sequence[Item], new_tokens: int) -> np.ndarray:
-    from rouge_score.rouge_scorer import RougeScorer
-
     recalls: list[float] = []
     for start in range(0, len(items), BATCH):
         rows = items[start : start + BATCH]

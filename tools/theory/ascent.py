@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.seeding import derive, generator
@@ -196,8 +197,6 @@ def batches_of(count: int, size: int, epochs: int, draw: torch.Generator) -> Ite
 
 def load_data(seed: int, probe: int = 400) -> tuple[tuple[Tensor, Tensor], Data]:
     """All 1797 digits, and the split that forgets one class (by ``seed``)."""
-    from sklearn.datasets import load_digits
-
     digits = load_digits()
     x = torch.tensor(digits.data / 16.0, dtype=torch.float32)
     y = torch.tensor(digits.target, dtype=torch.int64)

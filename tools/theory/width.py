@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from stable_forgetting.benchmarks.report import curves, markdown
 from stable_forgetting.benchmarks.report.section import Picture, Section, table
@@ -63,7 +65,6 @@ def base_model(cell: Cell) -> nn.Module:
             image_size=8, patch_size=2, dim=cell.width, depth=cell.depth, heads=heads
         )
         return build_model(config, num_classes=10, in_chans=1, generator_seed=seed)
-    from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
     torch.manual_seed(seed)
     return GPTNeoForCausalLM(
@@ -90,7 +91,6 @@ def load_parts(cell: Cell) -> dict[str, tuple[Tensor, Tensor]]:
             "forget": (texts[forgotten, :-1], texts[forgotten, 1:]),
             "retain": (texts[~forgotten, :-1], texts[~forgotten, 1:]),
         }
-    from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16).float()

@@ -160,7 +160,6 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
             test image (50: they cannot be told apart by loss); ``membership_auc_same_classes``:
             against test images of the forgotten classes.
         """
-
         results: dict[str, float | None] = {}
         for name, part in scores.items():
             results |= _summary(name, part)
@@ -282,5 +281,4 @@ def _summary(name: str, scores: Scores) -> dict[str, float | None]:
 
 
 def _auc(forget: Scores, test: Scores) -> float:
-
     return loss_threshold_attack(forget.loss, test.loss).auc

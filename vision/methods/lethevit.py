@@ -97,7 +97,6 @@ class MaskedContrast:
     parts = ("forget",)
 
     def __init__(self, task: UnlearnTask, config: Any):
-
         self.config = config
         # a model, not task.reference(): its attention is needed too
         self.teacher = copy.deepcopy(task.model).requires_grad_(False).eval()

@@ -24,7 +24,6 @@ from stable_forgetting.vision.config import PACKAGE, ModelConfig
 from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
 from stable_forgetting.vision.models.family import family_of
 from stable_forgetting.vision.models.packages import package_state
-from stable_forgetting.vision.models.statistics import freeze_statistics
 
 # digits as sparse strokes on black; CIFAR-10's channel statistics for every colour image
 _GREY = ((0.3,), (0.35,))
@@ -230,3 +229,18 @@ def input_spec(
     if in_chans != len(mean):
         mean, std = ((sum(values) / len(values),) * in_chans for values in (mean, std))
     return InputSpec(size or resolved["input_size"][-1], mean, std)
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """From now on batch normalisation takes its running statistics in training too.
+
+    What a training lowers is then the loss of the model that is measured, and no batch of forget
+    samples alone decides how retain samples are normalised.  Gains and shifts stay trainable.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(_as_in_evaluation)
+
+
+def _as_in_evaluation(module: nn.Module, _: Any) -> None:
+    module.training = False
