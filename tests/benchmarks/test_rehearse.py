@@ -81,13 +81,34 @@ def shared(tmp_path_factory):
     return tmp_path_factory.mktemp("rehearsals")
 
 
+@pytest.fixture
+def rehearses(cli, shared, built_in):
+    """Whether every row of a full suite goes well; skips what runs here as it is."""
+
+    def check(suite):
+        if not is_full(built_in(suite)):
+            pytest.skip("it runs here as it is")
+        shown = cli("run", suite, "--rehearse", "--store", shared)
+        assert shown.code == 0, shown.out + shown.err
+
+    return check
+
+
+# Two classes, which two processes take apart.
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", suite_names())
-def test_every_full_suite_rehearses(suite, cli, shared, built_in):
-    if not is_full(built_in(suite)):
-        pytest.skip("it runs here as it is")
-    shown = cli("run", suite, "--rehearse", "--store", shared)
-    assert shown.code == 0, shown.out + shown.err
+class TestFullSuitesOfTofu:
+    @pytest.mark.parametrize("suite", [name for name in suite_names() if name.startswith("tofu")])
+    def test_rehearse(self, suite, rehearses):
+        rehearses(suite)
+
+
+@pytest.mark.slow
+class TestOtherFullSuites:
+    @pytest.mark.parametrize(
+        "suite", [name for name in suite_names() if not name.startswith("tofu")]
+    )
+    def test_rehearse(self, suite, rehearses):
+        rehearses(suite)
 
 
 def test_a_record_names_what_was_rehearsed_as_it_is(tiny_suite, cli, tmp_path, monkeypatch):
