@@ -164,7 +164,8 @@ class DPO(ForgetRetainMethod):
         """Settings of DPO.
 
         Attributes:
-            beta: How soon a preference counts as learnt, per nat; .1, as in TOFU.
+            beta: How soon a preference counts as learnt, per nat; .1, as in TOFU and in
+                open-unlearning.
             compat: Whose code is followed where it differs from the formula; by default nobody's.
         """
 
@@ -218,16 +219,8 @@ class DPOGdr(DPO):
         modality="language",
     )
 
-    class Config(RetainConfig):
-        """Settings of DPO + GDR.
-
-        Attributes:
-            beta: How soon a preference counts as learnt, per nat; .1, as in open-unlearning.
-            compat: Whose code is followed where it differs from the formula; by default nobody's.
-        """
-
-        beta: Positive = 0.1
-        compat: Literal["none", "tofu", "flat", "loku"] = "none"
+    class Config(RetainConfig, DPO.Config):
+        """Settings of DPO + GDR: those of DPO, and of a retain term."""
 
 
 class FLAT(ForgetRetainMethod):
