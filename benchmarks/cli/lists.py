@@ -53,7 +53,11 @@ def show_lists(what: str | None, words: str | None, store: Path) -> None:
     if what == "suites" and not words:
         _show_families(store)
         return
-    suites = [_suite_line(name, store) for name in suite_names()]
+    suites = []
+    for name in suite_names():
+        data = read_suite(name)[1]
+        needed = ", ".join(needs(data)) or "nothing"
+        suites.append([name, needed, _time([name], store), str(data.get("title", ""))])
     suites += [
         [name, "as its suites", _time(of, store), ", ".join(of)]
         for name, of in suite_groups().items()
@@ -76,7 +80,8 @@ def show_lists(what: str | None, words: str | None, store: Path) -> None:
 
 def _show_found(title: str, heads: list[str], rows: list[list[str]], words: str | None) -> None:
     """The rows with all words; where there are none, a line that says so."""
-    found = _filtered(rows, words)
+    wanted = (words or "").lower().split()
+    found = [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
     if found or not words:
         show_words(title, heads, found)
     else:
@@ -159,24 +164,12 @@ def _stem(names: Sequence[str]) -> str:
     return "-".join(words[0] for words in same)
 
 
-def _suite_line(name: str, store: Path) -> list[str]:
-    data = read_suite(name)[1]
-    what = ", ".join(needs(data)) or "nothing"
-    return [name, what, _time([name], store), str(data.get("title", ""))]
-
-
 def _time(names: Sequence[str], store: Path) -> str:
     """``~12 min`` of all suites together; a dash where one of them was never measured."""
     seconds = [recorded_seconds(name, store) for name in names]
     if None in seconds:
         return MISSING
     return f"~{duration(math.fsum(value for value in seconds if value is not None))}"
-
-
-def _filtered(rows: list[list[str]], words: str | None) -> list[list[str]]:
-    """The rows in which every word stands, in any column."""
-    wanted = (words or "").lower().split()
-    return [row for row in rows if all(word in " ".join(row).lower() for word in wanted)]
 
 
 def show_words(title: str, heads: list[str], rows: list[list[str]]) -> None:

@@ -24,7 +24,7 @@ from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.paper.report import published_sections
-from stable_forgetting.benchmarks.report import html, tex
+from stable_forgetting.benchmarks.report.files import WRITERS
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.shipped import read_board, read_report, shipped_report
 from stable_forgetting.benchmarks.report.terminal import show
@@ -35,8 +35,6 @@ from stable_forgetting.benchmarks.suite.suite import suite_names
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
 
-MADE = {"html": html.write, "tex": tex.write}
-"""Formats that are made of a shipped report's Markdown."""
 WITHDRAWN = "its suite has changed since: it compares no methods until the suite is run again"
 
 
@@ -142,13 +140,14 @@ def write_shipped(name: str, missing: str, form: str) -> None:
         ConfigError: ``missing``, where nothing is shipped in this format.
     """
     file = shipped_report(name)
-    if file is not None and form not in ("md", *MADE):
+    if file is not None and form not in WRITERS:
         file = file.with_name(f"leaderboard.{form}")
     if file is None or not file.is_file():
         raise ConfigError(missing)
     _say(missing, f"{file} comes with the project")
     text = file.read_text("utf-8")
-    sys.stdout.write(MADE[form](read_report(text)) if form in MADE else text)
+    made = form in WRITERS and form != "md"
+    sys.stdout.write(WRITERS[form](read_report(text)) if made else text)
 
 
 def _say(missing: str, instead: str) -> None:

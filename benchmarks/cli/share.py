@@ -20,7 +20,7 @@ from stable_forgetting.benchmarks.cli.options import (
 )
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.report import html, markdown, tex
+from stable_forgetting.benchmarks.report.files import WRITERS
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.benchmarks.report.shipped import RESULTS
 from stable_forgetting.benchmarks.report.terminal import show
@@ -115,9 +115,6 @@ def _two(pair: str) -> tuple[str, str]:
     if len(names) != 2 or not all(names) or names[0] == names[1]:
         raise ConfigError(f"compare {pair}: write two different rows as FIRST,SECOND")
     return names[0], names[1]
-
-
-WRITERS = {"md": markdown.write, "tex": tex.write, "html": html.write}
 
 
 def _check_format(form: str, *others: str) -> None:

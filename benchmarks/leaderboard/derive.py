@@ -225,17 +225,13 @@ def compared(
                 if not all(sides) or (other and not benchmark.answer_metrics):
                     continue
                 made = benchmark.compare(suite.protocol, *sides)
-                metrics |= _to_second(benchmark, made) if other else made
+                if other:  # the distances per sample to the second Retrain
+                    kept = [name for name in benchmark.answer_metrics if name in made]
+                    made = {second_of(name): made[name] for name in kept}
+                metrics |= made
             record = record.model_copy(update={"metrics": metrics})
             result.setdefault((row, replicate), {})[seed] = record
     return result
-
-
-def _to_second(
-    benchmark: type[Benchmark], made: Mapping[str, float | None]
-) -> dict[str, float | None]:
-    """The distances per sample under the names that they have to the second Retrain."""
-    return {second_of(name): made[name] for name in benchmark.answer_metrics if name in made}
 
 
 def _check_one_data_set(records: Sequence[RunRecord]) -> None:

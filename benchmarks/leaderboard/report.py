@@ -27,7 +27,6 @@ from stable_forgetting.benchmarks.report.section import Section, Table, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
-from stable_forgetting.benchmarks.sweeps.board import Sweep
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
 
@@ -38,23 +37,23 @@ def sections(board: Leaderboard) -> list[Section]:
     missing = "" if board.complete else f"Incomplete: {board.missing} records are missing."
     if board.sweep and board.sweep.missing:
         missing = f"Incomplete; missing blocks of the grid: {board.sweep.missing}."
+    body = _of_rows(board) if board.sweep is None else sweep_sections(board.sweep)
+    if board.sweep is not None:
+        body.append(Section(lines=tuple(inapplicable_lines(board))))
     return filled(
         Section(_title(board), (spec.title,), depth=1),
         Section(text=(_provenance(board),), level="full"),
         Section(text=(pretraining_line(board), assumption_line(board))),
         Section(text=(missing,), tone="warning"),
-        *(_of_rows(board) if board.sweep is None else _of_grid(board, board.sweep)),
+        *body,
         Section(text=(f"Notes: {spec.notes}" if spec.notes else "",), level="full"),
         *published_sections(spec.published, "full"),
     )
 
 
-def _of_grid(board: Leaderboard, sweep: Sweep) -> list[Section]:
-    return [*sweep_sections(sweep), Section(lines=tuple(inapplicable_lines(board)))]
-
-
 def _of_rows(board: Leaderboard) -> list[Section]:
     seeds = ", ".join(map(str, board.suite.spec.seeds))
+    gaps = "Signed gaps to Retrain" if any(row.gaps for row in board.rows) else "Distance"
     return [
         Section(content=picture(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
@@ -62,7 +61,8 @@ def _of_rows(board: Leaderboard) -> list[Section]:
             text=(
                 floor_line(board),
                 *calibration_lines(board),
-                *measure_lines(board),
+                share_line(board),
+                saturation_line(board),
                 disagreement_line(board),
             )
         ),
@@ -82,7 +82,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
         ),
         *verdict_sections(board),
         *_tables(
-            (f"{_gap_name(board)}, with 95 % CIs (t)", gap_table(board)),
+            (f"{gaps}, with 95 % CIs (t)", gap_table(board)),
             ("Did the bound act?", dynamics_table(board)),
             ("What did it cost?", cost_table(board)),
             ("Further measurements", further_table(board)),
@@ -92,11 +92,6 @@ def _of_rows(board: Leaderboard) -> list[Section]:
         *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
     ]
-
-
-def _gap_name(board: Leaderboard) -> str:
-    """What the table of gaps holds; without a Retrain no more than the distance."""
-    return "Signed gaps to Retrain" if any(row.gaps for row in board.rows) else "Distance"
 
 
 def _title(board: Leaderboard) -> str:
@@ -161,11 +156,6 @@ def calibration_lines(board: Leaderboard) -> list[str]:
         for name, spec in board.specs.items()
         if spec.calibration and name in values
     ]
-
-
-def measure_lines(board: Leaderboard) -> tuple[str, str]:
-    """What the rows' distances come from, and what carries nothing."""
-    return share_line(board), saturation_line(board)
 
 
 def share_line(board: Leaderboard) -> str:

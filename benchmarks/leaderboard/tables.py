@@ -20,7 +20,6 @@ from stable_forgetting.benchmarks.report.cells import (
 )
 from stable_forgetting.benchmarks.report.section import Column, Mark, Table, table
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
-from stable_forgetting.common.measure.rules import Axis
 from stable_forgetting.common.measure.verdict import MARGIN, Word
 
 NARROW_COLUMNS = 4
@@ -45,7 +44,10 @@ def main_table(board: Leaderboard) -> Table:
     """Every column of the suite, AG, and what else the benchmark's gap rule derives."""
     names, rule = board.suite.spec.columns, board.rule
     heads: list[str | Column] = ["method", "n", *_metric_heads(board, names)]
-    heads += [Column(f"{axis.title} ↓", doc=axis_doc(axis)) for axis in rule.axes]
+    weighted = "is the weighted mean |gap| over"
+    heads += [
+        Column(f"{axis.title} ↓", doc=f"{weighted} {', '.join(axis.weights)}") for axis in rule.axes
+    ]
     heads += [Column(f"{rule.title} ↓", doc=DISTANCE), Column("", "mark")]
     ranked = any(row.rank for row in board.rows)
     heads += ["rank"] if ranked else []
@@ -145,11 +147,6 @@ def narrow_table(board: Leaderboard) -> Table:
 def _metric_heads(board: Leaderboard, names: Sequence[str]) -> list[Column]:
     specs = [board.specs[name] for name in names]
     return [Column(f"{spec.title} {spec.arrow[0]}", doc=f"is {spec.doc}") for spec in specs]
-
-
-def axis_doc(axis: Axis) -> str:
-    """What an axis of a rule is the mean of."""
-    return f"is the weighted mean |gap| over {', '.join(axis.weights)}"
 
 
 def reference_marks(board: Leaderboard) -> dict[str, Mark]:

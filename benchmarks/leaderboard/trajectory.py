@@ -7,9 +7,9 @@ whole W0 + dW of MLPs, attention and head, frozen or not.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -126,50 +126,24 @@ def _compared(
     return compared
 
 
-def to_json(trajectories: Trajectories) -> dict[str, Any]:
-    """Row -> seed -> step -> metrics, as plain JSON."""
-    return {
-        label: {str(seed): {str(step): dict(m) for step, m in t.items()} for seed, t in s.items()}
-        for label, s in trajectories.items()
-    }
-
-
 def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
     """One panel per main column: the mean over seeds by step; Retrain's mean dashed."""
     title = f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)"
-    panels = [_panel(board, name, trajectories) for name in board.suite.spec.columns]
-    return draw([panel for panel in panels if panel is not None], list(trajectories), title)
-
-
-def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
-    """Step -> mean over the seeds, for the steps that every seed has."""
-    steps = set.intersection(*(set(trajectory) for trajectory in by_seed.values()))
-    line = {}
-    for step in sorted(steps):
-        values = [trajectory[step].get(name) for trajectory in by_seed.values()]
-        measured = [value for value in values if value is not None]
-        if len(measured) == len(values):
-            line[step] = math.fsum(measured) / len(measured)
-    return line
-
-
-def _panel(board: Leaderboard, name: str, trajectories: Trajectories) -> Panel | None:
-    """The curves of one metric; None where no row has one."""
-    lines = {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
-    steps = [step for line in lines.values() for step in line]
-    if not steps:
-        return None
-    last = max(steps)
-    retrain = next((row.metrics.get(name) for row in board.rows if row.label == "retrain"), None)
-    flat = {"4": dict.fromkeys((0, last), retrain.mean)} if retrain else {}
-    drawn = {label: line for label, line in lines.items() if line}
-    return Panel(board.specs[name].title, drawn, (0, last), f"step {last}", flat)
+    panels = _panels(trajectories, {n: board.specs[n].title for n in board.suite.spec.columns})
+    retrain = next((row.metrics for row in board.rows if row.label == "retrain"), {})
+    dashed = [
+        replace(panel, references={"4": dict.fromkeys(panel.ends, retrain[name].mean)})
+        if name in retrain
+        else panel
+        for name, panel in panels.items()
+    ]
+    return draw(dashed, list(trajectories), title)
 
 
 def dynamics_svg(board: Leaderboard, dynamics: Trajectories) -> str:
     """A panel per scalar: the mean over seeds by step, linear above and logarithmic below."""
     title = f"{board.suite.name}: norms over steps (mean of seeds; linear, then logarithmic)"
-    linear = [*_panels(dynamics)]
+    linear = [*_panels(dynamics, PROBES).values()]
     logarithmic = [
         replace(panel, title=f"{panel.title} (log)", log=True)
         for panel in linear
@@ -178,14 +152,25 @@ def dynamics_svg(board: Leaderboard, dynamics: Trajectories) -> str:
     return draw([*linear, *logarithmic], list(dynamics), title)
 
 
-def _panels(dynamics: Trajectories) -> Iterator[Panel]:
-    for name, title in PROBES.items():
-        logged = {
-            label: {seed: {k: v for k, v in t.items() if name in v} for seed, t in of_row.items()}
-            for label, of_row in dynamics.items()
-        }
-        lines = {label: mean_line(of_row, name) for label, of_row in logged.items()}
+def _panels(trajectories: Trajectories, titles: Mapping[str, str]) -> dict[str, Panel]:
+    """Name -> its curves, where some row has one."""
+    panels = {}
+    for name, title in titles.items():
+        lines = {label: mean_line(by_seed, name) for label, by_seed in trajectories.items()}
         drawn = {label: line for label, line in lines.items() if line}
         if drawn:
             last = max(step for line in drawn.values() for step in line)
-            yield Panel(title, drawn, (0, last), f"step {last}")
+            panels[name] = Panel(title, drawn, (0, last), f"step {last}")
+    return panels
+
+
+def mean_line(by_seed: Mapping[int, Trajectory], name: str) -> dict[int, float]:
+    """Step -> mean over the seeds, for the steps at which every seed has the value."""
+    steps = set.intersection(*(set(trajectory) for trajectory in by_seed.values()))
+    line = {}
+    for step in sorted(steps):
+        values = [trajectory[step].get(name) for trajectory in by_seed.values()]
+        measured = [value for value in values if value is not None]
+        if len(measured) == len(values):
+            line[step] = fmean(measured)
+    return line

@@ -54,7 +54,7 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
         ("dynamics", trajectory.read_dynamics(board, store), trajectory.dynamics_svg),
     ):
         if curves:
-            files[f"{name}.json"] = json_text(trajectory.to_json(curves))
+            files[f"{name}.json"] = json_text(curves)
             files[f"{name}.svg"] = to_svg(board, curves)
     write_files(root / "suites" / board.suite.name, files)
     if events:

@@ -1,13 +1,22 @@
-"""Writes the files of a report; a reader never sees half a file."""
+"""The formats of a report, and its files; a reader never sees half a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.benchmarks.report import html, markdown, tex
+from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base.files import sweep, write_text
+
+WRITERS: Mapping[str, Callable[[Sequence[Section]], str]] = {
+    "md": markdown.write,
+    "tex": tex.write,
+    "html": html.write,
+}
+"""Name of a format -> what writes sections in it."""
 
 
 def json_text(value: Any) -> str:
