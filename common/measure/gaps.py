@@ -19,8 +19,6 @@ class KSResult(NamedTuple):
 
     statistic: float
     p_value: float
-    n_first: int
-    n_second: int
 
 
 def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
@@ -32,7 +30,7 @@ def ks_two_sample(first: Sequence[float], second: Sequence[float]) -> KSResult:
 
     assert all(map(math.isfinite, first)) and all(map(math.isfinite, second)), "values not finite"
     result = ks_2samp(first, second)
-    return KSResult(float(result.statistic), float(result.pvalue), len(first), len(second))
+    return KSResult(float(result.statistic), float(result.pvalue))
 
 
 def harmonic_mean(values: Sequence[float | None]) -> float | None:

@@ -1,7 +1,8 @@
 """What an unlearning method is.
 
 Modules of methods import torch only inside functions: listing and planning read classes and
-configs, and must answer at once.
+configs, and must answer at once.  The packages ``data``, ``objectives`` and ``methods.tools`` are
+imported at the top: each of their names is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -168,11 +168,6 @@ def unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
     return F.softplus(margins(logits, labels)) * (labels != IGNORE)
 
 
-def sample_unlikelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) unlikelihood -log(1 - p_y) per sample."""
-    return _per_sample(unlikelihood(logits, labels), labels)
-
-
 def sample_distillation(logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
     """(N,) KL(target || softmax(logits)): summed over classes, a mean over counted positions.
 

@@ -18,9 +18,16 @@ from stable_forgetting.common.objectives.objectives import (
 from stable_forgetting.common.objectives.positions import (
     margins,
     sample_cross_entropy,
-    sample_unlikelihood,
+    unlikelihood,
 )
 from stable_forgetting.common.objectives.terms import pushed_away
+
+
+def sample_unlikelihood(logits, labels):
+    """(N,) the mean over the positions of a sample that count."""
+    counted = (labels != -100).sum(-1).clamp_min(1) if labels.ndim > 1 else 1
+    values = unlikelihood(logits, labels)
+    return (values.sum(-1) if labels.ndim > 1 else values) / counted
 
 
 def stream(seed=0):
