@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,10 +30,11 @@ _MODEL = ModelConfig(patch_size=4, dim=16, depth=2, heads=2, mlp_ratio=2.0)
 def _prepared() -> PreparedImages:
     stream = generator(0, "checks", "images")
     labels = np.arange(CLASSES * PER_CLASS) % CLASSES
-    centres = 0.4 * torch.rand(CLASSES, 1, 4, 4, generator=stream)
+    like: Any = {"generator": stream, "dtype": torch.float32}  # whatever the default is just now
+    centres = 0.4 * torch.rand(CLASSES, 1, 4, 4, **like)
     centres += 0.2 * torch.arange(CLASSES).view(-1, 1, 1, 1)  # darker and brighter classes
     bright = torch.nn.functional.interpolate(centres[labels], SIDE, mode="nearest")
-    noise = 0.2 * torch.randn(bright.shape, generator=stream)
+    noise = 0.2 * torch.randn(bright.shape, **like)
     images = (255 * (bright + noise).clamp(0, 1)).to(torch.uint8)
     everything = np.arange(len(labels))
     pools = {"train": everything[:96], "validation": everything[96:120], "test": everything[120:]}

@@ -116,9 +116,10 @@ def run_suite(
         if work.broken:
             _renew(execution, executor)
         execution.executed += work.count
-        waiting = len(execution.plan.waiting)
-        execution.plan = _planned(planner, suite, store)
-        if not work.lost and (not waiting or not work.count):
+        decided = not work.lost and not execution.plan.waiting
+        if not decided:
+            execution.plan = _planned(planner, suite, store)
+        if decided or not (work.lost or work.count):
             return execution
 
 
