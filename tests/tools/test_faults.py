@@ -167,10 +167,10 @@ def test_texts_that_nobody_can_use(tmp_path, line, words):
 @pytest.mark.parametrize(
     ("shell", "code"),
     [
-        ("{} ls suites >&-", 0),
+        ("{} show suites >&-", 0),
         ("PYTHONIOENCODING=ascii {} show gd_sine", 0),
-        ("LOCAL_RANK=0 WORLD_SIZE=x {} ls suites", 2),
-        ("WORLD_SIZE=x RANK=3 {} ls suites", 0),
+        ("LOCAL_RANK=0 WORLD_SIZE=x {} show suites", 2),
+        ("WORLD_SIZE=x RANK=3 {} show suites", 0),
     ],
 )
 def test_odd_streams_and_environments(shell, code):
