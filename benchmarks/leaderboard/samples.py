@@ -6,7 +6,7 @@ The samples on which the methods differ most come first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
@@ -81,30 +81,23 @@ def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
 def _image_samples(
     scores: Mapping[str, Scores], places: Sequence[int], site: Worksite
 ) -> list[Sample]:
-    found = [class_sample(scores, place) for place in places]
     if not isinstance(site.benchmark, VisionBenchmark):  # classes of another kind of data
-        return found
+        return [class_sample(scores, place) for place in places]
     source = site.benchmark.source
+    found = [class_sample(scores, place, source.class_names.__getitem__) for place in places]
     pictures = source.pictures([sample.index for sample in found])
-    pairs = zip(found, pictures, strict=True)
-    return [named(replace(sample, picture=p), source.class_names) for sample, p in pairs]
+    return [replace(one, picture=png) for one, png in zip(found, pictures, strict=True)]
 
 
-def named(sample: Sample, names: Sequence[str]) -> Sample:
-    """A sample with the names of classes in the place of their numbers."""
-    answers = {
-        label: replace(answer, text=names[int(answer.text)])
-        for label, answer in sample.answers.items()
-    }
-    return replace(sample, truth=names[int(sample.truth)], answers=answers)
-
-
-def class_sample(scores: Mapping[str, Scores], place: int) -> Sample:
+def class_sample(
+    scores: Mapping[str, Scores], place: int, name: Callable[[int], str] = str
+) -> Sample:
     """One sample of a classification, from stored probabilities.
 
     Args:
         scores: Row label -> scores of the same samples.
         place: Of the sample in them.
+        name: Of a class.
     """
     first = next(iter(scores.values()))
     assert first.labels is not None
@@ -114,8 +107,8 @@ def class_sample(scores: Mapping[str, Scores], place: int) -> Sample:
         guess = int(score.probs[place].argmax())
         share = float(score.probs[place][guess])
         known = float(score.probability[place])
-        answers[row] = Answer(str(guess), share, known)
-    return Sample(int(first.indices[place]), "", str(label), answers)
+        answers[row] = Answer(name(guess), share, known)
+    return Sample(int(first.indices[place]), "", name(label), answers)
 
 
 def _text_samples(
