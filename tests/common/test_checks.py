@@ -80,6 +80,13 @@ def test_every_registered_method_keeps_every_promise(name):
     assert [result.name for result in results] == EVERY_CHECK
 
 
+def test_every_method_but_original_states_formula_and_source():
+    for cls in (METHODS[name] for name in METHODS.names() if name != "original"):
+        text, paper = f"{cls.__doc__} {cls.__mro__[1].__doc__}", cls.info.paper
+        assert "Formula:" in text or "minimise" in text, cls
+        assert "Source" in text or "arXiv" in paper or "ours" in paper, cls
+
+
 def test_checking_leaves_the_global_state_and_the_shared_original_alone():
     before = (
         torch.get_rng_state(),

@@ -266,13 +266,6 @@ def test_configs_do_not_shadow_the_optimizers(name):
             assert getattr(config, field) == FitConfig.model_fields[field].default
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_docstrings_hold_formula_and_source(name):
-    text = METHODS[name].__doc__
-    assert "Source: " in text
-    assert any(word in text for word in ("Formula", "Pseudo-code", "Selection rule"))
-
-
 # -- SalUn ----------------------------------------------------------------------------------------
 
 DECAYS = {
