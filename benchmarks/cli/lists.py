@@ -43,14 +43,14 @@ Family = tuple[str, list[str], bool]
 
 
 def show_lists(what: str | None, words: str | None, store: Path) -> None:
-    """Prints one list, or all.
+    """Prints one list; without a name, the suites by family, or what a filter finds in all lists.
 
     Args:
-        what: One of :data:`LISTS`; None for all.
+        what: One of :data:`LISTS`, or None.
         words: Only lines with all these words.
         store: Whose reports say how long suites took.
     """
-    if what == "suites" and not words:
+    if what in (None, "suites") and not words:
         _show_families(store)
         return
     suites = []
@@ -101,8 +101,11 @@ def _show_families(store: Path) -> None:
         ("Sweeps (unlearn show sweeps):", sweeps()),
     ):
         console.print(_cut(f"{head} {', '.join(names)}"), highlight=False, markup=False)
-    text = "All suites of a family, with needs and time: unlearn show suites --filter WORDS"
-    console.print(text, style="dim", highlight=False)
+    for text in (
+        "All suites of a family, with needs and time: unlearn show suites --filter WORDS",
+        "More: unlearn show methods, sweeps, benchmarks, metrics, or one name",
+    ):
+        console.print(text, style="dim", highlight=False)
 
 
 def _cut(line: str) -> str:

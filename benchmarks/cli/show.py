@@ -80,7 +80,7 @@ def show(
         str | None,
         typer.Argument(
             help="A method, suite, benchmark or metric; or a list: suites, sweeps, methods, "
-            "benchmarks; or: metrics, bounded. Without a name: every list."
+            "benchmarks; or: metrics, bounded. Without a name: the suites."
         ),
     ] = None,
     words: Annotated[

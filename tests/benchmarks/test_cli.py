@@ -12,7 +12,7 @@ import pytest
 from stable_forgetting.benchmarks.cli import main as cli_module
 from stable_forgetting.benchmarks.cli import run as commands
 from stable_forgetting.benchmarks.pipeline import executors
-from stable_forgetting.benchmarks.suite.suite import suite_names
+from stable_forgetting.benchmarks.suite.suite import sweeps
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 
@@ -60,12 +60,22 @@ def test_no_arguments_is_help(cli):
 
 
 def test_show_lists_everything(cli):
-    shown = cli("show")
-    assert shown.code == 0
-    for name in (*METHODS.names(), *BENCHMARKS.names(), *suite_names()):
-        assert re.search(rf"^\s*{re.escape(name)}\s", shown.out, re.M), name
-    only = cli("show", "suites").out
-    assert re.search(r"^  digits .* -class", only, re.M) and "gd_lora" not in only
+    lists = {"methods": METHODS.names(), "benchmarks": BENCHMARKS.names(), "sweeps": sweeps()}
+    for what, names in lists.items():
+        shown = cli("show", what)
+        assert shown.code == 0
+        for name in names:
+            assert re.search(rf"^\s*{re.escape(name)}\s", shown.out, re.M), name
+    found = cli("show", "--filter", "o").out
+    for name in ("npo_gdr", "tofu", "tofu-small", "tofu-small-bound"):
+        assert re.search(rf"^\s*{re.escape(name)}\s", found, re.M), name
+
+
+def test_show_begins_with_the_suites_and_names_the_other_lists(cli):
+    shown = cli("show").out
+    assert shown == cli("show", "suites").out
+    assert re.search(r"^  digits .* -class", shown, re.M) and "gd_lora" not in shown
+    assert all(f" {what}," in shown for what in ("methods", "sweeps", "benchmarks"))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
