@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from stable_forgetting.common.base.config import digest, validate
@@ -268,8 +269,6 @@ def test_adapters_from_before_starts_were_named_still_load(tiny, tmp_path, phi):
 
 
 def test_a_damaged_start_is_refused(tiny, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     model = adapted(tiny, phi="sine")
     layer = model.blocks[0].mlp.fc1
     layer.set_start_(layer.A, layer.Bt)

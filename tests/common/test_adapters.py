@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -473,8 +474,6 @@ def test_missing_and_damaged_files_are_refused(tiny, saved):
 
 
 def test_missing_foreign_and_misshapen_tensors_are_refused(tiny, saved):
-    from safetensors.torch import load_file, save_file
-
     tensors = {k: v.clone() for k, v in load_file(saved / ADAPTER_WEIGHTS).items()}
     key = "blocks.1.mlp.fc2.A"
     cases = [

@@ -23,6 +23,26 @@ from stable_forgetting.common.checks.methods import check_method
 from stable_forgetting.common.data.loader import Loader, RelabelledLoader
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.methods.base import resolve_config, train_reference
+from stable_forgetting.common.methods.finetuning import last_parameters
+from stable_forgetting.common.methods.tools.objectives import (
+    AlternatingAscent,
+    ToNeighbours,
+    input_bounds,
+    learn_noise,
+)
+from stable_forgetting.common.methods.tools.passes import (
+    batch_fisher,
+    class_pass,
+    one_pass,
+    summed_gradients,
+)
+from stable_forgetting.common.methods.tools.streams import Interleaved, WithExtras
+from stable_forgetting.common.methods.tools.weights import (
+    MaskedWeights,
+    class_shares,
+    reference_error,
+    top_share,
+)
 from stable_forgetting.common.objectives.positions import sample_cross_entropy, sample_distillation
 from stable_forgetting.common.train.config import FitConfig
 from stable_forgetting.common.train.protocols import Telemetry
@@ -276,8 +296,6 @@ DECAYS = {
 
 def masked_run(make, monkeypatch, params, *, restoring=True):
     """Share of masked-out entries, and the steps after which one of them had moved."""
-    from stable_forgetting.common.methods.tools.weights import MaskedWeights
-
     held, drifted = {}, []
     if not restoring:
         monkeypatch.setattr(MaskedWeights, "restore", lambda self, model: None)
@@ -321,8 +339,6 @@ def test_zeroed_gradients_alone_would_let_masked_weights_drift(make, monkeypatch
 
 
 def test_the_mask_is_the_top_share_by_one_sort(monkeypatch):
-    from stable_forgetting.common.methods.tools.weights import top_share
-
     calls, real = [], torch.Tensor.sort
     monkeypatch.setattr(torch.Tensor, "sort", lambda self: calls.append(len(self)) or real(self))
     saliency = {
@@ -341,8 +357,6 @@ def test_the_mask_is_the_top_share_by_one_sort(monkeypatch):
 
 
 def test_saliency_is_the_gradient_over_the_forget_set(make, tiny, split):
-    from stable_forgetting.common.methods.tools.passes import one_pass, summed_gradients
-
     _, task = make("salun", {}, dropout=0.3)
     task.model.train()
     found = summed_gradients(task, one_pass(task, "forget", batch_size=4))
@@ -503,8 +517,6 @@ def test_rewind_takes_the_latest_of_the_closest(make, monkeypatch):
 
 
 def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
-    from stable_forgetting.common.methods.tools.weights import reference_error
-
     _, task = make("scrub_r", {})
     batch = task.source.fetch(torch.as_tensor(split.parts["validation"]))
     wrong = (tiny.forward(task.model.eval(), batch).argmax(-1) != batch.labels).float()
@@ -515,8 +527,6 @@ def test_the_reference_error_has_the_forget_sets_classes(make, split, tiny):
 
 def test_held_out_forgotten_classes_count_too(make, split):
     """Class forgetting keeps them in a part of their own."""
-    from stable_forgetting.common.methods.tools.weights import class_shares, reference_error
-
     held = split.parts["validation"]
     parts = {**split.parts, "validation": held[held % 4 != 1]}
     parts["validation_forget"] = held[held % 4 == 1]
@@ -571,8 +581,6 @@ def test_the_l1_penalty_covers_everything_and_fades(make, trained):
 
 
 def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
-    from stable_forgetting.common.methods.tools.passes import batch_fisher
-
     method, task = make("ssd", {"alpha": 1.2, "lam": 0.9})
     forget = batch_fisher(task, "forget", batch_size=8)
     everything = batch_fisher(task, "forget", "retain", batch_size=8)
@@ -588,8 +596,6 @@ def test_ssd_dampens_by_the_ratio_of_importances(make, trained):
 
 
 def test_ssd_reads_whole_classes_in_the_order_of_its_repository(make, two_classes):
-    from stable_forgetting.common.methods.tools.passes import batch_fisher, class_pass
-
     method, task = make("ssd", {"alpha": 1.2, "order": "class"}, split=two_classes)
     batches = list(class_pass(task, 8))
     labels = torch.cat([batch.labels for batch in batches]).tolist()
@@ -636,8 +642,6 @@ def test_unsir_refuses_a_forget_set_without_whole_classes(make, split):
 
 def test_noise_carries_the_label_of_its_own_class(make, two_classes, tiny):
     """UNSIR's notebook labels the noise of every class 0."""
-    from stable_forgetting.common.methods.tools.objectives import learn_noise
-
     _, task = make("unsir", {}, split=two_classes)
     before = tiny.snapshot(task.model)
     config = FitConfig(steps=30, lr=0.1)
@@ -652,8 +656,6 @@ def test_noise_carries_the_label_of_its_own_class(make, two_classes, tiny):
 
 
 def test_extras_come_in_the_order_asked_for(tiny):
-    from stable_forgetting.common.methods.tools.streams import WithExtras
-
     source = tiny.Source()
     extra = torch.arange(12.0).view(2, 6)
     mixed = WithExtras(source, {"x": extra}, torch.tensor([3, 1]))
@@ -677,8 +679,6 @@ NAMES = [
 
 
 def test_the_last_blocks_are_counted_from_the_end():
-    from stable_forgetting.common.methods.finetuning import last_parameters
-
     last = last_parameters(NAMES, 2, blocks=None, head=("head.*",))
     assert last == NAMES[-6:] and last[0].startswith("blocks.10.")
     assert last_parameters(NAMES, 0, blocks="blocks", head=()) == NAMES[-2:]
@@ -719,8 +719,6 @@ def test_eu_k_starts_its_blocks_anew(run, tiny, trained):
 
 
 def test_neighbours_are_one_bounded_step_away(make, tiny, split):
-    from stable_forgetting.common.methods.tools.objectives import ToNeighbours
-
     _, task = make("boundary_shrink", {})
     objective = ToNeighbours.of(task, 0.3)
     batch = task.source.fetch(torch.as_tensor(split.parts["forget"]))
@@ -746,8 +744,6 @@ def test_neighbours_are_one_bounded_step_away(make, tiny, split):
 
 
 def test_bounds_come_from_the_source_where_it_tells_them(make, tiny):
-    from stable_forgetting.common.methods.tools.objectives import input_bounds
-
     source = tiny.Source(noise=NOISE)
     source.input_bounds, source.blank_inputs = {"x": (torch.tensor(-1.0), torch.tensor(2.0))}, {}
     _, task = make("boundary_shrink", {}, source=source)
@@ -785,8 +781,6 @@ def test_boundary_expand_needs_one_linear_head(make, tiny):
 
 
 def test_turns_are_taken_batch_by_batch(tiny):
-    from stable_forgetting.common.methods.tools.streams import Interleaved
-
     source = tiny.Source()
     short, long = tiny.loader(source, range(8)), tiny.loader(source, range(8, 48))
     turns = Interleaved([short, long, long], repeat=2)
@@ -800,9 +794,6 @@ def test_turns_are_taken_batch_by_batch(tiny):
 
 
 def test_ascent_weighs_samples_and_fades(tiny, split):
-    from stable_forgetting.common.methods.tools.objectives import AlternatingAscent
-    from stable_forgetting.common.methods.tools.streams import Interleaved
-
     source = tiny.Source(noise=NOISE)
     forget = tiny.loader(source, split.parts["forget"], 12)
     retain = tiny.loader(source, split.parts["retain"], 12)

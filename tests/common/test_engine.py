@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from stable_forgetting.common.base import stopping
@@ -613,9 +615,6 @@ def test_checkpoint_every_may_change(tiny, run, tmp_path, caplog):
 
 
 def test_damaged_and_foreign_checkpoints_start_again_with_one_line(tiny, run, tmp_path, caplog):
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
     path = tmp_path / "c.safetensors"
     config = unchanged = small(checkpoint_every=2)
     whole = tiny.net()
@@ -666,8 +665,6 @@ def test_damaged_and_foreign_checkpoints_start_again_with_one_line(tiny, run, tm
 
 
 def test_nothing_is_pickled(tiny, run, tmp_path):
-    from safetensors import safe_open
-
     path = tmp_path / "c.safetensors"
     interrupted(tiny, run, path)
     with safe_open(path, framework="pt") as file:
@@ -1017,8 +1014,6 @@ def test_an_end_whose_weights_are_stored_next_is_no_checkpoint(tiny, run, tmp_pa
 
 def test_a_file_is_hashed_while_it_is_written(tmp_path):
     """One tensor at a time in main memory, of any type and shape; safetensors reads it."""
-    from safetensors.torch import load_file
-
     tensors = {
         "bool": torch.tensor([True, False, True]),
         "bytes": torch.arange(5, dtype=torch.uint8),

@@ -11,12 +11,16 @@ import torch
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import AccessError, ConfigError
 from stable_forgetting.common.base.registry import METHODS
+from stable_forgetting.common.base.seeding import derive
+from stable_forgetting.common.bounded.attach import adapted_layers, factor_penalty
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.methods.base import resolve_config, train_reference
 from stable_forgetting.common.methods.gradient import GradientConfig
 from stable_forgetting.common.objectives.objectives import CrossEntropy
 from stable_forgetting.common.store.hashed import read_metadata
 from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.fit import fit
 
 OTHERS = ("gd_fila",)
 OWN = ["original", "retrain", "finetune", "ascent", "random_label"]
@@ -154,10 +158,6 @@ def test_retrain_equals_training_on_retain_from_the_same_start(tiny, unlearn, so
     model, task = unlearn("retrain")
     reference = task.build()
     retain = tiny.split(source).parts["retain"]
-    from stable_forgetting.common.base.seeding import derive
-    from stable_forgetting.common.data.loader import Loader
-    from stable_forgetting.common.train.fit import fit
-
     loader = Loader(tiny.Source(), retain, 8, task.generator("train"))
     seed = derive(task.seed, "engine", 0, 0)
     objective = CrossEntropy("train")
@@ -271,8 +271,6 @@ def test_two_rates_is_plain_sgd_of_rate_one():
 
 def test_the_slope_rule_equalises_the_first_step(tiny, unlearn):
     """lr / (omega phi'(0)) under Adam: the first step in weight space is LoRA's."""
-    from stable_forgetting.common.bounded.attach import adapted_layers
-
     deltas = {}
     for name in (
         "gd_lora",
@@ -313,7 +311,6 @@ def test_the_controls_differ_from_their_methods_in_one_thing():
 @pytest.mark.parametrize("name", ["gd_tanh_tight", "gd_ul_tanh_tight"])
 def test_a_tight_bound_is_reached_and_never_passed(name, unlearn):
     """|dW_ij| <= rms(W0) of the layer at any rate; without it the same rate goes far beyond."""
-    from stable_forgetting.common.bounded.attach import adapted_layers
 
     def largest(method):
         model, _ = unlearn(method, {"lr": 3.0, "steps": 20})
@@ -327,8 +324,6 @@ def test_a_tight_bound_is_reached_and_never_passed(name, unlearn):
 
 
 def test_placement_targets_and_head(tiny, unlearn):
-    from stable_forgetting.common.bounded.attach import adapted_layers
-
     def adapted(adapter):
         model, _ = unlearn("gd_sine", {"steps": 1, "adapter": adapter})
         return model, [name for name, _ in adapted_layers(model)]
@@ -381,8 +376,6 @@ def test_a_model_without_a_placement_says_so(tiny, source, unlearn):
 
 
 def test_constraints_hold_after_every_step(unlearn):
-    from stable_forgetting.common.bounded.attach import adapted_layers
-
     rough = {"steps": 6, "lr": 0.5, "lr_scaling": "none", "lam": 0.0}
     free, _ = unlearn("gd_lora", rough)
     clipped, _ = unlearn("gd_weight_clip", {**rough, "weight_clip": 0.2})
@@ -398,8 +391,6 @@ def test_constraints_hold_after_every_step(unlearn):
 
 
 def test_the_penalty_is_logged_and_holds_factors_back(unlearn):
-    from stable_forgetting.common.bounded.attach import factor_penalty
-
     sizes = []
     for mu in (1e-9, 10.0):
         model, task = unlearn("gd_penalty", {"steps": 20, "lr": 1e-2, "penalty": mu})

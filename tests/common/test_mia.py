@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +86,6 @@ def test_unknown_feature_and_missing_probs(golden):
     three = [golden[name] for name in ("members", "nonmembers", "targets")]
     with pytest.raises(ConfigError, match="did you mean 'confidence'"):
         svc_attack(*three, "confidense")
-    from dataclasses import replace
-
     with pytest.raises(DataError, match="keep_probs"):
         svc_attack(*(replace(part, probs=None) for part in three), "probs")
 
@@ -188,8 +187,6 @@ def test_membership_metrics_keys_and_seeds():
 
 
 def test_membership_metrics_without_probs():
-    from dataclasses import replace
-
     parts = parts_of(np.random.default_rng(1))
     plain = {name: replace(part, probs=None, labels=None) for name, part in parts.items()}
     metrics = membership_metrics(*plain.values(), seed=1, features=("confidence", "probs"))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stable_forgetting.common import AdapterConfig
+from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import polynomial
 from stable_forgetting.common.bounded.attach import adapter_statistics, attach, detach
@@ -155,8 +156,6 @@ def test_auto_takes_the_cheaper_path(rank, k, d, taken):
 
 def test_a_phi_without_a_polynomial_is_refused_or_exact():
     with pytest.raises(ConfigError, match="mode: polynomial takes phi: sine or tanh; use mode: a"):
-        from stable_forgetting.common.base.config import validate
-
         validate(AdapterConfig, {"phi": "sigmoid", "mode": "polynomial"}, "adapter")
     assert layer_at(0.1, phi="sigmoid", mode="auto").polynomial() is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -90,8 +92,6 @@ def change(model, before):
 
 @pytest.mark.parametrize("mixed", ["no", "bf16"])
 def test_bfloat16_training_moves_as_float32_does(llama, mixed):
-    import copy
-
     wide = copy.deepcopy(llama).float()
     before, losses = trained(llama, mixed_precision=mixed)
     wide_before, wide_losses = trained(wide)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
@@ -261,8 +262,6 @@ def test_only_quantised_layers_are_taken_for_such():
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("phi", ["sine", "relu"])
 def test_round_trip(tiny, tmp_path, kind, phi):
-    from safetensors.torch import load_file
-
     model, x = adapted(tiny, kind, phi=phi), noise(5, 3, 6)
     save_adapter(model, tmp_path)
     keys = ("A", "Bt", "A0", "Bt0") if phi == "relu" else ("A", "Bt")

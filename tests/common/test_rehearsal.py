@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.data.loader import (
     ChainedLoader,
     Loader,
@@ -20,8 +21,6 @@ class Source:
     digest = "d"
 
     def fetch(self, indices, *, augment=None):
-        from stable_forgetting.common.data.batch import Batch
-
         return Batch({"x": indices[:, None].float()}, indices % 3, indices)
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors.numpy import save_file
 
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.data.batch import Batch
@@ -174,8 +175,6 @@ def test_round_trip(tmp_path):
 
 
 def test_unreadable_files_are_data_errors(tmp_path):
-    from safetensors.numpy import save_file
-
     damaged, other = tmp_path / "damaged", tmp_path / "other"
     damaged.write_bytes(b"not safetensors")
     save_file({"x": np.zeros(3)}, other)

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from stable_forgetting.common.audits.base import AuditTask
-from stable_forgetting.common.measure.scores import Scores
+from stable_forgetting.common.checks import tiny_task
+from stable_forgetting.common.data.batch import ordered_batches
+from stable_forgetting.common.measure.scores import Scores, collect
+from stable_forgetting.common.methods.base import train_reference
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +49,9 @@ def make_scores():
 @pytest.fixture(scope="session")
 def toy():
     """Makes an audit task of the toy problem (class 1 of 4 forgotten) around a model."""
-    from stable_forgetting.common.checks import tiny_task
-    from stable_forgetting.common.data.batch import ordered_batches
-    from stable_forgetting.common.measure.scores import collect
-
     access = frozenset({"forget", "retain", "initial"})
 
     def reference(scenario: str, parts: list[str]):
-        from stable_forgetting.common.methods.base import train_reference
-
         model = tiny_task.problem_of("").net()
         task = tiny_task.problem_of("").task(model, scenario, 0, access)
         return train_reference(task, parts).eval()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -74,8 +75,6 @@ def test_undefined_resamples_are_left_out():
 
 def test_a_measure_is_kept_and_read_back_and_never_infinite():
     measure = Measure(1.0, 0.5, 2.0, "95 %", 7, "note", (0.0, None))
-    import json
-
     assert Measure.from_json(json.loads(json.dumps(measure.to_json()))) == measure
     assert measure.clipped(-3.0) == 0 and measure.clipped(9.0) == 9.0
     with pytest.raises(AssertionError):

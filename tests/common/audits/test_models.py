@@ -21,6 +21,8 @@ from stable_forgetting.common.audits.representations import (
     Prototype,
     collect_features,
     head_layer,
+    input_signs,
+    moved,
     prototypes,
     unit,
 )
@@ -206,8 +208,6 @@ def test_over_unlearning_of_original_is_zero_and_of_another_is_not(toy):
 
 
 def test_the_signed_step_raises_originals_loss(toy):
-    from stable_forgetting.common.audits.representations import input_signs, moved
-
     task = toy.task()
     batch = task.source.fetch(torch.as_tensor(task.split.parts["forget"]))
     near = moved(batch, input_signs(task, toy.original, batch), 0.3)
@@ -222,8 +222,6 @@ def test_the_signed_step_raises_originals_loss(toy):
 
 
 def test_tokens_have_no_neighbourhood(toy):
-    from stable_forgetting.common.audits.representations import input_signs
-
     tokens = Batch(
         {"x": torch.zeros(2, 48, dtype=torch.int64)}, torch.zeros(2).long(), torch.arange(2)
     )
