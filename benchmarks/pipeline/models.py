@@ -46,7 +46,7 @@ def stored_model(
     referred = (store.done(stage.kind, stage.key) or {}).get(REFERRED)
     if referred is not None:
         return _published(stage, benchmark.runtime, referred)
-    model = _vessel(stage, benchmark)
+    model = _empty_model(stage, benchmark)
     load_weights(model, folder / WEIGHTS)
     return model
 
@@ -63,13 +63,13 @@ def _published(stage: Stage, runtime: Runtime, digest: str) -> nn.Module:
     return model
 
 
-def _vessel(stage: Stage, benchmark: Benchmark) -> nn.Module:
+def _empty_model(stage: Stage, benchmark: Benchmark) -> nn.Module:
     """What a stage's stored weights are loaded into."""
     spec = stage.spec
     if not isinstance(spec, ModelSpec) or stage.start is None:
         return benchmark.blank()
     cls = METHODS[spec.method]
-    return cls.vessel(validate(cls.Config, spec.params, stage.name), benchmark.blank)
+    return cls.empty_model(validate(cls.Config, spec.params, stage.name), benchmark.blank)
 
 
 def benchmark_of(stage: Stage, runtime: Runtime) -> Benchmark:

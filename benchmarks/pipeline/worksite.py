@@ -249,7 +249,7 @@ class Worksite:
             build=build,
             seed=derive(spec.seed, "request", request) if request else spec.seed,
             replicate=replicate,
-            leaders=benchmark.leaders,
+            paired_with=benchmark.paired_with,
             ends=self._ends,
         )
 

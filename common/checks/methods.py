@@ -153,7 +153,7 @@ class _MethodRuns:
         self.original = self.problem.original
         self.recipe, self.targets = self.problem.recipe, dict(self.problem.targets)
         self.pristine = {k: v.clone() for k, v in self.original.state_dict().items()}
-        joined = cls.vessel(config, lambda: copy.deepcopy(self.original))
+        joined = cls.empty_model(config, lambda: copy.deepcopy(self.original))
         self.before = {k: v.clone() for k, v in joined.state_dict().items()}
 
     def check(self) -> list[CheckResult]:
@@ -240,7 +240,7 @@ class _MethodRuns:
         elif alone and (bad := [k for k, v in wanted.items() if _kind(tensors[k]) != _kind(v)]):
             problem = f"'{bad[0]}' is {_kind(tensors[bad[0]])}, not {_kind(wanted[bad[0]])}"
         else:
-            fresh = self.cls.vessel(self.config, self.problem.net)
+            fresh = self.cls.empty_model(self.config, self.problem.net)
             fresh.load_state_dict(tensors)
             if not torch.allclose(
                 self.problem.outputs(fresh),

@@ -109,7 +109,7 @@ class UnlearningMethod(ABC):
         self.config: Any = config
 
     @classmethod
-    def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
+    def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
         """What the weights of a result are loaded into: one model, unless a subclass joins several.
 
         Args:

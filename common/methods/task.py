@@ -60,7 +60,7 @@ class UnlearnTask:
         build: Makes a fresh, seeded, untrained (or pretrained) model; needs ``initial``.
         seed: Of this run.
         replicate: 0, or which further Retrain this is.
-        leaders: Part -> the part whose batches its own go beside, sample by sample.
+        paired_with: Part -> the part whose batches its own go beside, sample by sample.
         telemetry: Tracker, progress and evaluation in training; nobody looks when absent.
         checkpoint: File for mid-run checkpoints.
         keeps_last: Whether the end of the last training is kept as a checkpoint, too; not where its
@@ -77,7 +77,7 @@ class UnlearnTask:
     build: Callable[[], nn.Module]
     seed: int
     replicate: int = 0
-    leaders: Mapping[str, str] = field(default_factory=dict)
+    paired_with: Mapping[str, str] = field(default_factory=dict)
     telemetry: Telemetry | None = None
     checkpoint: Path | None = None
     keeps_last: bool = True
@@ -129,7 +129,7 @@ class UnlearnTask:
 
         loaders: dict[str, Loader] = {}
         for part in parts:
-            leader = loaders.get(self.leaders.get(part, ""))
+            leader = loaders.get(self.paired_with.get(part, ""))
             if leader is None:
                 loaders[part] = self.loader(part, batch_size=config.micro_batch)
             else:

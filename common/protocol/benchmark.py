@@ -192,7 +192,7 @@ class Benchmark(ModelFamily, Pretrainable):
         """How Original and Retrain are trained."""
 
     @property
-    def leaders(self) -> Mapping[str, str]:
+    def paired_with(self) -> Mapping[str, str]:
         """Part -> the part whose batches its own go beside, sample by sample; none by default."""
         return {}
 

@@ -220,7 +220,7 @@ class MuseBenchmark(CausalBenchmark):
         return kind if fold is None else f"{kind}-{fold}-of-{self.config.folds}"
 
     @property
-    def leaders(self) -> Mapping[str, str]:
+    def paired_with(self) -> Mapping[str, str]:
         """Retain follows forget, where the scenario pairs them."""
         return {"retain": "forget"} if self.config.scenario.paired else {}
 

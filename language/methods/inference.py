@@ -85,7 +85,7 @@ class O3(AdaptedMethod):
         held: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
     @classmethod
-    def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
+    def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
         """A model with the config's adapters, and a gate."""
         import torch
 
@@ -229,7 +229,7 @@ class WHP(UnlearningMethod):
         a: NonNegative = 1.0
 
     @classmethod
-    def vessel(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
+    def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
         """Both models, joined."""
         from stable_forgetting.language.models.composite import LogitDifference
 
@@ -240,4 +240,4 @@ class WHP(UnlearningMethod):
         baseline = task.frozen_copy()
         reinforce(task, FitConfig.of(self.config))
         models = iter([baseline, task.model])
-        return self.vessel(self.config, lambda: next(models))
+        return self.empty_model(self.config, lambda: next(models))

@@ -212,7 +212,9 @@ def test_a_method_sees_retain_chunk_i_beside_forget_chunk_i(paired):
     made = bench(scenario={"kind": "forget", "paired": paired}, max_length=40)
     split = made.split(1)
     access = DataAccess(made.source, split, frozenset({"forget", "retain"}), made.part_table)
-    task = UnlearnTask(None, access, made, made.recipe, lambda: None, seed=1, leaders=made.leaders)
+    task = UnlearnTask(
+        None, access, made, made.recipe, lambda: None, seed=1, paired_with=made.paired_with
+    )
     loaders = task.loaders(["forget", "retain"], FitConfig(steps=1, batch_size=4))
     beside = []
     for _ in range(2 * loaders["forget"].batches_per_epoch):

@@ -134,7 +134,7 @@ def test_what_is_stored_answers_alike_after_any_number_of_requests(text, origina
     save_weights(twice, tmp_path)
     cls = METHODS["o3"]
     config = cls.Config(adapter=STRONG)
-    again = cls.vessel(config, lambda: copy.deepcopy(original))
+    again = cls.empty_model(config, lambda: copy.deepcopy(original))
     load_weights(again, tmp_path / WEIGHTS)
     again.eval()
     for part in TOPICS:
