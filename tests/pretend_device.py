@@ -19,6 +19,7 @@ The backend is torch's for devices written in Python, which is experimental.
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -244,15 +245,36 @@ def register() -> list[torch.library.Library]:
     return [anything, behind]
 
 
+def tied(apply: Any) -> Any:
+    """``Module._apply`` that leaves shared parameters shared, as on a GPU; wrappers are replaced."""
+
+    def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        names: dict[int, list[str]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        made = apply(module, *args, **kwargs)
+        for first, *others in names.values():
+            for name in others:
+                parent, _, own = name.rpartition(".")
+                setattr(module.get_submodule(parent), own, module.get_parameter(first))
+        return made
+
+    return run
+
+
 # The pytest plugin -------------------------------------------------------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """``auto`` is the device, before any module has taken the function by its name."""
+    """``auto`` is the device, also for modules that have taken the function by its name."""
     from stable_forgetting.common.protocol import benchmark
 
     config.stash[pytest.StashKey[list[torch.library.Library]]()] = register()
-    benchmark.pick_device = lambda name: NAME if name == "auto" else name
+    torch.nn.Module._apply = tied(torch.nn.Module._apply)  # type: ignore[method-assign]
+    usual = benchmark.pick_device
+    for module in list(sys.modules.values()):
+        if getattr(module, "pick_device", None) is usual:
+            module.pick_device = lambda name: NAME if name == "auto" else name  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

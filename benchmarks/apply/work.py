@@ -32,8 +32,6 @@ from stable_forgetting.common.protocol.benchmark import Runtime, check_device, p
 from stable_forgetting.common.protocol.given import Application, GivenBenchmark
 from stable_forgetting.common.store.records import environment
 from stable_forgetting.common.train.config import FitConfig
-from stable_forgetting.language.apply.benchmark import GivenTexts
-from stable_forgetting.vision.apply.benchmark import GivenImages
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +82,9 @@ def _benchmark(application: Application) -> GivenBenchmark:
     Raises:
         ConfigError: None does, or an option of another kind is given.
     """
+    from stable_forgetting.language.apply.benchmark import GivenTexts  # imports torch
+    from stable_forgetting.vision.apply.benchmark import GivenImages
+
     kinds: list[type[GivenBenchmark]] = [GivenTexts, GivenImages]
     chosen = next((kind for kind in kinds if kind.takes(application.forget)), None)
     if chosen is None:

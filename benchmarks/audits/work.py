@@ -13,7 +13,7 @@ from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.files import write_json
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.context import StageContext
 
 AUDIT_FILE = "audit.json"
 
@@ -32,14 +32,14 @@ class AuditProbe(StageKind[AuditSpec]):
     order = 6
     trains = True
 
-    def work(self, site: Worksite, spec: AuditSpec) -> None:
+    def work(self, context: StageContext, spec: AuditSpec) -> None:
         """Writes ``measures`` by name and ``not_applicable``, a reason or the empty string."""
         cls = AUDITS[spec.audit]
-        audit: ModelAudit = cls(validate(cls.Config, spec.config, site.stage.name))
-        audit.parts = site.benchmark.part_table
-        task = self._task(site, spec)
+        audit: ModelAudit = cls(validate(cls.Config, spec.config, context.stage.name))
+        audit.parts = context.benchmark.part_table
+        task = self._task(context, spec)
         result: dict[str, Any] = {"measures": {}, "not_applicable": ""}
-        with site.writing() as folder:
+        with context.writing() as folder:
             try:
                 measures = audit.measure(task)
                 result["measures"] = {name: value.to_json() for name, value in measures.items()}
@@ -49,18 +49,18 @@ class AuditProbe(StageKind[AuditSpec]):
                 result["not_applicable"] = str(error)
             write_json(folder / AUDIT_FILE, result)
 
-    def _task(self, site: Worksite, spec: AuditSpec) -> AuditTask:
+    def _task(self, context: StageContext, spec: AuditSpec) -> AuditTask:
         from stable_forgetting.common.bounded.files import ADAPTER_CONFIG
 
-        benchmark, start = site.benchmark, site.stage.parents["model"].start
+        benchmark, start = context.benchmark, context.stage.parents["model"].start
         # an adapter on an adapter of an earlier request is not the whole update
         adapted = start is not None and start.start is None
         return AuditTask(
-            load=lambda: site.model("model"),
-            load_original=lambda: site.model("original"),
-            adapted=adapted and (site.folder("model") / ADAPTER_CONFIG).is_file(),
+            load=lambda: context.model("model"),
+            load_original=lambda: context.model("original"),
+            adapted=adapted and (context.folder("model") / ADAPTER_CONFIG).is_file(),
             source=benchmark.source,
-            split=site.split(),
+            split=context.split(),
             family=benchmark,
             collect=benchmark.collect,
             features=benchmark.features if isinstance(benchmark, Featured) else None,

@@ -13,8 +13,8 @@ from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of
+from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
-from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.common.measure.gaps import gap
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore

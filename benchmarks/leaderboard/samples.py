@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.section import Answer, Sample, Section
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
@@ -49,19 +49,19 @@ def samples(
     stages = {label: board.stages[label, 0, seed] for label in labels}
     scores = {label: read_scores(store, stage)[FORGET] for label, stage in stages.items()}
     places = most_different(scores, count)
-    sites = _sites(board, runtime, labels, seed)
+    contexts = _sites(board, runtime, labels, seed)
     if all(score.probs is not None for score in scores.values()):
-        return _image_samples(scores, places, sites[labels[0]])
-    return _text_samples(scores, places, sites)
+        return _image_samples(scores, places, contexts[labels[0]])
+    return _text_samples(scores, places, contexts)
 
 
 def _sites(
     board: Leaderboard, runtime: Runtime, labels: Sequence[str], seed: int
-) -> dict[str, Worksite]:
+) -> dict[str, StageContext]:
     """Row label -> where its model and its data are read."""
     results = make_plan(board.suite, StageStore(runtime.store)).results
     own = [r for r in results if r.trial is None and (r.seed, r.replicate) == (seed, 0)]
-    return {r.label: Worksite(r.stage, runtime) for r in own if r.label in labels}
+    return {r.label: StageContext(r.stage, runtime) for r in own if r.label in labels}
 
 
 def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
@@ -79,11 +79,11 @@ def most_different(scores: Mapping[str, Scores], count: int) -> list[int]:
 
 
 def _image_samples(
-    scores: Mapping[str, Scores], places: Sequence[int], site: Worksite
+    scores: Mapping[str, Scores], places: Sequence[int], context: StageContext
 ) -> list[Sample]:
-    if not isinstance(site.benchmark, VisionBenchmark):  # classes of another kind of data
+    if not isinstance(context.benchmark, VisionBenchmark):  # classes of another kind of data
         return [class_sample(scores, place) for place in places]
-    source = site.benchmark.source
+    source = context.benchmark.source
     found = [class_sample(scores, place, source.class_names.__getitem__) for place in places]
     pictures = source.pictures([sample.index for sample in found])
     return [replace(one, picture=png) for one, png in zip(found, pictures, strict=True)]
@@ -112,7 +112,7 @@ def class_sample(
 
 
 def _text_samples(
-    scores: Mapping[str, Scores], places: Sequence[int], sites: Mapping[str, Worksite]
+    scores: Mapping[str, Scores], places: Sequence[int], contexts: Mapping[str, StageContext]
 ) -> list[Sample]:
     from stable_forgetting.language.measure.ask import greedy_answers
 
@@ -120,12 +120,12 @@ def _text_samples(
     indices = [int(first.indices[place]) for place in places]
     written = {}
     for label in scores:
-        site = sites[label]
-        assert isinstance(site.benchmark, CausalBenchmark)
-        source, masked = site.benchmark.source, site.benchmark.masked_id
+        context = contexts[label]
+        assert isinstance(context.benchmark, CausalBenchmark)
+        source, masked = context.benchmark.source, context.benchmark.masked_id
         items = [source.corpus.items[index] for index in indices]
-        rows = [site.benchmark.encode(item) for item in items]
-        written[label] = greedy_answers(site.model("model"), source, rows, masked)
+        rows = [context.benchmark.encode(item) for item in items]
+        written[label] = greedy_answers(context.model("model"), source, rows, masked)
     found = []
     for number, (item, place) in enumerate(zip(items, places, strict=True)):
         answers = {}

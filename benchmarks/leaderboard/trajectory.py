@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.measuring import read_scores
 from stable_forgetting.benchmarks.pipeline.stage import Placed
 from stable_forgetting.benchmarks.pipeline.unlearning import TRAJECTORY
-from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.report.curves import Panel, draw
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.registry import BENCHMARKS

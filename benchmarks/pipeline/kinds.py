@@ -12,7 +12,7 @@ from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.common.base.registry import Registry
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.context import StageContext
 
 S = TypeVar("S", bound=StageSpec)
 
@@ -37,8 +37,8 @@ class StageKind(ABC, Generic[S]):
     facts: ClassVar[tuple[str, ...]] = ("status",)
 
     @abstractmethod
-    def work(self, site: Worksite, spec: S) -> None:
-        """Does the stage: reads through ``site`` and writes in ``site.writing()``."""
+    def work(self, context: StageContext, spec: S) -> None:
+        """Does the stage: reads through ``context`` and writes in ``context.writing()``."""
 
 
 _HERE = "stable_forgetting.benchmarks"

@@ -27,7 +27,7 @@ from stable_forgetting.common.store.records import RECORD, RunRecord, clean_metr
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.context import StageContext
     from stable_forgetting.common.data.splits import ForgetSplit
     from stable_forgetting.common.measure.scores import Scores
 
@@ -51,37 +51,39 @@ class Measure(StageKind[MeasureSpec]):
     Spec = MeasureSpec
     order = 5
 
-    def work(self, site: Worksite, spec: MeasureSpec) -> None:
+    def work(self, context: StageContext, spec: MeasureSpec) -> None:
         """Writes the record."""
         from stable_forgetting.common.measure.scores import load_scores
 
-        facts = site.facts("scores")
+        facts = context.facts("scores")
         status, detail = facts["status"], facts.get("status_detail", "")
         metrics: dict[str, float | None] = {}
-        with site.writing() as folder:
+        with context.writing() as folder:
             if status == "ok":
-                scores = load_scores(site.folder("scores") / SCORES)
+                scores = load_scores(context.folder("scores") / SCORES)
                 try:
-                    metrics = site.benchmark.evaluate(scores, trial=spec.trial, seed=spec.seed)
+                    metrics = context.benchmark.evaluate(scores, trial=spec.trial, seed=spec.seed)
                 except Diverged as error:
                     status, detail = "diverged", error.reason
-            site.about |= {"status": status, "status_detail": detail}
-            _record(site, spec, metrics).save(folder / RECORD)
+            context.about |= {"status": status, "status_detail": detail}
+            _record(context, spec, metrics).save(folder / RECORD)
 
 
-def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None]) -> RunRecord:
-    scores, model = site.facts("scores"), site.facts("model")
-    keys = {site.stage.kind: site.stage.key}
-    keys |= {role: parent.key for role, parent in site.stage.parents.items()}
-    reference = site.reference_facts("model")
+def _record(
+    context: StageContext, spec: MeasureSpec, metrics: dict[str, float | None]
+) -> RunRecord:
+    scores, model = context.facts("scores"), context.facts("model")
+    keys = {context.stage.kind: context.stage.key}
+    keys |= {role: parent.key for role, parent in context.stage.parents.items()}
+    reference = context.reference_facts("model")
     origin = {"trained_on": ASSUMED} if reference.get("trained_on") == ASSUMED else {}
     if PRETRAINED in reference:
         origin[PRETRAINED] = reference[PRETRAINED]
     return RunRecord(
-        status=site.about["status"],
-        status_detail=site.about["status_detail"],
+        status=context.about["status"],
+        status_detail=context.about["status_detail"],
         benchmark=spec.benchmark,
-        benchmark_version=site.benchmark.versions.measure,
+        benchmark_version=context.benchmark.versions.measure,
         protocol=spec.protocol,
         method=spec.method,
         method_version=METHODS[spec.method].info.version,
@@ -96,7 +98,7 @@ def _record(site: Worksite, spec: MeasureSpec, metrics: dict[str, float | None])
         split=scores["split"],
         data={**scores["data"], **origin},
         stages=keys,
-        environment=environment() | site.hardware,
+        environment=environment() | context.hardware,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
@@ -173,26 +175,26 @@ class Split(StageKind[SplitSpec]):
     Spec = SplitSpec
     order = 0
 
-    def work(self, site: Worksite, spec: SplitSpec) -> None:
+    def work(self, context: StageContext, spec: SplitSpec) -> None:
         """Writes the index sets, with their digest and sizes as facts."""
-        split = self._split(site, spec)
-        with site.writing() as folder:
+        split = self._split(context, spec)
+        with context.writing() as folder:
             split.save(folder / SPLIT_FILE)
-            site.about |= {
+            context.about |= {
                 "split": split.digest,
                 "data": split.source_digest,
                 "sizes": {part: len(ids) for part, ids in split.parts.items()},
             }
 
-    def _split(self, site: Worksite, spec: SplitSpec) -> ForgetSplit:
+    def _split(self, context: StageContext, spec: SplitSpec) -> ForgetSplit:
         from stable_forgetting.common.data.batch import class_labels
         from stable_forgetting.common.data.splits import half_split, request_split
 
-        split = site.benchmark.split(spec.seed)
+        split = context.benchmark.split(spec.seed)
         if spec.half is not None:
             return half_split(split, spec.seed, spec.half)
         if spec.request is not None and spec.requests is not None:
-            labels = functools.partial(class_labels, site.benchmark.source)
+            labels = functools.partial(class_labels, context.benchmark.source)
             return request_split(split, labels, spec.seed, spec.request, spec.requests)
         return split
 
@@ -226,25 +228,25 @@ class Score(StageKind[ScoreSpec]):
     order = 4
     facts = ("status", "split", "data")
 
-    def work(self, site: Worksite, spec: ScoreSpec) -> None:
+    def work(self, context: StageContext, spec: ScoreSpec) -> None:
         """Writes the scores; a trial's without test parts and softmax, since there are many."""
         from stable_forgetting.common.measure.scores import save_scores, without_probs
 
-        split, benchmark = site.split(), site.benchmark
-        model = site.facts("model")
+        split, benchmark = context.split(), context.benchmark
+        model = context.facts("model")
         status, detail = model["status"], model.get("status_detail", "")
-        with site.writing() as folder:
+        with context.writing() as folder:
             if status == "ok":
                 parts = benchmark.parts(split, trial=spec.trial, seed=spec.seed)
-                if site.stage.parents["model"].kind != "original":
+                if context.stage.parents["model"].kind != "original":
                     parts = {p: ids for p, ids in parts.items() if not benchmark.of_goal(p)}
                 try:
-                    with site.scoring("model") as loaded:
+                    with context.scoring("model") as loaded:
                         scores = benchmark.score(loaded, parts, trial=spec.trial)
                     save_scores(without_probs(scores) if spec.trial else scores, folder / SCORES)
                 except Diverged as error:
                     status, detail = "diverged", error.reason
-            site.about |= {
+            context.about |= {
                 "status": status,
                 "status_detail": detail,
                 "split": {"digest": split.digest, "name": split.name, **split.notes},
@@ -268,19 +270,21 @@ class ProbeModel(StageKind[ProbeSpec]):
     Spec = ProbeSpec
     order = 6
 
-    def work(self, site: Worksite, spec: ProbeSpec) -> None:
+    def work(self, context: StageContext, spec: ProbeSpec) -> None:
         """Writes the table; none for a model that diverged."""
-        facts = site.facts("model")
-        probe = make_probe(spec.probe, spec.config, site.stage.name)
-        with site.writing() as folder:
+        facts = context.facts("model")
+        probe = make_probe(spec.probe, spec.config, context.stage.name)
+        with context.writing() as folder:
             table = ProbeTable({})
             if facts["status"] == "ok":
                 try:
-                    with site.scoring("model") as model:
-                        table = probe.measure(model, site.benchmark)
+                    with context.scoring("model") as model:
+                        table = probe.measure(model, context.benchmark)
                 except Diverged as error:
                     facts = {"status": "diverged", "status_detail": error.reason}
-            site.about |= {key: facts[key] for key in ("status", "status_detail") if key in facts}
+            context.about |= {
+                key: facts[key] for key in ("status", "status_detail") if key in facts
+            }
             write_json(folder / TABLE, {"rows": table.rows, "notes": table.notes})
 
 

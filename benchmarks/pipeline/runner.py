@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.position import PositionFile
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.protocol.benchmark import Runtime, check_device, pick_device
@@ -55,9 +55,9 @@ def run_stage(
         if not complete and (processes.is_main() or kind.trains):
             if progress is None and processes.is_main():
                 progress = PositionFile(store.scratch(stage.kind, stage.key))
-            site = Worksite(stage, runtime, events=events, progress=progress)
+            context = StageContext(stage, runtime, events=events, progress=progress)
             try:
-                kind().work(site, stage.spec)
+                kind().work(context, stage.spec)
             except SystemExit as error:
                 raise RuntimeError(f"its code called sys.exit({error.code!r})") from error
             except GeneratorExit as error:

@@ -18,7 +18,7 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
 if TYPE_CHECKING:
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.context import StageContext
 
 CELLS = "cells.jsonl"
 
@@ -47,20 +47,22 @@ class GridBlock(StageKind[GridSpec]):
     order = 7
     trains = True
 
-    def work(self, site: Worksite, spec: GridSpec) -> None:
+    def work(self, context: StageContext, spec: GridSpec) -> None:
         """Writes one JSON line per cell."""
         from stable_forgetting.benchmarks.pipeline.block import Readout, run_block
 
-        site.check_applicable(spec.method)
-        split = site.split()
-        site.check_original(split)
-        with site.writing() as folder:
-            original = site.model("start")
+        context.check_applicable(spec.method)
+        split = context.split()
+        context.check_original(split)
+        with context.writing() as folder:
+            original = context.model("start")
 
             def task(access: frozenset[str]) -> UnlearnTask:
-                return site.task(split, access, model=copy.deepcopy(original), method=spec.method)
+                return context.task(
+                    split, access, model=copy.deepcopy(original), method=spec.method
+                )
 
-            rows = run_block(spec, Readout(site.benchmark, split, original, spec.seed), task)
+            rows = run_block(spec, Readout(context.benchmark, split, original, spec.seed), task)
             lines = (json.dumps(row, allow_nan=False) + "\n" for row in rows)
             (folder / CELLS).write_text("".join(lines), encoding="utf-8")
 

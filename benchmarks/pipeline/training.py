@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
 from stable_forgetting.benchmarks.pipeline.stage import (
     ASSUMED,
@@ -21,7 +22,6 @@ from stable_forgetting.benchmarks.pipeline.stage import (
     StageSpec,
 )
 from stable_forgetting.benchmarks.pipeline.unlearning import training
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError, Diverged, GateError
 from stable_forgetting.common.data.splits import ForgetSplit, ids_digest
@@ -45,25 +45,25 @@ class Pretrain(StageKind[StageSpec]):
     events = True
     facts = ("status", "held_out")
 
-    def work(self, site: Worksite, spec: StageSpec) -> None:
+    def work(self, context: StageContext, spec: StageSpec) -> None:
         """Stores the model, hashes of what it has seen, and its accuracy on what it has not."""
         from safetensors.numpy import save_file
 
-        benchmark = site.benchmark
-        split = site.cut(benchmark.pretraining_split())
-        with site.writing() as folder:
-            site.about["held_out"] = None
+        benchmark = context.benchmark
+        split = context.cut(benchmark.pretraining_split())
+        with context.writing() as folder:
+            context.about["held_out"] = None
             access = frozenset({*split.train_parts, "initial"})
-            model = _train(site, folder, split, access, _on(split.train_parts))
+            model = _train(context, folder, split, access, _on(split.train_parts))
             if model is None or not processes.is_main():
                 return
             save_file({"train": benchmark.fingerprints(split.train)}, folder / FINGERPRINTS)
             try:
                 held_out = benchmark.collect(model, split.parts["test"])
             except Diverged as error:
-                site.about |= {"status": "diverged", "status_detail": str(error)}
+                context.about |= {"status": "diverged", "status_detail": str(error)}
                 return
-            site.about["held_out"] = (
+            context.about["held_out"] = (
                 f"{benchmark.provenance}, {len(split.train):,} samples: accuracy "
                 f"{held_out.accuracy:.1f} % and loss {held_out.loss.mean():.2f} on "
                 f"{len(held_out):,} held-out ones"
@@ -79,14 +79,14 @@ class Original(StageKind[ModelSpec]):
     events = True
     facts = ("status", "trained_on", "data")
 
-    def work(self, site: Worksite, spec: ModelSpec) -> None:
+    def work(self, context: StageContext, spec: ModelSpec) -> None:
         """Trains on the union of the split's training parts."""
-        own = "split" in site.stage.parents
-        split = site.split() if own else site.cut(site.benchmark.split(spec.seed))
-        _check_pretraining(site, split)
-        with site.writing() as folder:
+        own = "split" in context.stage.parents
+        split = context.split() if own else context.cut(context.benchmark.split(spec.seed))
+        _check_pretraining(context, split)
+        with context.writing() as folder:
             access = frozenset({*split.train_parts, "initial"})
-            _train(site, folder, split, access, _on(split.train_parts))
+            _train(context, folder, split, access, _on(split.train_parts))
 
 
 class Retrain(StageKind[ModelSpec]):
@@ -97,13 +97,13 @@ class Retrain(StageKind[ModelSpec]):
     trains = True
     events = True
 
-    def work(self, site: Worksite, spec: ModelSpec) -> None:
+    def work(self, context: StageContext, spec: ModelSpec) -> None:
         """Trains on the union of the split's kept parts."""
-        split = site.split()
-        _check_pretraining(site, split)
-        with site.writing() as folder:
+        split = context.split()
+        _check_pretraining(context, split)
+        with context.writing() as folder:
             access = frozenset({*split.kept_parts, "initial"})
-            _train(site, folder, split, access, _on(split.kept_parts))
+            _train(context, folder, split, access, _on(split.kept_parts))
 
 
 def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
@@ -111,35 +111,35 @@ def _on(parts: Sequence[str]) -> Callable[[UnlearnTask], nn.Module]:
     return lambda task: train_reference(task, parts, task.model)
 
 
-def _check_pretraining(site: Worksite, split: ForgetSplit) -> None:
+def _check_pretraining(context: StageContext, split: ForgetSplit) -> None:
     """Refuses a pretraining that came to nothing, or has seen what is to be learnt or measured.
 
     Raises:
         GateError: It diverged.
         DataError: Samples of the split have something in common with the pretraining's.
     """
-    if PRETRAINED not in site.stage.parents:
+    if PRETRAINED not in context.stage.parents:
         return
     from safetensors.numpy import load_file
 
-    facts = site.facts(PRETRAINED)
+    facts = context.facts(PRETRAINED)
     if facts["status"] != "ok":
         raise GateError(
-            f"{site.stage.name}: the pretraining diverged; change protocol.pretrain.train"
+            f"{context.stage.name}: the pretraining diverged; change protocol.pretrain.train"
         )
-    site.about[PRETRAINED] = facts["held_out"]
+    context.about[PRETRAINED] = facts["held_out"]
     indices = np.concatenate([*split.parts.values()])
-    own = site.benchmark.fingerprints(indices)
-    shared = np.intersect1d(own, load_file(site.folder(PRETRAINED) / FINGERPRINTS)["train"])
+    own = context.benchmark.fingerprints(indices)
+    shared = np.intersect1d(own, load_file(context.folder(PRETRAINED) / FINGERPRINTS)["train"])
     if len(shared):
         raise DataError(
-            f"{site.stage.name}: protocol.pretrain.data holds {len(shared)} of the {len(own)} "
-            f"{site.benchmark.compared} of this suite; pretrain without them"
+            f"{context.stage.name}: protocol.pretrain.data holds {len(shared)} of the {len(own)} "
+            f"{context.benchmark.compared} of this suite; pretrain without them"
         )
 
 
 def _train(
-    site: Worksite,
+    context: StageContext,
     folder: Path,
     split: ForgetSplit,
     access: frozenset[str],
@@ -150,13 +150,13 @@ def _train(
     Raises:
         DataError: The published model claims other training data.
     """
-    published = site.benchmark.published(site.stage.kind)
-    ids = split.union(split.kept_parts) if site.stage.kind == "retrain" else split.train
-    trained_on = ids_digest(ids) if published is None else _claimed(site, ids_digest(ids))
-    task = site.task(split, access, model=published)
-    with site.recording(task, folder), training(task) as outcome:
+    published = context.benchmark.published(context.stage.kind)
+    ids = split.union(split.kept_parts) if context.stage.kind == "retrain" else split.train
+    trained_on = ids_digest(ids) if published is None else _claimed(context, ids_digest(ids))
+    task = context.task(split, access, model=published)
+    with context.recording(task, folder), training(task) as outcome:
         outcome.model = train(task) if published is None else published
-    site.about |= outcome.facts() | {
+    context.about |= outcome.facts() | {
         "published": published is not None,
         "trained_on": trained_on,
         "data": split.source_digest,
@@ -165,18 +165,18 @@ def _train(
         if published is None:
             save_weights(outcome.model, folder)
         else:  # not copied: it is read again from where it came
-            site.about[REFERRED] = weights_digest(outcome.model)
+            context.about[REFERRED] = weights_digest(outcome.model)
         try:
-            site.about["train_accuracy"] = site.benchmark.collect(outcome.model, ids).accuracy
+            context.about["train_accuracy"] = context.benchmark.collect(outcome.model, ids).accuracy
         except Diverged as error:
-            site.about |= {"status": "diverged", "status_detail": str(error)}
+            context.about |= {"status": "diverged", "status_detail": str(error)}
     return outcome.model
 
 
-def _claimed(site: Worksite, wanted: str) -> str:
+def _claimed(context: StageContext, wanted: str) -> str:
     """What a published model claims as its training data: the right ones, or nothing."""
-    role = site.stage.kind
-    claim = site.benchmark.published_claim(role) or ASSUMED
+    role = context.stage.kind
+    claim = context.benchmark.published_claim(role) or ASSUMED
     if claim not in (ASSUMED, wanted):
         raise DataError(
             f"model.{role}: the published model claims other training data ({claim[:12]}, here"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stable_forgetting.benchmarks.pipeline.worksite import Worksite
+    from stable_forgetting.benchmarks.pipeline.context import StageContext
     from stable_forgetting.common.train.protocols import EvaluateDuring
 
 TRAJECTORY = "trajectory"
@@ -132,33 +132,33 @@ class Unlearn(StageKind[ModelSpec]):
     trains = True
     events = True
 
-    def work(self, site: Worksite, spec: ModelSpec) -> None:
+    def work(self, context: StageContext, spec: ModelSpec) -> None:
         """Stores the model, as an adapter where the method attached one."""
         from stable_forgetting.common.bounded.files import save_adapter
         from stable_forgetting.common.bounded.layer import adapted_layers
 
         cls = METHODS[spec.method]
-        site.check_applicable(spec.method)
-        split = site.split()
-        site.check_original(split)
-        before = site.facts("start")
+        context.check_applicable(spec.method)
+        split = context.split()
+        context.check_original(split)
+        before = context.facts("start")
         if before["status"] != "ok":
-            with site.writing():
+            with context.writing():
                 detail = f"an earlier request diverged: {before.get('status_detail', '')}"
-                site.about |= {"status": "diverged", "status_detail": detail}
+                context.about |= {"status": "diverged", "status_detail": detail}
             return
-        config = validate(cls.Config, spec.params, site.stage.name)
-        config = _with_limits(site, config)
+        config = validate(cls.Config, spec.params, context.stage.name)
+        config = _with_limits(context, config)
         method: UnlearningMethod = cls(config)
-        with site.writing() as folder:
-            start = site.model("start")
+        with context.writing() as folder:
+            start = context.model("start")
             names = frozenset(start.state_dict())
-            task = site.task(split, cls.info.access, model=start, method=spec.method)
-            with site.recording(task, folder, _trajectory(site, split, config)):
+            task = context.task(split, cls.info.access, model=start, method=spec.method)
+            with context.recording(task, folder, _trajectory(context, split, config)):
                 with training(task) as outcome:
                     outcome.model = method.unlearn(task)
                 count_parameters(outcome, task)
-            site.about |= outcome.facts()
+            context.about |= outcome.facts()
             if outcome.model is None or not processes.is_main():
                 return
             alone = cls.info.models == 1
@@ -170,9 +170,9 @@ class Unlearn(StageKind[ModelSpec]):
                 save_weights(outcome.model, folder)
 
 
-def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuring:
+def _trajectory(context: StageContext, split: ForgetSplit, config: Any) -> EvaluateDuring:
     """Measures the model in training; its scores are stored beside the model."""
-    benchmark, seed = site.benchmark, site.stage.spec.seed
+    benchmark, seed = context.benchmark, context.stage.spec.seed
     limits = getattr(config, "stop_below", None) or {}
 
     def evaluate(model: nn.Module, step: int) -> Mapping[str, float | None]:
@@ -180,7 +180,7 @@ def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuri
         parts = {part: every[part] for part in benchmark.monitor or every}
         scores = benchmark.watch(model, parts, limits)
         if processes.is_main():
-            folder = site.scratch / TRAJECTORY
+            folder = context.scratch / TRAJECTORY
             folder.mkdir(parents=True, exist_ok=True)
             save_scores(scores, folder / f"{step:06d}.safetensors")
         return benchmark.monitored(scores, seed=seed)
@@ -188,16 +188,16 @@ def _trajectory(site: Worksite, split: ForgetSplit, config: Any) -> EvaluateDuri
     return evaluate
 
 
-def _with_limits(site: Worksite, config: Any) -> Any:
+def _with_limits(context: StageContext, config: Any) -> Any:
     """The method's config with the goals' values in place of ``stop_below: goal``.
 
     Raises:
         DataError: A value is unknown: Original diverged or lacks the metric.
     """
-    if "goal" not in site.stage.parents:
+    if "goal" not in context.stage.parents:
         return config
-    record = RunRecord.load(site.folder("goal") / RECORD)
-    rule = site.benchmark.gap_of(site.benchmark.config)
+    record = RunRecord.load(context.folder("goal") / RECORD)
+    rule = context.benchmark.gap_of(context.benchmark.config)
     values = {
         goal.metric: goal.value(References(original=record.metrics))
         for goal in stopping_goals(rule)
@@ -206,7 +206,7 @@ def _with_limits(site: Worksite, config: Any) -> Any:
     if len(limits) < len(values):
         unknown = ", ".join(sorted(values.keys() - limits.keys()))
         raise DataError(
-            f"{site.stage.name}: stop_below: goal: the goal of {unknown} is not measured on "
+            f"{context.stage.name}: stop_below: goal: the goal of {unknown} is not measured on "
             "Original; give values"
         )
     return config.model_copy(update={"stop_below": limits})

@@ -12,9 +12,9 @@ from stable_forgetting.benchmarks.audits.plan import probe_plan
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.run import Lines
 from stable_forgetting.benchmarks.leaderboard.write import write_report
+from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.schedule import Execution, run_suite
 from stable_forgetting.benchmarks.pipeline.stage import Stage
-from stable_forgetting.benchmarks.pipeline.worksite import SCALARS
 from stable_forgetting.benchmarks.rehearsal.suite import WARNING, with_rows
 from stable_forgetting.benchmarks.report.section import Section, table
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite

@@ -29,7 +29,6 @@ from stable_forgetting.common.store.weights import (
 )
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import load_tokenizer
-from stable_forgetting.language.models.build import build_model
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -114,6 +113,8 @@ class CausalCheckpoint:
                 or are not finite.
         """
         from transformers.utils.logging import disable_progress_bar
+
+        from stable_forgetting.language.models.build import build_model
 
         disable_progress_bar()
         tokenizer = load_tokenizer(CausalModelConfig(name=str(self.folder)))

@@ -155,7 +155,8 @@ class O3(AdaptedMethod):
                 f"o3: {len(features)} forget rows are too few for a gate; give three or more"
             )
         factors = [layer.Bt for _, layer in adapted_layers(gated.model)]
-        return ForgetRequest.fitted(features[order[held:]], features[order[:held]], factors)
+        made = ForgetRequest.fitted(features[order[held:]], features[order[:held]], factors)
+        return made.to(features.device)
 
 
 def overlap(model: nn.Module, earlier: list[list[Tensor]]) -> Tensor:

@@ -8,9 +8,9 @@ import pytest
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.report import budget_lines
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.measuring import read_split
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.protocol.benchmark import Runtime
@@ -106,8 +106,8 @@ def test_no_retrain_starts_where_original_or_another_retrain_did(tiny_suite, tmp
     models = [s for s in plan.stages() if s.kind in ("original", "retrain")]
     starts = set()
     for stage in models:
-        site = Worksite(stage, Runtime(store=tmp_path, device="cpu"))
-        task = site.task(site.benchmark.split(1), frozenset({"initial"}))
+        context = StageContext(stage, Runtime(store=tmp_path, device="cpu"))
+        task = context.task(context.benchmark.split(1), frozenset({"initial"}))
         starts.add(task.fresh_model().get_parameter("blocks.0.mlp.fc1.weight").sum().item())
     assert len(models) == len(starts) == 3
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.stage import foreign_code
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.suite.remembered import FILE, suite_digest, suite_files
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.suite import suite_names
@@ -112,11 +112,11 @@ def test_a_plugin_edited_under_a_run_stops_it(tmp_path, tiny_suite, loaded, find
     loaded(plugin)
     stage = find_stage(path, tmp_path, "unlearn", "mine/seed-1")
     assert foreign_code(stage.kind, stage.spec)["plugin_code"] == stage.identity["plugin_code"]
-    Worksite(stage, Runtime(store=tmp_path))
+    StageContext(stage, Runtime(store=tmp_path))
     plugin.write_text(PLUGIN.replace("1.0", "3.0"))
     loaded(plugin)
     with pytest.raises(DataError, match=r"mine/seed-1: its plugin was edited .*run again"):
-        Worksite(stage, Runtime(store=tmp_path))
+        StageContext(stage, Runtime(store=tmp_path))
 
 
 def test_a_suite_names_its_plugin_beside_itself(tmp_path, tiny_suite, loaded, monkeypatch):

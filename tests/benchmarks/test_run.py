@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.pipeline import schedule
+from stable_forgetting.benchmarks.pipeline.context import StageContext
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
-from stable_forgetting.benchmarks.pipeline.worksite import Worksite
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.data.splits import ForgetSplit
@@ -138,8 +138,8 @@ def test_original_and_retrain_hold_one_model(tiny_suite, tmp_path, find_stage, m
 def test_records_say_how_float32_was_scored(tiny_suite, tmp_path, find_stage):
     stage = find_stage(tiny_suite(tmp_path), tmp_path, "split", "split/seed-1")
     for device, rounded in (("cpu", None), ("cuda:0", "tf32")):
-        site = Worksite(stage, Runtime(store=tmp_path, device=device))
-        assert site.hardware.get("scored_float32_as") == rounded
+        context = StageContext(stage, Runtime(store=tmp_path, device=device))
+        assert context.hardware.get("scored_float32_as") == rounded
 
 
 def test_suites_share_original(filled):

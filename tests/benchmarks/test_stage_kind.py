@@ -35,12 +35,12 @@ class Weighing(StageKind[WeighingSpec]):
     Spec = WeighingSpec
     order = 6
 
-    def work(self, site, spec):
-        model = site.model("model")
-        with site.writing() as folder:
+    def work(self, context, spec):
+        model = context.model("model")
+        with context.writing() as folder:
             norms = [float(p.detach().norm(spec.order)) for p in model.parameters()]
             (folder / "norm.json").write_text(json.dumps(sum(norms)))
-            site.about["tensors"] = len(norms)
+            context.about["tensors"] = len(norms)
 """
 
 

@@ -105,9 +105,10 @@ def test_a_group_names_suites_and_runs_them_in_turn(tiny_suite, cli, tmp_path, m
     names = []
     for name in ("one", "two"):
         names.append(str(tiny_suite(tmp_path, suite=name, seeds=[1])))
-    monkeypatch.setattr(
-        "stable_forgetting.benchmarks.suite.suite.suite_groups", lambda: {"pair": names}
-    )
+    for module in ("suite.suite", "cli.options"):
+        monkeypatch.setattr(
+            f"stable_forgetting.benchmarks.{module}.suite_groups", lambda: {"pair": names}
+        )
     store = tmp_path / "store"
     missing = cli("report", "pair", "--store", store)
     assert missing.code == 2 and "run: unlearn run pair" in missing.err

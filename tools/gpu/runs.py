@@ -98,7 +98,7 @@ def rehearsals(job: Job) -> Iterator[Row]:
     for suite in REHEARSED[: 1 if job.tiny else None]:
         rows = ["--only", "finetune"] if job.tiny else []
         began = time.monotonic()
-        ended = unlearn(job, "rehearse", suite, *rows, *root)
+        ended = unlearn(job, "run", suite, "--rehearse", *rows, *root)
         seconds = time.monotonic() - began
         lines = re.findall(rf"^{suite}\S*: (\S+): (.+) \([\d.]+ s\)$", ended.out, re.MULTILINE)
         bad = {row: text for row, text in lines if text != "ok" and "applicable" not in text}

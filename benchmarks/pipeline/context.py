@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SCALARS = "scalars.jsonl"
 
 
-class Worksite:
+class StageContext:
     """Where one stage is done.
 
     Args:
