@@ -246,7 +246,7 @@ def register() -> list[torch.library.Library]:
 
 
 def tied(apply: Any) -> Any:
-    """``Module._apply`` that leaves shared parameters shared, as on a GPU; wrappers are replaced."""
+    """``Module._apply`` that leaves shared parameters shared, as a GPU does."""
 
     def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         names: dict[int, list[str]] = {}
