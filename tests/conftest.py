@@ -12,7 +12,7 @@ Test modules cannot import each other (pytest's importlib mode), so the helpers 
 * benchmarks/test_rehearse: every suite for a GPU, and the longest schedule;
 * benchmarks/test_suite: keys of all suites in another process (of every eighth always);
 * benchmarks/test_shipped: four more widths; benchmarks/test_sizes: real architectures;
-* benchmarks/test_ray; test_devices: two devices, jobs in processes of their own;
+* test_devices: two devices, jobs in processes of their own (not Fisher and NOVO, see its cases);
 * language/test_probes: lm-eval's own command.
 """
 
