@@ -17,7 +17,7 @@ from stable_forgetting.benchmarks.report.shipped import RESULTS, read_report
 WIDTHS = (60, 70, 80, 100, 120, 200)
 REPORTS = ("digits-class", "authors", "cifar10-small-all", "tdec-small", "maps/digits-class-sweep")
 COMMANDS = (
-    ("show",),
+    ("show", "--filter", "a"),
     ("show", "suites", "--paper"),
     ("plan", "digits-class"),
     ("plan", "tofu-phi-1.5-forget10", "--keys"),
