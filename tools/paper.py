@@ -7,6 +7,7 @@ what does not follow is a finding.  ``benchmarks/results/paper/findings.csv`` is
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import warnings
@@ -253,4 +254,5 @@ def _one_run_one_value(values: Sequence[Printed]) -> Iterator[Finding]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.stdout.write(csv_text(findings()))

@@ -7,6 +7,7 @@ its reason.  The exit code is 1 if a difference has no reason, or a reason has n
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from collections.abc import Iterator, Mapping
@@ -88,6 +89,7 @@ def describe(line: Mapping[str, str], differ: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     text, unexplained = report()
     sys.stdout.write("\n".join(text) + "\n")
     sys.exit(bool(unexplained))
