@@ -195,6 +195,8 @@ class Lineage:
         if params.get("stop_below") == "goal":
             parents["goal"] = self.evaluated(self.original(seed), seed, trial=True)
             identity["goals"] = [goal.words for goal in self._stopping_goals(row)]
+        elif "retrain" in (params.get("stop_below") or {}).values():
+            parents["goal"] = self.evaluated(self.retrain(seed), seed, trial=True)
         return self.stage(
             "unlearn",
             f"{row.label}/{note or f'seed-{seed}'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -189,24 +190,28 @@ def _trajectory(context: StageContext, split: ForgetSplit, config: Any) -> Evalu
 
 
 def _with_limits(context: StageContext, config: Any) -> Any:
-    """The method's config with the goals' values in place of ``stop_below: goal``.
+    """The method's config with numbers for ``stop_below: goal`` and for values ``retrain``.
 
     Raises:
-        DataError: A value is unknown: Original diverged or lacks the metric.
+        DataError: A value is unknown: the reference model diverged or lacks the metric.
     """
     if "goal" not in context.stage.parents:
         return config
-    record = RunRecord.load(context.folder("goal") / RECORD)
-    rule = context.benchmark.gap_of(context.benchmark.config)
-    values = {
-        goal.metric: goal.value(References(original=record.metrics))
-        for goal in stopping_goals(rule)
-    }
-    limits = {metric: value for metric, value in values.items() if value is not None}
-    if len(limits) < len(values):
-        unknown = ", ".join(sorted(values.keys() - limits.keys()))
+    measured = RunRecord.load(context.folder("goal") / RECORD).metrics
+    limits: dict[str, float | None] = {}
+    if config.stop_below == "goal":
+        whose, rule = "Original", context.benchmark.gap_of(context.benchmark.config)
+        for goal in stopping_goals(rule):
+            limits[goal.metric] = goal.value(References(original=measured))
+    else:
+        whose = "Retrain"
+        for name, limit in config.stop_below.items():
+            value = measured.get(name) if limit == "retrain" else limit
+            at_most = None if value is None else math.nextafter(value, math.inf)
+            limits[name] = at_most if limit == "retrain" else limit
+    if None in limits.values():
+        unknown = ", ".join(sorted(name for name, value in limits.items() if value is None))
         raise DataError(
-            f"{context.stage.name}: stop_below: goal: the goal of {unknown} is not measured on "
-            "Original; give values"
+            f"{context.stage.name}: stop_below: {unknown} is not measured on {whose}; give values"
         )
     return config.model_copy(update={"stop_below": limits})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from stable_forgetting.common import objectives
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.task import UnlearnTask
@@ -15,28 +18,77 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+Strengths = NonNegative | Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+"""One strength, or several, of which the first at which ``stop_below`` holds is taken."""
+
+
 class ReinforcedConfig(FitConfig):
-    """How the model is fine-tuned on forget data; muse_bench: lr 1e-5, cosine, AdamW."""
+    """How the model is fine-tuned on forget data; muse_bench: lr 1e-5, cosine, AdamW.
+
+    Attributes:
+        a: How strongly the method acts.
+    """
 
     epochs: Count | None = 10
     batch_size: Count = 16
     lr: Positive = 1e-4
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    a: Strengths = 1.0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is measured: after each of several strengths."""
+        return not isinstance(self.a, float) or super().evaluates
 
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {"muse_bench": {"lr": 1e-5, "batch_size": 4}}
 """The effective batch of four follows from 102 steps an epoch on 408 chunks of News."""
 
 
-def reinforce(task: UnlearnTask, config: FitConfig) -> None:
-    """Fine-tunes ``task.model`` on the forget set in place.
+def reinforce(task: UnlearnTask, config: ReinforcedConfig) -> None:
+    """Fine-tunes ``task.model`` on the forget set in place, for all of its epochs.
 
     Args:
         task: Whose model.
         config: Of the training.
     """
-    objective = objectives.CrossEntropy("forget", config.average)
-    task.fit(task.model, objective, task.loaders(["forget"], config), config)
+    engine = FitConfig.of(config, stop_below={})
+    objective = objectives.CrossEntropy("forget", engine.average)
+    task.fit(task.model, objective, task.loaders(["forget"], engine), engine)
+
+
+def take_strength(
+    task: UnlearnTask, model: nn.Module, config: Any, apply: Callable[[float], None]
+) -> None:
+    """Applies ``config.a``; of several the first at which ``stop_below`` holds, else the last.
+
+    MUSE's authors choose so (jaechan-repo/muse_bench, get_best_forget_quality.py).
+
+    Args:
+        task: Its telemetry measures the model.
+        model: What ``apply`` changes.
+        config: With ``a`` and ``stop_below``.
+        apply: Sets a strength.
+
+    Raises:
+        ConfigError: There are several strengths, and nothing measures the model.
+    """
+    from stable_forgetting.common.train.loop import reached
+    from stable_forgetting.common.train.telemetry import looking
+
+    if isinstance(config.a, float):
+        return apply(config.a)
+    telemetry = task.telemetry
+    if not config.stop_below or telemetry is None or telemetry.evaluate_during is None:
+        raise ConfigError("a: several strengths need stop_below, and a suite; give one strength")
+    device = next(model.parameters()).device
+    for index, strength in enumerate(config.a, 1):
+        apply(strength)
+        with looking(model, device):
+            metrics = telemetry.evaluate_during(model, index)
+        if reached(metrics, config.stop_below) is not None:
+            return None
+    return None
 
 
 class TaskVector(UnlearningMethod):
@@ -60,20 +112,27 @@ class TaskVector(UnlearningMethod):
 
         Attributes:
             a: How far to go back, in lengths of the fine-tuning; 5, as in muse_bench's script
-                (MUSE's authors evaluate 16 on News and 1 on Books).
+                (MUSE's authors evaluate 16 on News and 1 on Books).  A list: see ``Strengths``.
         """
 
-        a: NonNegative = 5.0
+        a: Strengths = 5.0
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes, then extrapolates."""
         import torch
 
         start = {key: value.clone() for key, value in _tensors(task.model).items()}
-        reinforce(task, FitConfig.of(self.config))
-        with torch.no_grad():
-            for key, tuned in _tensors(task.model).items():
-                tuned.copy_(start[key] - self.config.a * (tuned - start[key]))
+        reinforce(task, self.config)
+        tuned = _tensors(task.model)
+        if not isinstance(self.config.a, float):
+            tuned = {key: value.clone() for key, value in tuned.items()}
+
+        @torch.no_grad()
+        def go_back(a: float) -> None:
+            for key, tensor in _tensors(task.model).items():
+                tensor.copy_(start[key] - a * (tuned[key] - start[key]))
+
+        take_strength(task, task.model, self.config, go_back)
         return task.model
 
 

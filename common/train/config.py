@@ -31,6 +31,7 @@ LATER: Mapping[str, Any] = {
     "min_epochs": None,
     "timing": "own",
     "average": "samples",
+    "lr_of": {},
 }
 """Fields that are hashed only where they differ from this."""
 
@@ -49,6 +50,9 @@ class FitConfig(Strict):
         batch_size: Samples per optimizer step and per named loader.
         optimizer: AdamW, or SGD with ``momentum``.
         lr: Its learning rate, after warm-up and before the schedule lowers it.
+        lr_of: Learning rates of parameters whose name matches a glob pattern, such as
+            ``{"head.*": 1e-3}``, in the place of ``lr``; the first match counts.  The schedule
+            scales them too; the slope of an adapter does not.
         weight_decay: Decoupled from the gradient under AdamW, part of it under SGD.
         momentum: Of SGD.
         eps: Of AdamW: added to the root of the second moment.
@@ -68,8 +72,9 @@ class FitConfig(Strict):
         evaluate_epochs: The same in epochs, instead of ``evaluate_every``.
         min_epochs: No evaluation stops the run before this many passes.
         stop_below: Stop at the first evaluation where every metric named here is below its value
-            (such as ``forget_prob: 20``): an early-stopping rule, off by default.  ``goal`` takes
-            the values that the benchmark's goals have on Original.
+            (such as ``forget_prob: 20``): an early-stopping rule, off by default.  A value
+            ``retrain`` stops at Retrain's value or below it, as MUSE chooses its checkpoints.
+            ``goal`` takes the values that the benchmark's goals have on Original.
         average: How losses per position become one: ``samples``, a mean over samples of means over
             their positions; ``tokens``, a mean over all positions of a micro-batch.
     """
@@ -99,8 +104,9 @@ class FitConfig(Strict):
     evaluate_every: Amount = 0
     evaluate_epochs: Count | None = None
     min_epochs: Count | None = None
-    stop_below: dict[str, float] | Literal["goal"] = {}
+    stop_below: dict[str, float | Literal["retrain"]] | Literal["goal"] = {}
     average: Literal["samples", "tokens"] = "samples"
+    lr_of: dict[str, Positive] = {}
 
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
@@ -116,6 +122,11 @@ class FitConfig(Strict):
         """
         power = 2 if self.optimizer == "sgd" else 1
         return self.model_copy(update={"lr": self.lr / slope**power})
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is measured on the way."""
+        return bool(self.evaluate_every or self.evaluate_epochs)
 
     @property
     def micro_batch(self) -> int:
@@ -146,7 +157,7 @@ class FitConfig(Strict):
             raise ValueError("give exactly one of steps and epochs")
         if self.evaluate_every and self.evaluate_epochs:
             raise ValueError("give evaluate_every or evaluate_epochs, not both")
-        if self.stop_below and not (self.evaluate_every or self.evaluate_epochs):
+        if self.stop_below and not self.evaluates:
             raise ValueError("stop_below needs evaluate_every or evaluate_epochs")
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError("give warmup_steps or warmup_epochs, not both")

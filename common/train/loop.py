@@ -77,7 +77,8 @@ class TrainingRun:
         home = model if self.sharded is None else self.sharded.twin
         self.trained = {n: p for n, p in home.named_parameters() if p.requires_grad}
         assert self.trained, "nothing to train: no parameter requires a gradient"
-        self.raw_optimizer = make_optimizer(config, list(self.trained.values()))
+        self.raw_optimizer = make_optimizer(config, self.trained)
+        self._rates = [group["lr"] for group in self.raw_optimizer.param_groups]
         self._own_forward = "forward" in model.__dict__
         if self.accelerator.num_processes > 1:
             for loader in self.loaders.values():
@@ -206,8 +207,8 @@ class TrainingRun:
             or self.ends is not None
         )
         rate = learning_rate(self.config, step, self.total, self.warmup)
-        for group in self.raw_optimizer.param_groups:
-            group["lr"] = rate
+        for group, full in zip(self.raw_optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate if full == self.config.lr else full * (rate / self.config.lr)
         sums: dict[str, Tensor] = {}
         several = self.config.accumulation > 1 and self.sharded is None
         # micro-batches share the effective weights: the last forward precedes the step
@@ -290,20 +291,28 @@ class TrainingRun:
                     raise Diverged(step + 1, f"parameter {name} is not finite")
 
 
-def reached(metrics: Mapping[str, float | None], limits: Mapping[str, float] | str) -> str | None:
+def reached(
+    metrics: Mapping[str, float | None], limits: Mapping[str, float | str] | str
+) -> str | None:
     """The limits in words, such as ``forget_prob < 20``, once every metric is below its own.
 
     Raises:
-        ConfigError: A name is none of the metrics.
+        ConfigError: A name is none of the metrics, or a limit is no number yet.
     """
     if isinstance(limits, str):
         raise ConfigError("stop_below: goal: only a row of a suite knows its goals; give values")
-    for name in limits:
+    numbers: dict[str, float] = {}
+    for name, limit in limits.items():
+        if isinstance(limit, str):
+            raise ConfigError(
+                f"stop_below: {name}: retrain: only a row of a suite has a Retrain; give a value"
+            )
+        numbers[name] = limit
         if name not in metrics:
             raise ConfigError(
                 f"stop_below: '{name}' is not measured{did_you_mean(name, [*metrics])}"
             )
-    values = {name: metrics[name] for name in limits}
-    if not limits or any(v is None or v >= limits[name] for name, v in values.items()):
+    values = {name: metrics[name] for name in numbers}
+    if not numbers or any(v is None or v >= numbers[name] for name, v in values.items()):
         return None
-    return ", ".join(f"{name} < {limit:g}" for name, limit in limits.items())
+    return ", ".join(f"{name} < {limit:g}" for name, limit in numbers.items())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +14,26 @@ BETAS = (0.9, 0.999)
 """Of AdamW, as torch's defaults, which the loop takes."""
 
 
-def make_optimizer(config: FitConfig, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW or SGD; weight decay on matrices only."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+def make_optimizer(
+    config: FitConfig, parameters: Mapping[str, nn.Parameter]
+) -> torch.optim.Optimizer:
+    """AdamW or SGD; weight decay on matrices only, the rates of ``lr_of`` where a name matches."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {
+        (config.lr, True): [],
+        (config.lr, False): [],
+    }
+    for name, parameter in parameters.items():
+        matches = (lr for pattern, lr in config.lr_of.items() if fnmatch(name, pattern))
+        rate = next(matches, config.lr)
+        groups.setdefault((rate, parameter.ndim >= 2), []).append(parameter)
+    options = [
+        {"params": members, "lr": lr, "weight_decay": config.weight_decay if matrix else 0.0}
+        for (lr, matrix), members in groups.items()
+        if members
     ]
-    groups = [group for group in groups if group["params"]]
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.lr, eps=config.eps, fused=True)
+        return torch.optim.SGD(options, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(options, lr=config.lr, eps=config.eps, fused=True)
 
 
 class AdamW:

@@ -14,8 +14,13 @@ from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
 from stable_forgetting.common.methods.gradient import AdaptedConfig, AdaptedMethod
 from stable_forgetting.common.methods.task import UnlearnTask
-from stable_forgetting.common.methods.task_vector import PUBLISHED, ReinforcedConfig, reinforce
-from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.methods.task_vector import (
+    PUBLISHED,
+    ReinforcedConfig,
+    Strengths,
+    reinforce,
+    take_strength,
+)
 from stable_forgetting.language.methods.refusals import refusing
 from stable_forgetting.language.models.sizes import family_in
 
@@ -224,10 +229,10 @@ class WHP(UnlearningMethod):
 
         Attributes:
             a: How much of the rise of a logit is taken off; 1, as in muse_bench's class (MUSE's
-                authors evaluate 4 on News and 256 on Books).
+                authors evaluate 4 on News and 256 on Books).  A list: see ``Strengths``.
         """
 
-        a: NonNegative = 1.0
+        a: Strengths = 1.0
 
     @classmethod
     def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:
@@ -239,6 +244,8 @@ class WHP(UnlearningMethod):
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Fine-tunes on forget, and joins the result with what it came from."""
         baseline = task.frozen_copy()
-        reinforce(task, FitConfig.of(self.config))
+        reinforce(task, self.config)
         models = iter([baseline, task.model])
-        return self.empty_model(self.config, lambda: next(models))
+        joined = self.empty_model(self.config, lambda: next(models))
+        take_strength(task, joined, self.config, joined.take_off)  # type: ignore[arg-type]
+        return joined

@@ -52,12 +52,23 @@ class LogitDifference(nn.Module):
     Args:
         baseline: The model before reinforcement.
         reinforced: The same architecture, fine-tuned on what is to be forgotten.
-        a: How much of what reinforcement raised is taken off.
+        a: How much of what reinforcement raised is taken off.  Of several the chosen one is stored
+            with the weights.
     """
 
-    def __init__(self, baseline: nn.Module, reinforced: nn.Module, a: float):
+    a: float | Tensor
+
+    def __init__(self, baseline: nn.Module, reinforced: nn.Module, a: float | Sequence[float]):
         super().__init__()
-        self.baseline, self.reinforced, self.a = baseline, reinforced, a
+        self.baseline, self.reinforced = baseline, reinforced
+        if isinstance(a, float):
+            self.a = a
+        else:
+            self.register_buffer("a", torch.tensor(a[-1]))
+
+    def take_off(self, a: float) -> None:
+        """Sets how much is taken off."""
+        self.a = a if isinstance(self.a, float) else self.a.fill_(a)
 
     @property
     def config(self) -> Any:

@@ -290,17 +290,17 @@ MUSE_CHECKPOINTS = {
     "npo_klr": {"news": 1020, "books": 417},
 }
 """Row -> step that the authors evaluate (jaechan-repo/muse_bench, get_utility.py, CKPT_NAMES)."""
+STRENGTHS = ("task_vector_published", "whp_published")
 
 
 @pytest.mark.parametrize("corpus", MUSE_EPOCH)
 def test_muse_rows_stop_where_the_authors_stop(corpus):
     suite = load_suite(f"muse-{corpus}-llama2-7b")
     for label, steps in MUSE_CHECKPOINTS.items():
-        for name in (label, f"{label}_bench"):
-            rows = [row for row in suite.rows if row.label == name]
-            assert rows or name.endswith("_bench")
-            for row in rows:
-                assert row.config.epochs * MUSE_EPOCH[corpus] == steps[corpus], name
-    strengths = {name: suite.row(name).config.a for name in ("task_vector", "whp")}
+        published, chosen = (suite.row(f"{label}{end}").config for end in ("_published", ""))
+        assert published.epochs * MUSE_EPOCH[corpus] == steps[corpus], label
+        assert (chosen.epochs, chosen.evaluate_epochs) == (10, 1)
+        assert chosen.stop_below == {"forget_accuracy": "retrain"}
+    strengths = {name: suite.row(name).config.a for name in STRENGTHS}
     published = {"news": (16, 4), "books": (1, 256)}[corpus]
     assert tuple(strengths.values()) == published

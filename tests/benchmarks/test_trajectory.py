@@ -67,6 +67,21 @@ def test_a_record_says_what_stopped_its_training(tiny_suite, tmp_path, cli):
     assert records["retrain"]["stopped"] == ""
 
 
+@pytest.mark.parametrize(("metric", "steps"), [("ua", 2), ("fa", 4)])
+def test_a_training_stops_at_retrains_value(metric, steps, tiny_suite, tmp_path, cli):
+    """Of a class that Retrain never saw: UA is at most Retrain's at once, FA never below it."""
+    params = {"lr": 1e-9, "evaluate_every": 2, "steps": 4, "stop_below": {metric: "retrain"}}
+    rows = {"original": None, "retrain": None, "gd": {"params": params}}
+    path = tiny_suite(tmp_path, suite="stopped", methods=rows, columns=["fa"])
+    assert cli("run", path, "--store", tmp_path / "store", "--workers", 1).code == 0
+    lines = (tmp_path / "store/suites/stopped/records.jsonl").read_text().splitlines()
+    records = {record["row"]: record for record in map(json.loads, lines)}
+    limit = records["retrain"]["metrics"][metric]
+    at_most = records["gd"]["metrics"][metric] <= limit
+    assert (records["gd"]["cost"]["steps"] == 2) == at_most
+    assert records["gd"]["cost"]["steps"] == steps
+
+
 def test_watching_does_not_move_the_result(tiny_suite, tmp_path, cli):
     values = []
     for every in (0, 2):

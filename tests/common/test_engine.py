@@ -845,6 +845,24 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
         run(tiny.net(), unknown, evaluate_during=Noisy())
     with pytest.raises(ValueError, match="needs evaluate_every"):
         small(stop_below={"mu": 1.0})
+    unresolved = small(evaluate_every=1, stop_below={"forget_prob": "retrain"})
+    with pytest.raises(ConfigError, match="only a row of a suite has a Retrain"):
+        run(tiny.net(), unresolved, evaluate_during=Noisy())
+
+
+def test_a_pattern_gives_parameters_a_rate_of_their_own(tiny, run):
+    start = {name: p.detach().clone() for name, p in tiny.net().named_parameters()}
+    slow = next(iter(start))
+
+    def trained(**changes):
+        model = tiny.net()
+        run(model, small(lr=1e-2, schedule="cosine", **changes))
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+    plain, alike, apart = trained(), trained(lr_of={"*": 1e-2}), trained(lr_of={slow: 1e-4})
+    assert all(torch.equal(plain[name], alike[name]) for name in plain)
+    moved = {name: float((apart[name] - start[name]).abs().max()) for name in start}
+    assert 0 < moved.pop(slow) < 1e-3 < min(moved.values())
 
 
 def test_a_condition_stops_a_run_and_says_why(tiny, run):

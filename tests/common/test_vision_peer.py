@@ -99,7 +99,9 @@ def test_unsir_learns_the_published_noise():
     model = MADE.classifier().requires_grad_(False)
     noise = _Noise(model, {"x": MADE.values(1.3, 4, 1, MADE.SIDE, MADE.SIDE)})
     objective = _Repel(noise, 2, MADE.DECAY)
-    optimizer = make_optimizer(FitConfig(steps=MADE.NOISE_STEPS, lr=0.1), [*noise.parameters()])
+    optimizer = make_optimizer(
+        FitConfig(steps=MADE.NOISE_STEPS, lr=0.1), dict(noise.named_parameters())
+    )
     for _ in range(MADE.NOISE_STEPS):
         optimizer.zero_grad()
         objective(lambda batch: model(batch.inputs["x"]), {}).total.backward()

@@ -87,6 +87,18 @@ def test_without_the_factor_the_baseline_answers():
         torch.testing.assert_close(model(ids).logits, model.baseline(ids).logits)
 
 
+def test_the_chosen_of_several_factors_is_stored_with_the_weights():
+    models = tiny("gpt_neo", 0), tiny("gpt_neo", 1)
+    chosen, read = (LogitDifference(*models, (1.0, 2.0, 4.0)) for _ in range(2))
+    chosen.take_off(2.0)
+    read.load_state_dict(chosen.state_dict())
+    ids = torch.tensor([[3, 9, 27]])
+    with torch.no_grad():
+        wanted = LogitDifference(*models, 2.0)(ids).logits
+        torch.testing.assert_close(read(ids).logits, wanted)
+    assert "a" not in LogitDifference(*models, 2.0).state_dict()
+
+
 def test_a_checkpoint_of_two_models_is_not_written(tmp_path):
     from stable_forgetting.benchmarks.apply.work import apply
     from stable_forgetting.common.protocol.given import Application

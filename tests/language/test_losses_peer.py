@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stable_forgetting import language  # noqa: F401 - registers the methods
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
 from stable_forgetting.common.data.batch import Batch
 from stable_forgetting.common.objectives.terms import LogLikelihoods
@@ -266,3 +267,28 @@ def test_a_task_vector_goes_as_far_as_published():
     moved = cls(cls.Config()).unlearn(task).w.detach().flatten()
     wanted = torch.tensor(PEER["muse_bench task_vector"]["weights"], dtype=torch.float64)
     torch.testing.assert_close(moved, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(2.5, 4.0), (0.1, 8.0)])
+def test_of_several_strengths_the_first_that_forgets_is_taken(limit, taken):
+    """What is measured falls with the strength; where none forgets enough, the last is taken."""
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(3))
+    asked = []
+
+    def tuned(*_, **__):
+        model.w.data.fill_(1.0)
+
+    def measure(model, step):
+        asked.append(step)
+        return {"forget_accuracy": 6.0 + float(model.w.detach()[0])}
+
+    cls = METHODS["task_vector"]
+    config = cls.Config(a=(1, 2, 4, 8), stop_below={"forget_accuracy": limit})
+    telemetry = SimpleNamespace(evaluate_during=measure)
+    task = SimpleNamespace(model=model, fit=tuned, loaders=lambda *_: {}, telemetry=telemetry)
+    assert cls(config).unlearn(task).w.detach().tolist() == [-taken] * 3
+    assert asked == list(range(1, [1.0, 2.0, 4.0, 8.0].index(taken) + 2))
+    task.telemetry = None
+    with pytest.raises(ConfigError, match="several strengths need stop_below"):
+        cls(config).unlearn(task)
