@@ -140,6 +140,9 @@ def one_row(words: list[str]) -> list[str]:
     """Attacks of one row alone, with few steps of relearning."""
     if "--list" in words or words[-1].endswith(".json"):
         return words
+    if "--model" in words:
+        there = {"forgotten/": "my_vit", "FORGOTTEN": "my_vit"}
+        return [*(there.get(word, word) for word in words), "--attacks", "relearn_few,nf4"]
     words = [*small(words), "--workers", "1"]
     words += ["--with", "relearn.max_steps=4"] if "--with" in words else []
     return words if "--only" in words else [*words, "--only", "gd_sine"]
