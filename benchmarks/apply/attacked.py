@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stable_forgetting.benchmarks.apply.work import attack_task, benchmark_of
 from stable_forgetting.common.audits.base import Measures, ModelAudit, NotApplicable
@@ -47,7 +49,8 @@ def attack_given(
     make_deterministic(suspects.threads)
     given = {}
     for label, path in suspects.models.items():
-        about = Application(model=path, method="original", device=device, **suspects.samples)
+        samples: dict[str, Any] = dict(suspects.samples)
+        about = Application(model=path, method="original", device=device, **samples)
         given[label] = benchmark_of(about)
         given[label].prepare(torch.device(device), [])
     original = given["original"].original
@@ -56,7 +59,7 @@ def attack_given(
         task = attack_task(benchmark, benchmark.original, original)
         other = "retrain-2" if label == "retrain" else "retrain"
         if other in given:
-            task = replace(task, load_reference=lambda other=other: given[other].original)
+            task = replace(task, load_reference=partial(getattr, given[other], "original"))
         for name, attack in attacks.items():
             attack.parts = benchmark.part_table
             try:

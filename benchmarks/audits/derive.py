@@ -15,7 +15,6 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.audits.attacks import ULira
 from stable_forgetting.common.audits.base import (
-    NOT_APPLICABLE,
     Audit,
     Measure,
     Measures,
@@ -154,7 +153,7 @@ class AuditReport:
             }
             shown = {NONE: {s: ours[0] - theirs[0] for s, (ours, theirs) in plain.items()}}
             for table in attacks:
-                values = {s: self._advantage(table, label, s, plain[s][1][0]) for s in plain}
+                values = {s: self._advantage(table, label, s) for s in plain}
                 known = {s: value for s, value in values.items() if value is not None}
                 shown |= {table.name: known} if known and len(known) == len(values) else {}
             if plain and len(shown) > 1:
@@ -175,18 +174,13 @@ class AuditReport:
         reference = label == FLOOR or self.suite.row(label).method in REFERENCES
         return Shown(label, over[NONE].mean, worst, over[worst], utility, reference)
 
-    def _advantage(self, table: AuditTable, label: str, seed: int, plain: float) -> float | None:
-        """Of one row and seed; a Retrain that the attack does not apply to is taken as it is."""
+    def _advantage(self, table: AuditTable, label: str, seed: int) -> float | None:
+        """Of one row and seed; None where the attack measured nothing of it or of Retrain."""
         assert isinstance(table.audit, ModelAudit)
-        ours = table.rows.get(label, {}).get(seed)
-        theirs = table.rows[self._retrain].get(seed)
-        if not isinstance(ours, dict):
+        ours, theirs = (table.rows.get(row, {}).get(seed) for row in (label, self._retrain))
+        if not isinstance(ours, dict) or not isinstance(theirs, dict):
             return None
-        if isinstance(theirs, str):
-            if not theirs.startswith(NOT_APPLICABLE):
-                return None
-            theirs = {table.audit.leaks: Measure(plain)}
-        return table.audit.advantage(ours, theirs or {})
+        return table.audit.advantage(ours, theirs)
 
     def _accuracies(self, stage: Placed) -> tuple[float, float | None]:
         """Accuracy on forget, and its mean over the parts of what is to be kept."""

@@ -216,7 +216,6 @@ class Plan:
         for fold in self.folds:
             for stage in fold.stages():
                 yield from walk(stage)
-        for holder in (*self.results, *self.probes, *self.blocks):
-            yield from walk(holder.stage)
-        for stage in self.attacks:
+        own = [result.stage for result in self.results] + [entry.stage for entry in self.probes]
+        for stage in [*own, *(block.stage for block in self.blocks), *self.attacks]:
             yield from walk(stage)

@@ -331,14 +331,14 @@ class ModelAudit(Audit):
 
         Args:
             row: Measures of the row.
-            retrain: Those of Retrain; what is not among them is compared with its :attr:`leaks`.
+            retrain: Those of Retrain.
 
         Returns:
             The largest difference over the measures that say so; None where none does.
         """
         found = []
         for name, ours in row.items():
-            theirs = retrain.get(name, retrain.get(self.leaks))
+            theirs = retrain.get(name)
             if name.split()[-1] != self.leaks or theirs is None:
                 continue
             if ours.value is not None and theirs.value is not None:

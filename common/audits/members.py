@@ -45,8 +45,8 @@ def unseen(task: AuditTask) -> np.ndarray:
         if len(parts.get(name, ())):
             return parts[name]
     test = parts.get("test", parts["forget"][:0])
-    same = np.isin(task.labels(test), task.labels(parts["forget"])) if len(test) else []
-    if not np.any(same):
+    same = np.isin(task.labels(test), task.labels(parts["forget"]))
+    if not same.any():
         raise NotApplicable("no samples like the forgotten ones that no model has seen")
     return test[same]
 
@@ -178,7 +178,8 @@ class Zlib(MemberAttack):
 
         def score(indices: np.ndarray) -> np.ndarray:
             sizes = np.array([len(zlib.compress(text.encode())) for text in read(indices)])
-            return per_sample(task, model, indices, likelihood) / sizes
+            ratio: np.ndarray = per_sample(task, model, indices, likelihood) / sizes
+            return ratio
 
         return score
 
@@ -205,7 +206,8 @@ class ReferenceModel(MemberAttack):
 
         def score(indices: np.ndarray) -> np.ndarray:
             ours, theirs = (per_sample(task, m, indices, likelihood) for m in (model, reference))
-            return ours - theirs
+            ratio: np.ndarray = ours - theirs
+            return ratio
 
         return score
 
@@ -224,6 +226,7 @@ class Snapshots(MemberAttack):
 
         def score(indices: np.ndarray) -> np.ndarray:
             now, then = (per_sample(task, m, indices, likelihood) for m in (model, original))
-            return then - now
+            fallen: np.ndarray = then - now
+            return fallen
 
         return score

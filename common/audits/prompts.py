@@ -68,14 +68,16 @@ class Leak(ModelAudit):
             p = (logits / self.config.temperature).softmax(-1).double()
             right = p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1).cpu()
             if labels.shape[1] == 1:
-                return 1 - (1 - right[:, 0]).clamp(0, 1) ** k
+                once: Tensor = 1 - (1 - right[:, 0]).clamp(0, 1) ** k
+                return once
             counted = (labels != IGNORE).cpu()
-            total = torch.zeros(len(labels), dtype=torch.float64)
+            total: Tensor = torch.zeros(len(labels), dtype=torch.float64)
             for _ in range(rounds):
                 drawn = torch.rand(k, *right.shape, generator=stream, dtype=torch.float64) < right
                 shares = (drawn & counted).sum(-1) / counted.sum(-1).clamp_min(1)
                 total += shares.max(0).values
-            return total / rounds
+            mean: Tensor = total / rounds
+            return mean
 
         return best
 

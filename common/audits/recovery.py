@@ -211,6 +211,7 @@ class RemoveAdapter(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "%", "not deployed unmerged")
+    leaks: ClassVar[str] = ""
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracies without the adapter and the share of FA that comes back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -147,6 +147,7 @@ class ScaleAdapter(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "%", "not deployed unmerged")
+    leaks: ClassVar[str] = ""
 
     class Config(Strict):
         """Config of the scaling.
