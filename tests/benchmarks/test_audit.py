@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stable_forgetting.benchmarks.audits.after import Shown, ordered, places
+from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
 from stable_forgetting.benchmarks.audits.report import measure_cell
+from stable_forgetting.benchmarks.cli.attack import Budget, choose
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
@@ -22,6 +25,7 @@ from stable_forgetting.common.audits.base import Measure, ModelAudit
 from stable_forgetting.common.audits.pairs import JensenShannon
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -374,6 +378,64 @@ def test_parts_that_are_not_there_are_named_with_those_that_are(run):
 
 def test_a_suite_is_asked_for(cli, one_line_error):
     assert "--list" in one_line_error(cli("attack"))
+
+
+# After attack
+
+
+def shown(label, after, utility=0.0, before=0.0, reference=False):
+    return Shown(label, before, "prune", Summary(after, 0.0, after, after, 2), utility, reference)
+
+
+def test_rows_of_equal_utility_come_first_by_what_the_worst_attack_shows():
+    rows = [
+        shown("damaged", 1.0, utility=-9.0),
+        shown("hides", 60.0),
+        shown("forgets", 3.04, utility=-1.9),
+        shown("also", 2.96),
+        shown(FLOOR, 4.0, reference=True),
+    ]
+    assert [row.label for row in ordered(rows)] == [FLOOR, "also", "forgets", "hides", "damaged"]
+    assert places(rows) == {"also": 1, "forgets": 1, "hides": 3}
+    table, drawn = after_sections("tiny", rows)
+    words = {row[0]: row[-1] for row in table.content.rows}
+    assert words == {
+        **dict.fromkeys(words, ""),
+        "also": "≤ floor",
+        "forgets": "≤ floor",
+        "damaged": "≤ floor",
+    }
+    assert drawn.content.svg.count("<polygon") == 5 and drawn.content.file == "after_attack.svg"
+
+
+def test_the_worst_attack_is_the_largest_difference_from_retrain(run):
+    names = ("requantise", "nf4", "leak", "snapshots", "remove_adapter")
+    done = run.audit("--attacks", ",".join(names))
+    report = json.loads(run.report.read_text())
+    by_label = {row["label"]: row for row in report["after_attack"]}
+    assert set(by_label) == {FLOOR, "original", "gd_sine"} and "Who forgets, who hides" in done.out
+    tables = report["audits"]
+
+    def excess(name, column):
+        ours, theirs = (tables[name]["rows"][row]["1"][column] for row in ("gd_sine", "retrain"))
+        return ours["value"] - theirs["value"]
+
+    columns = {"nf4": "NF4 forget", "leak": "forget", "snapshots": "AUC"}
+    found = {name: excess(name, column) for name, column in columns.items()}
+    found["requantise"] = max(excess("requantise", f"int{bits} forget") for bits in (8, 4))
+    found["none"] = by_label["gd_sine"]["before"]
+    assert by_label["gd_sine"]["after"]["mean"] == pytest.approx(max(found.values()))
+    assert found[by_label["gd_sine"]["attack"]] == max(found.values())
+
+
+def test_a_budget_is_the_setting_of_the_attacks_that_have_it():
+    chosen = choose("relearn_few,leak,prune", False, ["leak.k=3"], Budget(samples=5, steps=7))
+    few, leak = chosen["relearn_few"].config, chosen["leak"].config
+    assert (few.shots, few.max_steps, leak.k) == (5, 7, 3)
+
+
+def test_the_retired_name_says_the_new_one(one_line_error, cli):
+    assert "use `unlearn attack digits-class`" in one_line_error(cli("audit", "digits-class"))
 
 
 # Tables
