@@ -22,7 +22,6 @@ from stable_forgetting.common.audits.base import (
     NotApplicable,
 )
 from stable_forgetting.common.base.config import Strict
-from stable_forgetting.common.data.batch import IGNORE
 from stable_forgetting.common.measure.scores import auc
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ def lowest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
     Of a position it is (log p_y - mu) / sigma, with mean and deviation of log p over p.
     """
     import torch
+
+    from stable_forgetting.common.data.batch import IGNORE
 
     def value(logits: Tensor, labels: Tensor) -> Tensor:
         log_p = logits.log_softmax(-1)

@@ -20,7 +20,6 @@ from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.base.numbers import Count, Positive
 from stable_forgetting.common.base.seeding import derive, generator
-from stable_forgetting.common.data.batch import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +59,8 @@ class Leak(ModelAudit):
 
     def _best(self, task: AuditTask) -> Callable[[Tensor, Tensor], Tensor]:
         import torch
+
+        from stable_forgetting.common.data.batch import IGNORE
 
         k, rounds = self.config.k, self.config.rounds
         stream = generator(task.seed, "audit", "leak")
