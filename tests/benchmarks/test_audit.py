@@ -13,7 +13,8 @@ from stable_forgetting.benchmarks.audits.cost import costs
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
 from stable_forgetting.benchmarks.audits.report import measure_cell
-from stable_forgetting.benchmarks.cli.attack import Budget, choose
+from stable_forgetting.benchmarks.cli.attack import choose
+from stable_forgetting.benchmarks.cli.attackers import Budget
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
