@@ -69,6 +69,13 @@ for _name, _target, _summary in (
     ),
     ("dpo", "refusals:DPO", "prefers a refusal to the true answer, no retain data"),
     ("dpo_gdr", "refusals:DPOGdr", "DPO and cross-entropy on retain"),
+    ("altpo", "alternates:AltPO", "prefers another plausible answer, and cross-entropy on retain"),
+    ("simdpo", "alternates:SimDPO", "DPO without a reference, length-normalised, and retain"),
+    (
+        "jensun",
+        "alternates:JensUn",
+        "Jensen-Shannon to a refusal's tokens, and to Original on retain",
+    ),
     ("rmu", "rmu:RMU", "steers hidden states of forget to a random direction"),
 ):
     METHODS.register(_name, f"stable_forgetting.language.methods.{_target}", summary=_summary)

@@ -32,3 +32,13 @@ METHODS.register(
     "stable_forgetting.vision.methods.novo:Novo",
     summary="own model with class keys; deletes a class's key",
 )
+METHODS.register(
+    "amun",
+    "stable_forgetting.vision.methods.inputs:AMUN",
+    summary="trains on nearest adversarial examples with the labels that they get",
+)
+METHODS.register(
+    "mumis",
+    "stable_forgetting.vision.methods.inputs:MUMis",
+    summary="MU-Mis: true logits as insensitive to the input as other ones",
+)

@@ -42,7 +42,7 @@ def check_application(application: Application) -> None:
         _check_access(name, application)
     for audit in application.audits:
         if audit not in AUDITS:
-            raise ConfigError(f"audits: '{audit}' is not known; choose {', '.join(AUDITS)}")
+            raise ConfigError(f"attacks: '{audit}' is not known; choose {', '.join(AUDITS)}")
     if len(application.methods) > 1 and application.retain is None:
         raise ConfigError(
             "several methods are chosen among on a part of the retained samples; give --retain, "

@@ -58,7 +58,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     """
     configs = configs_of(application)
     check_application(application)
-    benchmark = _benchmark(application)
+    benchmark = benchmark_of(application)
     check_applicable(application, benchmark)
     chosen = pick_device(application.device)
     check_device(chosen)
@@ -76,7 +76,7 @@ def apply(application: Application, *, progress: Progress | None = None) -> Resu
     return _Run(benchmark, configs, device, progress).run()
 
 
-def _benchmark(application: Application) -> GivenBenchmark:
+def benchmark_of(application: Application) -> GivenBenchmark:
     """The benchmark that takes what is to be forgotten.
 
     Raises:
@@ -256,20 +256,18 @@ CONFIG = RelearnTime.Config(batch_size=16)
 BATCH = 32
 
 
-def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
-    """Steps until the model is as right on the forget data as ``share`` of the given one.
+def attack_task(benchmark: GivenBenchmark, model: nn.Module, original: nn.Module) -> AuditTask:
+    """What an attack is given of a user's model.
 
     Args:
         benchmark: Prepared.
-        model: The unlearned model; copies of it are trained.
-
-    Returns:
-        Steps with their range over batch orders, and the settings.
+        model: The attacked one; copies of it are trained.
+        original: The one before unlearning.
     """
     seed = benchmark.config.seed
-    task = AuditTask(
+    return AuditTask(
         load=lambda: copy.deepcopy(model),
-        load_original=lambda: benchmark.original,
+        load_original=lambda: original,
         adapted=False,
         source=benchmark.source,
         split=benchmark.split(seed),
@@ -280,6 +278,19 @@ def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
         batch_size=BATCH,
         seed=seed,
     )
+
+
+def relearned(benchmark: GivenBenchmark, model: nn.Module) -> dict[str, Any]:
+    """Steps until the model is as right on the forget data as ``share`` of the given one.
+
+    Args:
+        benchmark: Prepared.
+        model: The unlearned model; copies of it are trained.
+
+    Returns:
+        Steps with their range over batch orders, and the settings.
+    """
+    task = attack_task(benchmark, model, benchmark.original)
     settings = {"lr": LR, "batch_size": CONFIG.batch_size, "share": CONFIG.share}
     settings |= {"max_steps": CONFIG.max_steps}
     return {"relearn": {**RelearnTime(CONFIG).measure(task)["steps"].to_json(), **settings}}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from stable_forgetting.benchmarks.audits.after import NONE, Shown
 from stable_forgetting.benchmarks.audits.plan import AuditPlan, composite, inapplicable
-from stable_forgetting.benchmarks.audits.work import AUDIT_FILE
-from stable_forgetting.benchmarks.pipeline.measuring import read_scores, read_stored
+from stable_forgetting.benchmarks.pipeline.measuring import read_attack, read_scores
 from stable_forgetting.benchmarks.pipeline.stage import Placed, Result
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
-from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
 from stable_forgetting.common.audits.attacks import ULira
 from stable_forgetting.common.audits.base import (
     Audit,
@@ -26,6 +25,7 @@ from stable_forgetting.common.audits.base import (
 )
 from stable_forgetting.common.audits.sequential import Sequential
 from stable_forgetting.common.base.registry import BENCHMARKS
+from stable_forgetting.common.data.parts import utility_parts
 from stable_forgetting.common.measure.gaps import summarise
 from stable_forgetting.common.store.stages import StageStore
 
@@ -40,11 +40,13 @@ class AuditTable:
 
     Attributes:
         rows: Row label -> seed -> measures or a reason; the noise floor is a row.
+        seconds: What the attack took on each model, where it ran on models.
     """
 
     name: str
     audit: Audit
     rows: dict[str, dict[int, Cell]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
 
     def put(self, label: str, seed: int, work: Callable[[], Measures]) -> None:
         """Notes what ``work`` measures, or the reason why it measures nothing."""
@@ -133,6 +135,59 @@ class AuditReport:
             tables.append(table)
         return tables
 
+    # After attack --------------------------------------------------------------------------------
+
+    def after(self, tables: Sequence[AuditTable]) -> list[Shown]:
+        """What every row shows of the forgotten, before and after the attack that shows most."""
+        attacks = [table for table in tables if isinstance(table.audit, ModelAudit)]
+        attacks = [table for table in attacks if self._retrain in table.rows]
+        retrains = self._of(self._retrain)
+        rows = [(FLOOR, self._of(self._retrain, 1))]
+        rows += [(label, self._of(label)) for label in self._labels()]
+        found = []
+        for label, results in rows:
+            plain = {
+                seed: (self._accuracies(result.stage), self._accuracies(retrains[seed].stage))
+                for seed, result in results.items()
+                if seed in retrains
+            }
+            shown = {NONE: {s: ours[0] - theirs[0] for s, (ours, theirs) in plain.items()}}
+            for table in attacks:
+                values = {s: self._advantage(table, label, s) for s in plain}
+                known = {s: value for s, value in values.items() if value is not None}
+                shown |= {table.name: known} if known and len(known) == len(values) else {}
+            if plain and len(shown) > 1:
+                found.append(self._shown(label, shown, plain))
+        return found
+
+    def _shown(
+        self,
+        label: str,
+        shown: Mapping[str, Mapping[int, float]],
+        plain: Mapping[int, tuple[tuple[float, float | None], tuple[float, float | None]]],
+    ) -> Shown:
+        over = {name: summarise([*by_seed.values()]) for name, by_seed in shown.items()}
+        worst = max(over, key=lambda name: over[name].mean)
+        pairs = [(ours[1], theirs[1]) for ours, theirs in plain.values()]
+        lost = [a - b for a, b in pairs if a is not None and b is not None]
+        utility = sum(lost) / len(lost) if lost else None
+        reference = label == FLOOR or self.suite.row(label).method in REFERENCES
+        return Shown(label, over[NONE].mean, worst, over[worst], utility, reference)
+
+    def _advantage(self, table: AuditTable, label: str, seed: int) -> float | None:
+        """Of one row and seed; None where the attack measured nothing of it or of Retrain."""
+        assert isinstance(table.audit, ModelAudit)
+        ours, theirs = (table.rows.get(row, {}).get(seed) for row in (label, self._retrain))
+        if not isinstance(ours, dict) or not isinstance(theirs, dict):
+            return None
+        return table.audit.advantage(ours, theirs)
+
+    def _accuracies(self, stage: Placed) -> tuple[float, float | None]:
+        """Accuracy on forget, and its mean over the parts of what is to be kept."""
+        scores = self.scores(stage)
+        kept = [scores[part].accuracy for part in utility_parts(scores, self.benchmark.part_table)]
+        return scores["forget"].accuracy, sum(kept) / len(kept) if kept else None
+
     def scores(self, stage: Placed) -> dict[str, Any]:
         """Part -> stored scores of an evaluate stage."""
         if stage.key not in self._loaded:
@@ -179,6 +234,7 @@ class AuditReport:
         for label, results in rows:
             for seed, result in results.items():
                 cell = self._probe(result, table.name)
+                table.seconds += self._seconds(result, table.name)
                 target = targets.get(seed)
                 if label != self._retrain and isinstance(cell, dict) and isinstance(target, dict):
                     cell = {**cell, **audit.relate(cell, target)}
@@ -199,14 +255,13 @@ class AuditReport:
         if reason is not None:
             return reason
         stage = self._probes[name, result.label, result.seed, result.replicate]
-
-        def parse(text: str) -> Cell:
-            data = json.loads(text)
-            measures = {key: Measure.from_json(value) for key, value in data["measures"].items()}
-            return data["not_applicable"] or measures
-
-        cell = read_stored(self.store, stage, AUDIT_FILE, parse)
+        cell = read_attack(self.store, stage)
         return "not run" if cell is None else cell
+
+    def _seconds(self, result: Result[Any], name: str) -> list[float]:
+        stage = self._probes.get((name, result.label, result.seed, result.replicate))
+        done = None if stage is None else self.store.done(stage.kind, stage.key)
+        return [] if done is None else [float(done.get("stage_seconds", 0.0))]
 
     # Populations ---------------------------------------------------------------------------------
 
@@ -254,7 +309,7 @@ class AuditReport:
         for index, stage in enumerate(stages):
             done = self.store.done(stage.kind, stage.key)
             if done is None:
-                return "not run: add --audits sequential --yes"
+                return "not run: add --attacks sequential --yes"
             if done["status"] != "ok":
                 return f"diverged at request {index + 1}: {done.get('status_detail', '')}"
             measures |= audit.after(index, self.scores(stage))

@@ -18,7 +18,7 @@ from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuit
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES, Suite
 from stable_forgetting.common.audits.base import Audit, ModelAudit, PopulationAudit
 from stable_forgetting.common.audits.sequential import Sequential
-from stable_forgetting.common.base.config import Strict, canonical, validate
+from stable_forgetting.common.base.config import Strict, validate
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS
 from stable_forgetting.common.store.records import RunRecord
@@ -97,22 +97,8 @@ class AuditPlanner:
 
     def probe(self, result: Result, name: str, audit: ModelAudit) -> Stage:
         """The stage of a model audit on one evaluated model."""
-        config = canonical(audit.config)
-        identity = {"audit": name, "audit_version": audit.info.version, "config": config}
-        parents = {
-            "model": result.stage.parents["model"],
-            "split": result.stage.parents["split"],
-            "original": self.lineage.original(result.seed),
-        }
-        return self.lineage.stage(
-            "audit",
-            f"{name}/{result.stage.name}",
-            {**identity, "seed": result.seed},
-            parents,
-            seed=result.seed,
-            audit=name,
-            config=config,
-        )
+        model, replicate = result.stage.parents["model"], result.replicate
+        return self.lineage.attacked(model, result.seed, name, audit, replicate=replicate)
 
     def probes(self, audits: Mapping[str, Audit]) -> dict[str, list[Result[Stage]]]:
         """Audit -> its stage of every final model, done or not."""

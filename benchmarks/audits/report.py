@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from stable_forgetting.benchmarks.audits.after import Shown, ordered
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable, Cell
 from stable_forgetting.benchmarks.audits.plan import AuditPlan
 from stable_forgetting.benchmarks.audits.stored import StoredPlan
@@ -35,12 +37,22 @@ def _section(audited: AuditTable, depth: int) -> Section:
         m.interval for row in measures.values() for m in row.values() if m and m.low is not None
     )
     reading = f"{info.unit}; ideal: {info.ideal}; intervals: {', '.join(intervals) or 'none'}"
+    reading += _extent(audited, measures)
     lines = [*([reading] if columns else ()), *_notes(audited, measures)]
     rows = [[label, *_cells(audited, label, row)] for label, row in measures.items()]
     heads = [Column(column, doc=column_doc(audited.name, column)) for column in columns]
     content = table(["row", *heads], rows) if columns else None
     title = f"{audited.name}: {AUDITS.entry(audited.name).summary}"
     return Section(title, content=content, lines=tuple(lines), depth=depth)
+
+
+def _extent(audited: AuditTable, measures: Mapping[str, Mapping[str, Measure | None]]) -> str:
+    """How many units the measures have, and what one model took."""
+    counts = sorted({m.n for row in measures.values() for m in row.values() if m and m.n})
+    text = f"; n: {' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))}" if counts else ""
+    if audited.seconds:
+        text += f"; cost: {significant(fmean(audited.seconds))} s a model"
+    return text
 
 
 def measure_cell(measure: Measure | None) -> str:
@@ -81,9 +93,12 @@ def _notes(
         yield f"{text}{where}{rows}"
 
 
-def report_json(suite: str, tables: Sequence[AuditTable]) -> dict[str, Any]:
+def report_json(
+    suite: str, tables: Sequence[AuditTable], shown: Sequence[Shown] = ()
+) -> dict[str, Any]:
     """The whole report of one suite."""
-    return {"schema": "audit-1", "suite": suite, "audits": to_json(tables)}
+    after = {"after_attack": [row.to_json() for row in ordered(shown)]} if shown else {}
+    return {"schema": "audit-1", "suite": suite, "audits": to_json(tables), **after}
 
 
 def to_json(tables: Sequence[AuditTable]) -> dict[str, Any]:
@@ -115,8 +130,12 @@ def report_path(store: Path, suite: str) -> Path:
     return store / "suites" / suite / "audits.json"
 
 
-def audit_tables(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> list[AuditTable]:
-    """The tables of the suite's own audits, as far as the store can answer."""
+def audit_tables(
+    suite: ResolvedSuite, store: StageStore, plan: StoredPlan
+) -> tuple[list[AuditTable], list[Shown]]:
+    """The tables of the suite's own attacks, as far as the store can answer, and the worst ones."""
     if not suite.audits:
-        return []
-    return AuditReport(suite, store, suite.audits, AuditPlan(plan.results, plan.audits)).tables()
+        return [], []
+    report = AuditReport(suite, store, suite.audits, AuditPlan(plan.results, plan.audits))
+    tables = report.tables()
+    return tables, report.after(tables)

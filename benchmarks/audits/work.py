@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.pipeline.kinds import StageKind
+from stable_forgetting.benchmarks.pipeline.measuring import AUDIT_FILE
 from stable_forgetting.benchmarks.pipeline.stage import StageSpec
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import AuditTask, Featured, ModelAudit, NotApplicable
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.errors import Diverged
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.data.parts import Role
+from stable_forgetting.common.data.splits import ForgetSplit
 
 if TYPE_CHECKING:
     from stable_forgetting.benchmarks.pipeline.context import StageContext
 
-AUDIT_FILE = "audit.json"
-
 
 class AuditSpec(StageSpec):
-    """Fields of an ``audit`` stage; ``config`` as plain values."""
+    """Fields of an ``audit`` stage; ``config`` as plain values, a ``trial`` of tuning or not."""
 
     audit: str
     config: dict[str, Any]
+    trial: bool = False
 
 
 class AuditProbe(StageKind[AuditSpec]):
@@ -60,11 +64,22 @@ class AuditProbe(StageKind[AuditSpec]):
             load_original=lambda: context.model("original"),
             adapted=adapted and (context.folder("model") / ADAPTER_CONFIG).is_file(),
             source=benchmark.source,
-            split=context.split(),
+            split=self._split(context, spec),
             family=benchmark,
             collect=benchmark.collect,
             features=benchmark.features if isinstance(benchmark, Featured) else None,
             recipe=benchmark.recipe,
             batch_size=benchmark.evaluation_batch,
             seed=spec.seed,
+            load_reference=partial(context.model, "reference")
+            if "reference" in context.stage.parents
+            else None,
         )
+
+    def _split(self, context: StageContext, spec: AuditSpec) -> ForgetSplit:
+        """The index sets; of a trial those that tuning may look at."""
+        split, role_of = context.split(), context.benchmark.role_of
+        if not spec.trial:
+            return split
+        parts = {p: ids for p, ids in split.parts.items() if role_of(p) is not Role.REPORT}
+        return replace(split, parts=parts)

@@ -98,7 +98,7 @@ class Order:
             max=100,
         ),
     ] = None
-    audits: Annotated[
+    attacks: Annotated[
         str | None, typer.Option(help="relearn: steps until fine-tuning brings the forgotten back.")
     ] = None
     strict: Annotated[
@@ -127,7 +127,7 @@ class Order:
     "unlearn apply --model meta-llama/Llama-3.1-8B-Instruct --template llama3_chat --forget "
     "forget.jsonl --retain retain.jsonl --method npo_gdr --out forgotten/",
     "unlearn apply --model my_vit/ --forget forget/ --retain retain/ --test test/ --method "
-    "gd,gd_ul,scrub --audits relearn --out forgotten/",
+    "gd,gd_ul,scrub --attacks relearn --out forgotten/",
     "unlearn apply --convert my_vit.pth --arch vit_tiny_patch16_224 --out my_vit/",
     "unlearn apply --convert hf/pytorch_model.bin --out hf_safe/",
 )
@@ -161,7 +161,7 @@ def _apply(order: Order) -> None:
     del options["convert"], options["label_names"]
     method = str(order.method)
     options["method"] = [ALIASES.get(name, name) for name in method.split(",")]
-    options["audits"] = tuple(filter(None, (order.audits or "").split(",")))
+    options["audits"] = tuple(filter(None, (options.pop("attacks") or "").split(",")))
     with StepBar(console, method) as progress:
         result = forget(params=options.pop("set_") or (), progress=progress, **options)
     if result.status != "ok":

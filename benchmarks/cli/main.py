@@ -11,7 +11,7 @@ import typer
 
 from stable_forgetting.benchmarks.cli import (  # noqa: F401
     apply,
-    audit,
+    attack,
     demo,
     machine,
     probe,
@@ -27,6 +27,7 @@ from stable_forgetting.common.base.errors import ConfigError, UserError, system_
 
 logger = logging.getLogger(__name__)
 RETIRED = {
+    "audit": "attack {0}",
     "convert": "apply --convert FILE --out FOLDER",
     "ls": "show` or `unlearn show suites",
     "map": "run SWEEP` (a sweep is a suite); all of them: `unlearn show sweeps",

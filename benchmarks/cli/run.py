@@ -95,7 +95,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         )
     if suite.audits:
         models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
-        text.append(f"Then the audits of {models}: {', '.join(suite.audits)}.")
+        text.append(f"Then the attacks on {models}: {', '.join(suite.audits)}.")
     priced = costs(planned, store, ())
     known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
     if known >= SECONDS:

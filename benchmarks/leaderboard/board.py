@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stable_forgetting.benchmarks.audits.after import Shown
 from stable_forgetting.benchmarks.audits.derive import AuditTable
 from stable_forgetting.benchmarks.audits.stored import Stored, StoredPlan
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
@@ -127,6 +128,7 @@ class Leaderboard:
         plan: Of the suite's stages; None of records that came without a store.
         stages: Row label, replicate and seed -> the stage that wrote the record; none of records
             that came without a store.
+        attacked: What the rows show of the forgotten after the suite's own attacks.
         folds: Boards of the folds before the last.
         forgotten: Forget samples of every fold; None where its split is not made.
         tuned_on: What the trials were scored on, in words; empty without tuning.
@@ -148,6 +150,7 @@ class Leaderboard:
     stages: Mapping[tuple[str, int, int], Stored] = field(default_factory=dict)
     plan: StoredPlan | None = None
     audits: list[AuditTable] = field(default_factory=list)
+    attacked: list[Shown] = field(default_factory=list)
     folds: list[Leaderboard] = field(default_factory=list)
     forgotten: tuple[int | None, ...] = ()
     tuned_on: str = ""

@@ -126,6 +126,7 @@ def to_json(board: Leaderboard) -> dict[str, Any]:
         "rows": [_row(row) for row in board.rows],
         "tuning": _tuning(board),
         "audits": audits_json(board.audits),
+        **({"after_attack": [row.to_json() for row in board.attacked]} if board.attacked else {}),
         "published": published_json(board.suite.spec.published),
         "settings": {label: record.params for label, record in first_records(board).items()},
         **({"folds": folds_json(board)} if board.suite.spec.folds else {}),

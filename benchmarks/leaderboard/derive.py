@@ -93,7 +93,7 @@ def _board(suite: ResolvedSuite, store: StageStore, plan: StoredPlan) -> Leaderb
                 row.chosen, row.edges = dict(trial.params), trial.edges
     if board.trials and not board.rule.goals:
         add_ranks(board.rows, board.trials)
-    board.audits = audit_tables(suite, store, plan)
+    board.audits, board.attacked = audit_tables(suite, store, plan)
     board.tuned_on = tuned_on(suite, plan, store) if suite.spec.tune else ""
     if suite.spec.grid:
         board.sweep = make_sweep(suite, store, plan, board.audits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.report import sections as audit_sections
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.folds import fold_sections
@@ -27,6 +28,7 @@ from stable_forgetting.benchmarks.report.section import Section, Table, filled
 from stable_forgetting.benchmarks.suite.goals import rule_sets
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import FLOOR, REFERENCES
+from stable_forgetting.benchmarks.suite.tune import SLACK
 from stable_forgetting.benchmarks.sweeps.report import sections as sweep_sections
 from stable_forgetting.common.measure.ranking import shares
 
@@ -66,6 +68,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
                 disagreement_line(board),
             )
         ),
+        *after_sections(board.suite.name, board.attacked, depth=3),
         *fold_sections(board),
         _list(
             "Paired comparisons (p corrected for them, Holm):",
@@ -89,7 +92,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
         ),
         *settings_sections(board),
         details_section(board),
-        *([Section("Audits"), *audit_sections(board.audits)] if board.audits else ()),
+        *([Section("Attacks"), *audit_sections(board.audits)] if board.audits else ()),
         *(tuning_sections(board) if board.trials else ()),
     ]
 
@@ -256,9 +259,12 @@ def choice_lines(board: Leaderboard) -> list[str]:
     if tune is None or board.rule.goals:
         return []
     seeds = ", ".join(map(str, tune.seeds))
+    attack = ""
+    if tune.after_attack:
+        attack = f", and by {tune.after_attack} among those within {SLACK:g} times the smallest"
     return [
         f"Settings: the best of {tune.trials} trials a row by the distance to the Retrain of seed "
-        f"{seeds}. No user has such a Retrain."
+        f"{seeds}{attack}. No user has such a Retrain."
     ]
 
 

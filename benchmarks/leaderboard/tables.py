@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from stable_forgetting.benchmarks.audits.after import summary_cell
 from stable_forgetting.benchmarks.leaderboard.board import BoardRow, Leaderboard, info_of
 from stable_forgetting.benchmarks.leaderboard.settings import place_of
 from stable_forgetting.benchmarks.report.cells import (
@@ -53,6 +54,8 @@ def main_table(board: Leaderboard) -> Table:
     heads += ["rank"] if ranked else []
     worst = any(row.worst for row in board.rows)
     heads += ["worst"] if worst else []
+    attacked = {row.label: summary_cell(row) for row in board.attacked}
+    heads += ["worst attack"] if attacked else []
     heads += ["reached", "steps"] if rule.goals else []
     heads += [Column(name, doc=CRITERIA) for name in board.suite.spec.rules]
     heads += [Column(column.title, doc=column.doc) for column in rule.also]
@@ -64,6 +67,7 @@ def main_table(board: Leaderboard) -> Table:
         cells += [spread(row.derived.get("ag")), _mark(row)]
         cells += [_rank_cell(row)] if ranked else []
         cells += [_worst_cell(board, row)] if worst else []
+        cells += [attacked.get(row.label, MISSING)] if attacked else []
         cells += [_reached_cell(row), _steps_cell(row)] if rule.goals else []
         cells += [_criteria_cell(row, name) for name in board.suite.spec.rules]
         cells += [_mean(row, column.name, column.digits) for column in rule.also]

@@ -1,4 +1,4 @@
-"""Every column of leaderboards, sweeps and audits: ``unlearn show metrics`` and docs/metrics.md."""
+"""Every column of leaderboards, sweeps, attacks: ``unlearn show metrics``, docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERDICTS = (
     "What this finds in a simulated table of 16 rows that share their two Retrains:",
 )
 AUDITED = (
-    "Every audit is shown beside the same audit of a second Retrain against the first, its floor. "
+    "Every attack is shown beside the same attack on a second Retrain, its floor. "
     "{part} is a part of the data, such as forget or test, {n} a number."
 )
 
@@ -120,8 +120,8 @@ def _audits() -> Section:
         info = AUDITS[entry.name].info
         columns = [f"{head}: {doc}" for head, doc in COLUMNS[entry.name].items()]
         rows.append([entry.name, entry.summary, info.unit, info.ideal, "; ".join(columns)])
-    heads = ["audit", "what it is", "unit", "ideal", "its columns"]
-    return Section("Columns of audits", (AUDITED,), table(heads, rows, words=True))
+    heads = ["attack", "what it is", "unit", "ideal", "its columns"]
+    return Section("Columns of attacks", (AUDITED,), table(heads, rows, words=True))
 
 
 def _row(spec: MetricSpec) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from stable_forgetting.benchmarks.pipeline.kinds import KINDS
 from stable_forgetting.benchmarks.pipeline.stage import PRETRAINED, ModelSpec, Stage, foreign_code
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
+from stable_forgetting.common.audits.base import ModelAudit
 from stable_forgetting.common.base.config import Strict, canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, any_plugin
@@ -249,6 +250,35 @@ class Lineage:
             trial=trial,
             method=model.spec.method,
             params=model.spec.params,
+        )
+
+    def attacked(
+        self,
+        model: Stage,
+        seed: int,
+        name: str,
+        attack: ModelAudit,
+        *,
+        replicate: int = 0,
+        trial: bool = False,
+    ) -> Stage:
+        """What an attack measures of a model; of a trial's nothing that only reports is read."""
+        config = canonical(attack.config)
+        identity = {"audit": name, "audit_version": attack.info.version, "config": config}
+        parents = {"model": model, "split": self.split(seed), "original": self.original(seed)}
+        if attack.referenced and self.suite.spec.retrains > 1:
+            parents["reference"] = self.retrain(seed, 0 if replicate else 1)
+        if trial:
+            identity["trial"] = True
+        return self.stage(
+            "audit",
+            f"{name}/{model.name}{'/trial' if trial else ''}",
+            {**identity, "seed": seed},
+            parents,
+            seed=seed,
+            audit=name,
+            config=config,
+            trial=trial,
         )
 
     def probed(self, model: Stage, seed: int, name: str) -> Stage:

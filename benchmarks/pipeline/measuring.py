@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.pipeline.stage import (
     Placed,
     StageSpec,
 )
+from stable_forgetting.common.audits import base as audits
 from stable_forgetting.common.base.errors import DataError, Diverged
 from stable_forgetting.common.base.files import write_json
 from stable_forgetting.common.base.registry import METHODS
@@ -123,6 +124,20 @@ def read_stored(store: StageStore, stage: Placed, file: str, parse: Callable[[st
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, LookupError, TypeError):
         raise DataError(f"{path}: damaged; delete {path.parent} and rerun") from None
+
+
+AUDIT_FILE = "audit.json"
+
+
+def read_attack(store: StageStore, stage: Placed) -> audits.Measures | str | None:
+    """What an attack measured, or why it has no meaning; None while the stage is not done."""
+
+    def parse(text: str) -> audits.Measures | str:
+        content = json.loads(text)
+        measures = {name: audits.Measure.from_json(v) for name, v in content["measures"].items()}
+        return content["not_applicable"] or measures
+
+    return read_stored(store, stage, AUDIT_FILE, parse)
 
 
 def read_scores(store: StageStore, stage: Placed) -> dict[str, Scores]:

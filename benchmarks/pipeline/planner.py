@@ -8,14 +8,22 @@ are pure functions of those records and are never stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stable_forgetting.benchmarks.pipeline.grid import add_grid
 from stable_forgetting.benchmarks.pipeline.lineage import Lineage
-from stable_forgetting.benchmarks.pipeline.measuring import read_record, references, trial_gap
+from stable_forgetting.benchmarks.pipeline.measuring import (
+    read_attack,
+    read_record,
+    references,
+    trial_gap,
+)
 from stable_forgetting.benchmarks.pipeline.stage import Plan, Probed, Result, Stage
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
+from stable_forgetting.benchmarks.suite.tune import SLACK, Draw
+from stable_forgetting.common.audits import make_audit
+from stable_forgetting.common.audits.base import Measures, ModelAudit
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.registry import METHODS
@@ -110,8 +118,55 @@ def _tuned(plan: Plan, lineage: Lineage, row: ResolvedRow) -> Strict | None:
             f"gap ({lineage.rule.title}); change its tune.grids or tune.spaces, or set tune: false "
             "and give params"
         )
+    if row.search.tune.after_attack is not None:
+        chosen = _least_shown(plan, lineage, row, draws, gaps)
+        if chosen is None:
+            plan.waiting.append(row.label)
+            return None
+        best = chosen
     plan.chosen[row.label] = best
     return draws[best].config
+
+
+def _least_shown(
+    plan: Plan,
+    lineage: Lineage,
+    row: ResolvedRow,
+    draws: Sequence[Draw],
+    gaps: Sequence[float],
+) -> int | None:
+    """Of the trials that are near enough the one that shows least after the attack.
+
+    Ties go to the nearer one; None while an attack is missing.
+    """
+    assert row.search is not None and row.search.tune.after_attack is not None
+    name = row.search.tune.after_attack
+    attack = make_audit(name, {}, f"{plan.suite.name}: tune.after_attack")
+    assert isinstance(attack, ModelAudit)
+    near = [index for index, gap in enumerate(gaps) if gap <= SLACK * min(gaps)]
+    shown: dict[int, float] = {}
+    for index in near:
+        values = []
+        for seed in row.search.tune.seeds:
+            models = (lineage.unlearned(row, draws[index].config, seed), lineage.retrain(seed))
+            stages = [lineage.attacked(m, seed, name, attack, trial=True) for m in models]
+            plan.attacks += stages
+            ours, theirs = (read_attack(lineage.store, stage) for stage in stages)
+            if ours is not None and theirs is not None:
+                values.append(_shown(attack, ours, theirs))
+        if len(values) == len(row.search.tune.seeds):
+            shown[index] = math.fsum(values)
+    if len(shown) < len(near):
+        return None
+    return min(near, key=lambda index: (shown[index], gaps[index]))
+
+
+def _shown(attack: ModelAudit, ours: Measures | str, theirs: Measures | str) -> float:
+    """Points above Retrain, at least 0; infinite where the attack measured nothing."""
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return math.inf
+    value = attack.advantage(ours, theirs)
+    return math.inf if value is None else max(0.0, value)
 
 
 def _trial_references(lineage: Lineage, seed: int) -> dict[Role, Stage]:

@@ -178,6 +178,7 @@ class Plan:
         inapplicable: Rows whose method is not for this benchmark -> why; they have no stages.
         folds: Plans of the folds before the last.
         blocks: Of a grid.
+        attacks: Of trials, where tuning looks at what an attack shows.
     """
 
     suite: ResolvedSuite
@@ -189,6 +190,7 @@ class Plan:
     inapplicable: dict[str, str] = field(default_factory=dict)
     folds: list[Plan] = field(default_factory=list)
     blocks: list[Block[Stage]] = field(default_factory=list)
+    attacks: list[Stage] = field(default_factory=list)
 
     @property
     def undrawn(self) -> int:
@@ -214,9 +216,6 @@ class Plan:
         for fold in self.folds:
             for stage in fold.stages():
                 yield from walk(stage)
-        for result in self.results:
-            yield from walk(result.stage)
-        for entry in self.probes:
-            yield from walk(entry.stage)
-        for block in self.blocks:
-            yield from walk(block.stage)
+        own = [result.stage for result in self.results] + [entry.stage for entry in self.probes]
+        for stage in [*own, *(block.stage for block in self.blocks), *self.attacks]:
+            yield from walk(stage)

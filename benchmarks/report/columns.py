@@ -9,6 +9,8 @@ BOARD_DOCS: Mapping[str, str] = {
     "rank": "is the place by the distance as shown; in brackets its range in 95 % of draws of "
     "seeds and trials",
     "worst": "is the largest multiple of the second Retrain's distance in any column, and which",
+    "worst attack": "is how many points more of the forgotten than Retrain the worst attack shows, "
+    "and which",
     "reached": "counts the seeds that reach every goal",
     "steps": "counts optimizer steps, mean over seeds",
     "trials": "counts the configs that tuning tried for the row",

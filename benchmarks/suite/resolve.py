@@ -28,7 +28,7 @@ from stable_forgetting.benchmarks.suite.reading import read_suite
 from stable_forgetting.benchmarks.suite.suite import REFERENCES, Row, Suite, is_file
 from stable_forgetting.benchmarks.suite.tune import Draw, Search, search_of
 from stable_forgetting.common.audits import make_audit
-from stable_forgetting.common.audits.base import Audit
+from stable_forgetting.common.audits.base import Audit, ModelAudit
 from stable_forgetting.common.base.config import (
     Strict,
     did_you_mean,
@@ -148,6 +148,7 @@ def load_suite(
     )
     before = _before(spec, path, overrides)
     audits = make_audits(spec.audits, f"{path}: audits")
+    _check_attack(spec, f"{path}: tune.after_attack")
     resolved = ResolvedSuite(spec, protocol, rows, before, audits, probes, accepts=accepts)
     if overrides or seeds or only:
         resolved = _renamed(resolved, overrides, seeds, only)
@@ -217,6 +218,15 @@ def _before(spec: Suite, path: Path, overrides: Sequence[str]) -> ResolvedSuite 
     return before
 
 
+def _check_attack(spec: Suite, origin: str) -> None:
+    """Refuses an attack of tuning that does not say what it shows of one model."""
+    name = spec.tune.after_attack if spec.tune else None
+    if name is not None:
+        attack = make_audit(name, {}, origin)
+        if not isinstance(attack, ModelAudit) or not attack.leaks or attack.referenced:
+            raise ConfigError(f"{origin}: '{name}' attacks no single model; choose relearn_few")
+
+
 def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -> dict[str, Audit]:
     """The audits of a report: those that need no further training of models.
 
@@ -232,8 +242,8 @@ def make_audits(settings: Mapping[str, Mapping[str, Any] | None], origin: str) -
     for name, audit in audits.items():
         if audit.info.tier == "shadows":
             raise ConfigError(
-                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn audit "
-                f"SUITE --audits {name}, which prints the cost first"
+                f"{origin}.{name}: trains models of its own; leave it out and run: unlearn attack "
+                f"SUITE --attacks {name}, which prints the cost first"
             )
     return audits
 

@@ -13,7 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from stable_forgetting.benchmarks.suite.samplers import propose
 from stable_forgetting.common.base.config import (
@@ -32,6 +38,10 @@ from stable_forgetting.common.methods.base import over, resolve_config
 
 SHARE_OF_EDGE = 0.1
 """A value this near to an end of its range (as a share of it) lies at the edge."""
+
+
+SLACK = 1.5
+"""Times the smallest distance that a trial may have and still be chosen by an attack."""
 
 
 class Dimension(Strict):
@@ -117,6 +127,8 @@ class Tune(Strict):
         sampler: Who draws: scrambled Sobol points, independent draws, or the tree-structured
             Parzen estimator, which looks at the gaps of the rounds before.
         round: Trials that ``tpe`` draws at once (they run in parallel); the first round is ``qmc``.
+        after_attack: An attack, such as ``relearn_few``, that decides among the trials within
+            :data:`SLACK` times the smallest distance: the one that shows least is chosen.
     """
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
@@ -125,6 +137,13 @@ class Tune(Strict):
     spaces: dict[str, Annotated[dict[str, Dimension], Field(min_length=1)]] = {}
     sampler: Literal["qmc", "random", "tpe"] = "qmc"
     round: Count = 4
+    after_attack: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _attack_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Suites without an attack keep their digests."""
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k != "after_attack" or v is not None}
 
     @field_validator("grids", "spaces", mode="before")
     @classmethod

@@ -1,6 +1,6 @@
 """What an audit is, what it is given, and the measure with interval that it returns.
 
-Importing this module and the audits' own imports no torch: ``unlearn audit --list`` reads classes.
+Importing this module and the audits' own imports no torch: ``unlearn attack --list`` reads classes.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class AuditTask:
         recipe: How Original was trained.
         batch_size: Samples per forward.
         seed: Of draws.
+        load_reference: Makes a fresh copy of a Retrain other than the stored model; None without.
     """
 
     load: Callable[[], nn.Module]
@@ -136,6 +137,7 @@ class AuditTask:
     recipe: FitConfig
     batch_size: int
     seed: int
+    load_reference: Callable[[], nn.Module] | None = None
 
     def draw(self, part: str, count: int | None, *names: str) -> np.ndarray:
         """Up to ``count`` indices of a part by hash order, sorted; all if None."""
@@ -299,7 +301,18 @@ class PopulationAudit(Audit):
 
 
 class ModelAudit(Audit):
-    """Probes or attacks one stored model; Retrain and a second Retrain get the same treatment."""
+    """Probes or attacks one stored model; Retrain and a second Retrain get the same treatment.
+
+    Attributes:
+        leaks: Last word of the measures that say how much of the forgotten is known, in percent;
+            empty where none does.
+        budget: ``samples`` and ``steps`` of an attacker -> the setting that each is.
+        referenced: Whether the attacker also has a Retrain that is not the attacked one.
+    """
+
+    leaks: ClassVar[str] = "forget"
+    budget: ClassVar[Mapping[str, str]] = {}
+    referenced: ClassVar[bool] = False
 
     @abstractmethod
     def measure(self, task: AuditTask) -> Measures:
@@ -312,3 +325,22 @@ class ModelAudit(Audit):
     def relate(self, row: Measures, retrain: Measures) -> Measures:
         """Further measures of a row that need Retrain's, such as a ratio; none by default."""
         return {}
+
+    def advantage(self, row: Measures, retrain: Measures) -> float | None:
+        """How much more of the forgotten a row shows than Retrain under the same attack, in points.
+
+        Args:
+            row: Measures of the row.
+            retrain: Those of Retrain.
+
+        Returns:
+            The largest difference over the measures that say so; None where none does.
+        """
+        found = []
+        for name, ours in row.items():
+            theirs = retrain.get(name)
+            if name.split()[-1] != self.leaks or theirs is None:
+                continue
+            if ours.value is not None and theirs.value is not None:
+                found.append(ours.value - theirs.value)
+        return max(found, default=None)

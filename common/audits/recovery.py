@@ -40,6 +40,7 @@ class RelearnTime(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "steps", "AIN 1")
+    budget: ClassVar[Mapping[str, str]] = {"samples": "shots", "steps": "max_steps"}
     part: ClassVar[str] = "forget"
     """What the model is trained on."""
 
@@ -92,19 +93,26 @@ class RelearnTime(ModelAudit):
             accuracy = task.collect(trained, measured).accuracy
             return f"accuracy {accuracy:.1f} on forget" if accuracy >= wanted else None
 
-        order = generator(task.seed, "audit", "relearn", repeat)
-        indices = task.draw(self.part, self.config.shots, "shots", str(repeat))
-        loader = data.Loader(task.source, indices, self.config.batch_size, order, augment=False)
         result = fit(
             model,
             objectives.CrossEntropy(self.part),
-            {self.part: loader},
+            {self.part: self._loader(task, repeat)},
             self._recipe(task),
             forward=task.family.forward,
             seed=derive(task.seed, "audit", "relearn-engine", repeat),
             hooks=Hooks(stop_when=knows),
         )
         return result.steps if result.stopped else None
+
+    def _loader(self, task: AuditTask, repeat: int) -> data.Loader:
+        order = generator(task.seed, "audit", "relearn", repeat)
+        indices = task.draw(self.part, self.config.shots, "shots", str(repeat))
+        source = self._source(task)
+        return data.Loader(source, indices, self.config.batch_size, order, augment=False)
+
+    def _source(self, task: AuditTask) -> Any:
+        """Where the samples come from that are trained on."""
+        return task.source
 
     def _recipe(self, task: AuditTask) -> Any:
         config = self.config
@@ -125,6 +133,11 @@ class RelearnTime(ModelAudit):
         """The anamnesis index; undefined where Retrain knows the forget set at once."""
         return {"AIN": anamnesis(row["steps"], retrain["steps"])}
 
+    def advantage(self, row: Measures, retrain: Measures) -> float | None:
+        """The share of Retrain's steps that the row saves, in percent."""
+        index = anamnesis(row["steps"], retrain["steps"]).value
+        return None if index is None else 100.0 * (1.0 - index)
+
 
 class RelearnFromRetain(RelearnTime):
     """Relearn time from retain data alone: who attacks has no forgotten sample.
@@ -135,6 +148,41 @@ class RelearnFromRetain(RelearnTime):
     """
 
     part: ClassVar[str] = "retain"
+
+
+class RelearnFew(RelearnTime):
+    """Relearn time from few forgotten samples: who attacks has kept 16 of them.
+
+    Formula: as relearn, on the same ``shots`` forgotten samples for every model.
+    Source: Siddiqui et al. 2025 (arXiv 2505.22310); Hu et al. 2024 (arXiv 2406.13356).
+    """
+
+    class Config(RelearnTime.Config):
+        """Config of the relearning.
+
+        Attributes:
+            shots: Forgotten samples that the attacker has.
+        """
+
+        shots: Count | None = 16
+
+
+class RelearnElsewhere(RelearnTime):
+    """Relearn time from data of another domain: who attacks has nothing of this one.
+
+    Formula: as relearn_retain, but every sample is moved by one fixed permutation: of an image's
+    pixels, or of the vocabulary (each token is renamed).  Who trains on something else altogether
+    and gets the forgotten back has found what was only hidden.
+    Source: the finding that fine-tuning on other data recovers, arXiv 2510.07626; permuted inputs
+    as another domain, Goodfellow et al. 2014 (arXiv 1312.6211).
+    """
+
+    part: ClassVar[str] = "retain"
+
+    def _source(self, task: AuditTask) -> Any:
+        from stable_forgetting.common.audits.elsewhere import Elsewhere
+
+        return Elsewhere(task.source, derive(task.seed, "audit", "elsewhere"))
 
 
 def anamnesis(ours: Measure, theirs: Measure) -> Measure:
@@ -163,6 +211,7 @@ class RemoveAdapter(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "%", "not deployed unmerged")
+    leaks: ClassVar[str] = ""
 
     def measure(self, task: AuditTask) -> Measures:
         """Accuracies without the adapter and the share of FA that comes back."""

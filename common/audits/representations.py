@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -121,6 +121,8 @@ def held_out(task: AuditTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         TooFew: It is too small.
     """
     gone, parts = task.forgotten_classes(), task.split.parts
+    if "test" not in parts:
+        raise NotApplicable("no test samples")
     forget, test = parts["forget"], parts["test"]
     mixed = np.isin(task.labels(test), gone)
     forgotten = np.union1d(parts.get("test_forget", forget[:0]), test[mixed])
@@ -143,6 +145,7 @@ class LinearProbe(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "%", scenario="class")
+    leaks: ClassVar[str] = "forgotten"
 
     class Config(Strict):
         """Config of the probe.
@@ -184,6 +187,7 @@ class Prototype(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "%", scenario="class")
+    leaks: ClassVar[str] = "forgotten"
 
     class Config(Strict):
         """Config of the attack.
@@ -248,6 +252,7 @@ class OverUnlearning(ModelAudit):
     """
 
     info = AuditInfo(1, "minutes", "nats", scenario="class")
+    leaks: ClassVar[str] = ""
 
     class Config(Strict):
         """Config of the neighbourhood.

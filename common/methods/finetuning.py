@@ -241,3 +241,84 @@ def distance(model: nn.Module, start: list[Tensor]) -> Tensor:
     parameters = list(model.parameters())
     squares = [(p - s).square().sum() for p, s in zip(parameters, start, strict=True)]
     return (torch.stack(squares).sum() / sum(p.numel() for p in parameters) + EPS).sqrt()
+
+
+class WeightDistortion(UnlearningMethod):
+    """Weight distortion: noise on all weights, then keep training on retain.
+
+    Formula: theta <- theta_0 + sigma sd(theta_0) n, n standard normal, sd that of each tensor; then
+    minimise CE(B_r).  Never reads forget data: what is not trained on does not come back.
+    Source: Siddiqui et al. 2025, arXiv 2505.22310 (``weight_distortion``; there sigma .02 in units
+    of the weights); the vision_relearning repository.
+    """
+
+    info = MethodInfo(1, "Siddiqui et al. 2025 (arXiv 2505.22310)", frozenset({"retain"}))
+
+    class Config(FitConfig):
+        """Settings of weight distortion.
+
+        Attributes:
+            sigma: Size of the noise, in standard deviations of each tensor; .3 is ours.
+        """
+
+        epochs: Count | None = 3
+        batch_size: Count = 64
+        lr: Positive = 1e-3
+        sigma: NonNegative = 0.3
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Adds the noise, then fine-tunes."""
+        import torch
+
+        stream = task.generator("distortion")
+        with torch.no_grad():
+            for parameter in task.model.parameters():
+                noise = torch.randn(parameter.shape, generator=stream).to(parameter)
+                size = parameter.std() if parameter.numel() > 1 else parameter.abs().sum()
+                parameter.add_(self.config.sigma * size * noise)
+        return _repaired(task, self.config)
+
+
+class WeightNegation(UnlearningMethod):
+    """NoT: the sign of the first layers' weights is turned, then keep training on retain.
+
+    Formula: W <- -W for the first ``layers`` weights of two or more dimensions; then minimise
+    CE(B_r).  Never reads forget data.
+    Source: Khalil et al. 2025 (arXiv 2503.05657, CVPR), NoT, there for federated learning.
+    """
+
+    info = MethodInfo(1, "NoT, Khalil et al. 2025 (arXiv 2503.05657)", frozenset({"retain"}))
+
+    class Config(FitConfig):
+        """Settings of NoT.
+
+        Attributes:
+            layers: Weights that are negated, from the input on; 1, as in the source.
+        """
+
+        epochs: Count | None = 3
+        batch_size: Count = 64
+        lr: Positive = 1e-3
+        layers: Count = 1
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Negates, then fine-tunes."""
+        import torch
+
+        weights = [
+            parameter
+            for name, parameter in task.model.named_parameters()
+            if parameter.ndim >= 2 and name.endswith("weight")
+        ]
+        with torch.no_grad():
+            for weight in weights[: self.config.layers]:
+                weight.neg_()
+        return _repaired(task, self.config)
+
+
+def _repaired(task: UnlearnTask, config: Any) -> nn.Module:
+    """The model, trained on retain."""
+    engine = FitConfig.of(config)
+    objective = objectives.CrossEntropy("retain", engine.average)
+    task.fit(task.model, objective, task.loaders(["retain"], engine), engine)
+    return task.model

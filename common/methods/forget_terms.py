@@ -1,7 +1,8 @@
-"""Forget terms that are bounded or that fade: ME, IHL, UNDIAL, WGA, SatImp, CE-U; FILA."""
+"""Forget terms that are bounded or that fade: ME, IHL, UNDIAL, WGA, SatImp, CE-U, DELETE; FILA."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -71,6 +72,22 @@ class MEGD(ForgetRetainMethod):
     def over(self) -> Literal["samples", "tokens"]:
         """Over tokens, as published."""
         return "tokens" if self.config.compat == "published" else super().over
+
+
+class Delete(ForgetRetainMethod):
+    """DELETE: Original's distribution over the other answers, on forget data alone.
+
+    Formula: minimise mean KL(softmax(z_O with z_y = -inf) || p_theta) on B_f, z_O the logits of
+    Original, which is frozen.  It is ``ceu`` with a fixed teacher.  Never reads retain data.
+    Source: Zhou et al. 2025 (arXiv 2503.23751, CVPR), decoupled distillation to erase.
+    """
+
+    info = MethodInfo(1, "DELETE, Zhou et al. 2025 (arXiv 2503.23751)", frozenset({"forget"}))
+    Config = ForgetConfig
+
+    def forget_term(self, task: UnlearnTask) -> objectives.Term:
+        """Distillation without the label; cross-entropy has the divergence's gradient."""
+        return objectives.SelfDistillation(task.reference(), math.inf, self.over)
 
 
 PUBLISHED: Mapping[str, Any] = {

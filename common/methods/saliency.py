@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -214,4 +215,52 @@ class SelectiveSynapticDampening(UnlearningMethod):
                 all_, parameter = everything[name], parameters[name]
                 factor = (config.lam * all_ / mine.clamp_min(1e-30)).clamp_max(1.0)
                 parameter.mul_(torch.where(mine > config.alpha * all_, factor, 1.0))
+        return task.model
+
+
+class RepSelect(UnlearningMethod):
+    """RepSelect: one gradient of ascent on forget, without the directions that all texts share.
+
+    Formula: theta' = theta after one pass of SGD descent on forget, which elicits what is hidden;
+    G = sum over batches of -grad CE(B_f) at theta', for the weights of MLPs; of G's first
+    ``components`` singular vectors each one's share is divided by s_i / s_min, on both sides; W <-
+    W - lr G.  The source elicits through LoRA, here all weights are moved, and put back.
+    Source: RepSelect 2026 (arXiv 2606.17168); filyp/RepSelect (repselect_simple.py, "soft").
+    """
+
+    info = MethodInfo(1, "RepSelect 2026 (arXiv 2606.17168)", frozenset({"forget"}), reading=True)
+
+    class Config(Strict):
+        """Settings of RepSelect.
+
+        Attributes:
+            lr: Length of the step along the summed gradient; .03 is ours, for small models.
+            elicit_lr: Rate of the descent before; .01 is ours.
+            components: Directions that are damped; 8 is ours.
+            batch_size: Forget samples per batch.
+        """
+
+        lr: Positive = 0.03
+        elicit_lr: NonNegative = 0.01
+        components: Count = 8
+        batch_size: Count = 64
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Elicits, measures the gradient, puts the weights back, takes the damped step."""
+        import torch
+
+        config, parameters = self.config, dict(task.model.named_parameters())
+        start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        for batch in tools.one_pass(task, "forget", batch_size=config.batch_size):
+            for name, gradient in tools.summed_gradients(task, [batch]).items():
+                parameters[name].data.sub_(config.elicit_lr * gradient)
+        batches = tools.one_pass(task, "forget", batch_size=config.batch_size)
+        raised = tools.summed_gradients(task, batches)
+        patterns = [f"{pattern}.weight" for pattern in task.family.targets.get("mlp", ())]
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(start[name])
+                if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+                    step = tools.damped(-raised[name], config.components)
+                    parameter.sub_(config.lr * step)
         return task.model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stable_forgetting.common import objectives
+from stable_forgetting.common import data, objectives
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.methods.base import MethodInfo, UnlearningMethod
@@ -134,6 +134,66 @@ class TaskVector(UnlearningMethod):
 
         take_strength(task, task.model, self.config, go_back)
         return task.model
+
+
+class NegMerge(UnlearningMethod):
+    """NegMerge: several task vectors, of which only what they agree on is taken off.
+
+    Formula: fine-tune Original on forget ``models`` times with rates lr f^k, f = ``factor``, and
+    other orders; tau_k = theta_k - theta; keep the entries whose sign all tau_k share; theta <-
+    theta - a mean_k tau_k there, theta elsewhere.  Never reads retain data.
+    Source: Kim et al. 2025 (arXiv 2410.05583, ICML); Harry24k/machine-unlearning-pytorch
+    (negmerge.py).  There the candidates come of a search, here of a ladder of rates.
+    """
+
+    info = MethodInfo(1, "NegMerge, Kim et al. 2025 (arXiv 2410.05583)", frozenset({"forget"}))
+    quick: ClassVar[Mapping[str, Any]] = {"models": 2}
+
+    class Config(ReinforcedConfig):
+        """Settings of NegMerge.
+
+        Attributes:
+            models: Fine-tuned candidates; 3, torchunlearn's.
+            factor: Between the rates of two candidates; 2 is ours.
+            a: How far to go back, in mean lengths of the fine-tunings; 1, as in the source.
+        """
+
+        models: Count = 3
+        factor: Positive = 2.0
+        a: NonNegative = 1.0
+
+    def unlearn(self, task: UnlearnTask) -> nn.Module:
+        """Fine-tunes the candidates one after the other, then merges."""
+        import torch
+
+        config = self.config
+        start = {key: value.clone() for key, value in _tensors(task.model).items()}
+        vectors: list[dict[str, Tensor]] = []
+        for number in range(config.models):
+            engine = FitConfig.of(config, lr=config.lr * config.factor**number)
+            generator = task.generator("negmerge", number)
+            loader = data.Loader(task.source, task.indices("forget"), engine.micro_batch, generator)
+            objective = objectives.CrossEntropy("forget", engine.average)
+            last = number == config.models - 1
+            task.fit(task.model, objective, {"forget": loader}, engine, more=not last)
+            vectors.append({k: v - start[k] for k, v in _tensors(task.model).items()})
+            with torch.no_grad():
+                for key, tensor in _tensors(task.model).items():
+                    tensor.copy_(start[key])
+        with torch.no_grad():
+            for key, tensor in _tensors(task.model).items():
+                tensor.sub_(config.a * agreed([vector[key] for vector in vectors]))
+        return task.model
+
+
+def agreed(vectors: Sequence[Tensor]) -> Tensor:
+    """The mean where all have one sign, else 0."""
+    import torch
+
+    stacked = torch.stack(list(vectors))
+    signs = stacked.sign()
+    same = (signs == signs[0]).all(0) & (signs[0] != 0)
+    return torch.where(same, stacked.mean(0), 0.0)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

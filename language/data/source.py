@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +94,30 @@ class TextSource:
         other.__dict__.update(self.__dict__)
         other._replaced = {**self._replaced, **{int(k): v for k, v in answers.items()}}
         return other
+
+    def questions_of(self, indices: np.ndarray) -> list[str]:
+        """The questions at (N,) indices; empty ones of plain texts."""
+        return [self.corpus.items[i].question for i in indices.tolist()]
+
+    def with_questions(self, questions: Mapping[int, str]) -> TextSource:
+        """The same answers behind other questions at some indices."""
+        items = list(self.corpus.items)
+        for index, question in questions.items():
+            answer = self._replaced.get(index, items[index].answer)
+            items[index] = replace(items[index], question=question, answer=answer)
+        return self.with_corpus(replace(self.corpus, items=tuple(items)))
+
+    def renamed(self, batch: Batch, seed: int) -> Batch:
+        """The batch with every token under another name: one permutation of the vocabulary."""
+        import torch
+
+        from stable_forgetting.common.data.batch import IGNORE, Batch
+
+        ids, labels = batch.inputs["input_ids"], batch.labels
+        stream = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.vocab_size, generator=stream).to(ids.device)
+        moved = torch.where(labels == IGNORE, IGNORE, order[labels.clamp_min(0)])
+        return Batch({**batch.inputs, "input_ids": order[ids]}, moved, batch.indices)
 
     def with_corpus(self, corpus: Corpus) -> TextSource:
         """Another corpus behind the same tokenizer, template and length limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -19,8 +20,11 @@ from stable_forgetting.common.objectives.positions import (
     log_likelihood,
     mean_probability,
     sample_cross_entropy,
+    wide,
 )
 from stable_forgetting.common.objectives.terms import FDivergence, LogLikelihoods, Term
+
+LOG_2 = math.log(2)
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,64 @@ class RefusalDivergence(RefusalPairs):
         counted = labels != IGNORE
         probability = (-cross_entropy(logits, labels)).exp() * counted
         return probability.sum() / (len(labels) * self.diluted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanPreference(RefusalPairs):
+    """-(2/beta) mean log sigmoid(beta [mean log p(refusal) - mean log p(answer)] - gamma)."""
+
+    beta: float = 2.5
+    gamma: float = 0.5
+
+    def term(self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor) -> Tensor:
+        """The preference, see ``SimDPO``."""
+        answer = sample_cross_entropy(z_answer, answers.labels)
+        difference = answer - sample_cross_entropy(z_refusal, refusals.labels)
+        return -(2 / self.beta) * F.logsigmoid(self.beta * difference - self.gamma).mean()
+
+
+def cycled(refusals: Tensor, answers: Tensor) -> Tensor:
+    """(N, A) the refusals' labels over the answers' positions, repeated where they are shorter."""
+    counts = (refusals != IGNORE).sum(1, keepdim=True).clamp_min(1)
+    places = torch.arange(answers.shape[1], device=answers.device).expand_as(answers) % counts
+    return torch.where(answers == IGNORE, IGNORE, refusals.gather(1, places))
+
+
+def divergence_from_token(logits: Tensor, labels: Tensor) -> Tensor:
+    """JS(p || one-hot of the label) per position, in nats: at most log 2.
+
+    With p_t that of the label: [(1 - p_t) log 2 + p_t log(2 p_t / (1 + p_t)) + log(2 / (1 + p_t))]
+    / 2.
+    """
+    log_p = -cross_entropy(logits, labels)
+    p, more = log_p.exp(), log_p.exp().log1p()
+    value = (1 - p) * LOG_2 + p * (LOG_2 + log_p - more) + LOG_2 - more
+    return torch.where(labels == IGNORE, 0.0, value / 2)
+
+
+@dataclass(frozen=True)
+class JensenShannon:
+    """Mean JS(p_theta || p_reference) on a batch."""
+
+    reference: Forward
+    over: Average = "tokens"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Zero where the model is the reference."""
+        ours, theirs = wide(logits).log_softmax(-1), wide(self.reference(batch)).log_softmax(-1)
+        middle = torch.logaddexp(ours, theirs) - LOG_2
+        value = sum((log.exp() * (log - middle)).sum(-1) for log in (ours, theirs)) / 2
+        counted = torch.where(batch.labels == IGNORE, 0.0, value)
+        return average(counted, batch.labels, self.over)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusalTokens(RefusalPairs):
+    """Mean JS(p_theta || a refusal's token) over the answer's positions, see ``JensUn``."""
+
+    over: Average = "tokens"
+
+    def term(self, answers: Batch, z_answer: Tensor, refusals: Batch, z_refusal: Tensor) -> Tensor:
+        """The logits are those behind the true answer."""
+        labels = cycled(refusals.labels, answers.labels)
+        return average(divergence_from_token(z_answer, labels), labels, self.over)

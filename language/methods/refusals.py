@@ -37,10 +37,10 @@ def refusing(task: UnlearnTask, templates: Sequence[str] = ()) -> GuardedSource:
             "the data bring no refusals (plain texts have none); choose data that do, such as TOFU,"
             " or a method with templates, such as flat"
         )
-    return _answering(task, refusals, "refusals")
+    return answering(task, refusals, "refusals")
 
 
-def _answering(task: UnlearnTask, answers: Sequence[Any], stream: str) -> GuardedSource:
+def answering(task: UnlearnTask, answers: Sequence[Any], stream: str) -> GuardedSource:
     """The task's data with one of the answers, drawn once per forget sample, as each one's own."""
     import torch
 
@@ -139,7 +139,7 @@ class Mismatch(IDK):
         others = task.source.answers_of(task.indices("retain"))
         if not others:
             raise ConfigError("mismatch swaps answers, and these samples have none; leave it out")
-        return _answering(task, others, "mismatch")
+        return answering(task, others, "mismatch")
 
 
 class DPO(ForgetRetainMethod):
@@ -179,7 +179,7 @@ class DPO(ForgetRetainMethod):
         from stable_forgetting.language.methods.preference import RefusalPreference
 
         config: Any = self.config
-        other, indices = refusing(task), task.indices("forget")
+        other, indices = self.preferred(task), task.indices("forget")
 
         def table(source: Source) -> LogLikelihoods | None:
             if config.compat in ("flat", "loku"):
@@ -204,6 +204,10 @@ class DPO(ForgetRetainMethod):
             retain=self.retain_term(task),
             retain_weight=getattr(config, "retain_weight", 0.0),
         )
+
+    def preferred(self, task: UnlearnTask) -> GuardedSource:
+        """Forget questions with the answers to prefer: refusals."""
+        return refusing(task)
 
 
 class DPOGdr(DPO):

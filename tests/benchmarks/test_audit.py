@@ -7,10 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stable_forgetting.benchmarks.audits.after import Shown, ordered, places
+from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import costs
 from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import AuditPlanner, Shadows, stream, suite_of_record
 from stable_forgetting.benchmarks.audits.report import measure_cell
+from stable_forgetting.benchmarks.cli.attack import choose
+from stable_forgetting.benchmarks.cli.attackers import Budget
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.report.cells import significant
 from stable_forgetting.benchmarks.report.section import table
@@ -22,6 +26,7 @@ from stable_forgetting.common.audits.base import Measure, ModelAudit
 from stable_forgetting.common.audits.pairs import JensenShannon
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.data.splits import ForgetSplit
+from stable_forgetting.common.measure.gaps import Summary
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
@@ -46,7 +51,7 @@ def run(tiny_suite, cli, tmp_path_factory):
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
 
     def audit(*args, target=path):
-        return cli("audit", target, "--store", store, "--workers", 1, *args)
+        return cli("attack", target, "--store", store, "--workers", 1, *args)
 
     report = store / "suites" / "tiny" / "audits.json"
     return SimpleNamespace(path=path, store=store, audit=audit, report=report)
@@ -61,7 +66,7 @@ def results(run):
 
 
 def test_the_list_gives_formula_source_and_cost_of_every_audit(cli):
-    done = cli("audit", "--list")
+    done = cli("attack", "--list")
     assert done.code == 0
     for name in AUDITS.names():
         assert name in done.out
@@ -89,15 +94,15 @@ def test_free_audits_stand_beside_the_floor_and_train_nothing(run):
 
 
 def test_the_same_store_gives_the_same_bytes(run):
-    run.audit("--audits", "js,c2st,cmia")
+    run.audit("--attacks", "js,c2st,cmia")
     first = run.report.read_bytes()
-    run.audit("--audits", "js,c2st,cmia")
+    run.audit("--attacks", "js,c2st,cmia")
     assert run.report.read_bytes() == first
 
 
 def test_model_audits_are_stages_that_are_not_done_again(run):
     wanted = "relearn,prototype,linear_probe,remove_adapter,requantise,over_unlearning"
-    done = run.audit("--audits", wanted, "--with", "relearn.max_steps=3")
+    done = run.audit("--attacks", wanted, "--with", "relearn.max_steps=3")
     assert done.code == 0, done.err
     found = results(run)
     for name in wanted.split(","):
@@ -110,9 +115,9 @@ def test_model_audits_are_stages_that_are_not_done_again(run):
     assert "forget" in adapter["gd_sine"]["1"]
     assert "no adapter" in adapter["original"]["1"]["not_applicable"]
     before, first = stages(run.store), run.report.read_bytes()
-    run.audit("--audits", wanted, "--with", "relearn.max_steps=3")
+    run.audit("--attacks", wanted, "--with", "relearn.max_steps=3")
     assert stages(run.store) == before and run.report.read_bytes() == first
-    run.audit("--audits", "relearn", "--with", "relearn.max_steps=2")
+    run.audit("--attacks", "relearn", "--with", "relearn.max_steps=2")
     assert len(stages(run.store)) == len(before) + 4  # another config is another stage
 
 
@@ -127,13 +132,13 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
         protocol={"scenario": {"kind": "class", "num_classes": 2}},
         audits=audits,
     )
-    assert "audits" in cli("plan", path, "--store", run.store).out
+    assert "attacks" in cli("plan", path, "--store", run.store).out
     done = cli("run", path, "--store", run.store, "--workers", 1)
     assert done.code == 0, done.err
     folder = run.store / "suites" / "tiny"
     shown = json.loads((folder / "leaderboard.json").read_text())["audits"]
     assert list(shown) == list(audits) and shown["relearn"]["config"]["max_steps"] == 3
-    run.audit("--audits", ",".join(audits), "--with", "relearn.max_steps=3")
+    run.audit("--attacks", ",".join(audits), "--with", "relearn.max_steps=3")
     assert shown == results(run)
     page = (folder / "LEADERBOARD.md").read_text()
     for name in audits:
@@ -150,8 +155,8 @@ def test_a_suite_runs_and_shows_its_own_audits(run, cli, tiny_suite, tmp_path):
     [
         ({"jss": None}, "did you mean 'js'?"),
         ({"relearn": {"shot": 3}}, "audits.relearn: shot: unknown key; did you mean 'shots'?"),
-        ({"klom": None}, "trains models of its own; leave it out and run: unlearn audit"),
-        ({"sequential": None}, "--audits sequential"),
+        ({"klom": None}, "trains models of its own; leave it out and run: unlearn attack"),
+        ({"sequential": None}, "--attacks sequential"),
     ],
 )
 def test_wrong_audits_of_a_suite_are_one_line(
@@ -221,7 +226,7 @@ def test_the_cost_is_that_of_what_was_recorded(run):
 
 
 def test_shadows_make_populations_and_resume(run):
-    args = ("--audits", ",".join(POPULATIONS), "--shadows", 3)
+    args = ("--attacks", ",".join(POPULATIONS), "--shadows", 3)
     done = run.audit(*args, "--yes")
     assert done.code == 0, done.err
     found = results(run)
@@ -230,7 +235,7 @@ def test_shadows_make_populations_and_resume(run):
             measure = found[name]["rows"][label]["1"][column]
             assert measure["value"] is not None and "only 3 models" in measure["note"]
     before, first = stages(run.store), run.report.read_bytes()
-    run.audit("--audits", ",".join(POPULATIONS))  # reads what is there
+    run.audit("--attacks", ",".join(POPULATIONS))  # reads what is there
     assert run.report.read_bytes() == first
     run.audit(*args, "--yes")
     assert stages(run.store) == before and run.report.read_bytes() == first
@@ -247,7 +252,7 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
     )
     store = tmp_path / "store"
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
-    assert cli("audit", path, "--store", store, "--audits", "klom").code == 0
+    assert cli("attack", path, "--store", store, "--attacks", "klom").code == 0
     found = json.loads((store / "suites" / "same" / "audits.json").read_text())
     rows = found["audits"]["klom"]["rows"]
     assert {label: list(cells) for label, cells in rows.items()} == {
@@ -258,7 +263,7 @@ def test_seeds_that_share_a_split_are_one_population(cli, tiny_suite, tmp_path):
 
 
 def test_halves_never_train_on_what_is_left_out(run):
-    done = run.audit("--audits", "ulira", "--shadows", 6, "--design", "halves", "--yes")
+    done = run.audit("--attacks", "ulira", "--shadows", 6, "--design", "halves", "--yes")
     assert done.code == 0, done.err
     rows = results(run)["ulira"]["rows"]
     assert rows["gd_sine, halves"]["1"]["b.acc"]["n"] == 6
@@ -279,10 +284,10 @@ def test_halves_never_train_on_what_is_left_out(run):
 
 def test_requests_in_turn_add_up_and_wait_for_yes(run):
     before = stages(run.store)
-    done = run.audit("--audits", "sequential")
+    done = run.audit("--attacks", "sequential")
     assert done.code == 0 and "Add --yes" in done.out and stages(run.store) == before
     assert "not run" in results(run)["sequential"]["rows"]["gd_sine"]["1"]["not_applicable"]
-    done = run.audit("--audits", "sequential", "--yes")
+    done = run.audit("--attacks", "sequential", "--yes")
     assert done.code == 0, done.err
     rows = results(run)["sequential"]["rows"]
     assert set(rows) == {*ROWS, FLOOR}
@@ -291,7 +296,7 @@ def test_requests_in_turn_add_up_and_wait_for_yes(run):
     original = rows["original"]["1"]  # the same model after each request
     assert original["1: FA"]["value"] == original["2: earlier"]["value"]
     after = stages(run.store)
-    again = run.audit("--audits", "sequential")
+    again = run.audit("--attacks", "sequential")
     assert stages(run.store) == after and "To be trained" not in again.out
 
 
@@ -308,7 +313,7 @@ def test_a_stream_starts_each_request_from_the_last_and_reuses_the_last_retrain(
 
 
 def test_more_requests_than_classes_are_refused(run, one_line_error):
-    done = run.audit("--audits", "sequential", "--with", "sequential.requests=3", "--yes")
+    done = run.audit("--attacks", "sequential", "--with", "sequential.requests=3", "--yes")
     assert "3 requests need as many forgotten classes" in one_line_error(done)
 
 
@@ -319,7 +324,7 @@ def test_a_record_is_audited_with_the_suites_own_stages(run):
     small = suite_of_record(RunRecord.load(path))
     keys = {r.label: r.stage.key for r in make_plan(small, store).results if not r.replicate}
     assert keys["gd_sine"] == result.stage.key
-    done = run.audit("--audits", "js", target=path)
+    done = run.audit("--attacks", "js", target=path)
     assert done.code == 0 and "gd_sine" in done.out and FLOOR in done.out
 
 
@@ -333,7 +338,7 @@ def test_a_suite_after_another_gets_no_shadows(run):
 
 
 def test_without_a_second_retrain_the_floor_says_so(run):
-    done = run.audit("--audits", "js", "--set", "retrains=1")
+    done = run.audit("--attacks", "js", "--set", "retrains=1")
     assert done.code == 0
     assert "no second Retrain" in done.out
 
@@ -341,18 +346,18 @@ def test_without_a_second_retrain_the_floor_says_so(run):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("--audits", "relern"), "did you mean 'relearn'"),
-        (("--with", "relearn.max_steps=3"), "choose the audit"),
+        (("--attacks", "relern"), "did you mean 'relearn'"),
+        (("--with", "relearn.max_steps=3"), "choose the attack"),
         (("--with", "js"), "--with js: write it as key.sub=value"),
         (("--with", "js.parts=[]"), "at least 1 item"),
         (("--with", "klom.clip=.nan"), "finite"),
         (("--store", "nowhere"), "run: unlearn run"),
-        (("--audits", "relearn", "--with", "relearn.max_step=3"), "did you mean 'max_steps'"),
+        (("--attacks", "relearn", "--with", "relearn.max_step=3"), "did you mean 'max_steps'"),
         (("--shadows", 1), "two models"),
         (("--shadows", 4, "--design", "thirds"), "fixed or halves"),
-        (("--shadows", 4, "--audits", "js"), "klom, epsilon and ulira"),
-        (("--shadows", 4, "--audits", "klom", "--design", "halves"), "only ulira"),
-        (("--shadows", 2, "--audits", "ulira"), "needs 3 or more"),
+        (("--shadows", 4, "--attacks", "js"), "klom, epsilon and ulira"),
+        (("--shadows", 4, "--attacks", "klom", "--design", "halves"), "only ulira"),
+        (("--shadows", 2, "--attacks", "ulira"), "needs 3 or more"),
         (("--shadows", 4, "--design", "halves", "--originals", 1), "leave it out"),
         (("--seeds", "77"), "run: unlearn run"),
     ],
@@ -362,18 +367,76 @@ def test_faults_are_one_line(run, one_line_error, args, text):
 
 
 def test_what_is_no_record_is_not_to_be_deleted(run, one_line_error):
-    run.audit("--audits", "js")
+    run.audit("--attacks", "js")
     line = one_line_error(run.audit(target=run.report))
     assert "give a run's record.json" in line and "delete" not in line
 
 
 def test_parts_that_are_not_there_are_named_with_those_that_are(run):
-    done = run.audit("--audits", "js", "--with", "js.parts=[forgot]")
+    done = run.audit("--attacks", "js", "--with", "js.parts=[forgot]")
     assert "nothing is called forgot; parts: forget, retain" in done.out
 
 
 def test_a_suite_is_asked_for(cli, one_line_error):
-    assert "--list" in one_line_error(cli("audit"))
+    assert "--list" in one_line_error(cli("attack"))
+
+
+# After attack
+
+
+def shown(label, after, utility=0.0, before=0.0, reference=False):
+    return Shown(label, before, "prune", Summary(after, 0.0, after, after, 2), utility, reference)
+
+
+def test_rows_of_equal_utility_come_first_by_what_the_worst_attack_shows():
+    rows = [
+        shown("damaged", 1.0, utility=-9.0),
+        shown("hides", 60.0),
+        shown("forgets", 3.04, utility=-1.9),
+        shown("also", 2.96),
+        shown(FLOOR, 4.0, reference=True),
+    ]
+    assert [row.label for row in ordered(rows)] == [FLOOR, "also", "forgets", "hides", "damaged"]
+    assert places(rows) == {"also": 1, "forgets": 1, "hides": 3}
+    table, drawn = after_sections("tiny", rows)
+    words = {row[0]: row[-1] for row in table.content.rows}
+    assert words == {
+        **dict.fromkeys(words, ""),
+        "also": "≤ floor",
+        "forgets": "≤ floor",
+        "damaged": "≤ floor",
+    }
+    assert drawn.content.svg.count("<polygon") == 5 and drawn.content.file == "after_attack.svg"
+
+
+def test_the_worst_attack_is_the_largest_difference_from_retrain(run):
+    names = ("requantise", "nf4", "leak", "snapshots", "remove_adapter")
+    done = run.audit("--attacks", ",".join(names))
+    report = json.loads(run.report.read_text())
+    by_label = {row["label"]: row for row in report["after_attack"]}
+    assert set(by_label) == {FLOOR, "original", "gd_sine"} and "Who forgets, who hides" in done.out
+    tables = report["audits"]
+
+    def excess(name, column):
+        ours, theirs = (tables[name]["rows"][row]["1"][column] for row in ("gd_sine", "retrain"))
+        return ours["value"] - theirs["value"]
+
+    columns = {"nf4": "NF4 forget", "leak": "forget", "snapshots": "AUC"}
+    found = {name: excess(name, column) for name, column in columns.items()}
+    found["requantise"] = max(excess("requantise", f"int{bits} forget") for bits in (8, 4))
+    found["none"] = by_label["gd_sine"]["before"]
+    assert by_label["gd_sine"]["after"]["mean"] == pytest.approx(max(found.values()))
+    assert found[by_label["gd_sine"]["attack"]] == max(found.values())
+
+
+def test_a_budget_is_the_setting_of_the_attacks_that_have_it():
+    chosen = choose("relearn_few,leak,prune", False, ["leak.k=3"], Budget(samples=5, steps=7))
+    few, leak = chosen["relearn_few"].config, chosen["leak"].config
+    assert (few.shots, few.max_steps, leak.k) == (5, 7, 3)
+
+
+def test_the_retired_name_says_the_new_one(one_line_error, cli):
+    assert "use `unlearn attack digits-class`" in one_line_error(cli("audit", "digits-class"))
 
 
 # Tables

@@ -1,4 +1,4 @@
-"""``unlearn audit`` on a tiny language run: what carries over to text, and what does not apply."""
+"""``unlearn attack`` on a tiny language run: what carries over to text, and what does not apply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(cli, tiny_text_suite, tmp_path_factory):
     assert cli("run", path, "--store", store, "--workers", 1).code == 0
 
     def audit(*args):
-        done = cli("audit", path, "--store", store, "--workers", 1, *args)
+        done = cli("attack", path, "--store", store, "--workers", 1, *args)
         assert done.code == 0, done.err
         report = json.loads((store / "suites" / "talk" / "audits.json").read_text())
         return done, report["audits"]
@@ -40,7 +40,7 @@ def run(cli, tiny_text_suite, tmp_path_factory):
 
 
 def test_what_compares_outputs_is_there_for_every_part(run):
-    _, found = run.audit("--audits", "js,disagreement,ks,c2st")
+    _, found = run.audit("--attacks", "js,disagreement,ks,c2st")
     for name in ("js", "disagreement", "c2st"):
         assert list(found[name]["rows"]) == ROWS
         for row in found[name]["rows"].values():
@@ -64,7 +64,7 @@ def test_the_compared_distributions_are_those_of_probability_with_options(run):
 
 def test_what_needs_classes_says_so_in_one_line_and_runs_nothing(run):
     before = sorted(run.store.glob("stages/*"))
-    done, found = run.audit("--audits", ",".join(CLASSES_ONLY))
+    done, found = run.audit("--attacks", ",".join(CLASSES_ONLY))
     assert sorted(run.store.glob("stages/*")) == before
     line = "not applicable: only where whole classes are forgotten, and this scenario is authors"
     shown = [text.strip().removeprefix("- ") for text in done.out.splitlines()]
@@ -76,7 +76,7 @@ def test_what_needs_classes_says_so_in_one_line_and_runs_nothing(run):
 
 def test_attacks_on_the_stored_models_work_on_answers(run):
     settings = ("--with", "relearn.max_steps=2", "--with", "relearn.repeats=1")
-    done, found = run.audit("--audits", "relearn,remove_adapter,requantise", *settings)
+    done, found = run.audit("--attacks", "relearn,remove_adapter,requantise", *settings)
     adapter = found["remove_adapter"]["rows"]
     assert set(adapter["gd_sine"]["1"]) == {
         "forget",
@@ -93,7 +93,7 @@ def test_attacks_on_the_stored_models_work_on_answers(run):
 
 
 def test_populations_compare_mean_token_margins_of_answers(run):
-    _, found = run.audit("--audits", "klom,epsilon", "--shadows", 2, "--yes")
+    _, found = run.audit("--attacks", "klom,epsilon", "--shadows", 2, "--yes")
     for name, columns in (("klom", PARTS), ("epsilon", ("F", "score"))):
         for label in ROWS:
             row = found[name]["rows"][label]["1"]

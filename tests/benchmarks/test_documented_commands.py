@@ -137,9 +137,12 @@ def briefly(words: list[str]) -> list[str]:
 
 
 def one_row(words: list[str]) -> list[str]:
-    """Audits of one row alone, with few steps of relearning."""
+    """Attacks of one row alone, with few steps of relearning."""
     if "--list" in words or words[-1].endswith(".json"):
         return words
+    if "--model" in words:
+        there = {"forgotten/": "my_vit", "FORGOTTEN": "my_vit"}
+        return [*(there.get(word, word) for word in words), "--attacks", "relearn_few,nf4"]
     words = [*small(words), "--workers", "1"]
     words += ["--with", "relearn.max_steps=4"] if "--with" in words else []
     return words if "--only" in words else [*words, "--only", "gd_sine"]
@@ -157,7 +160,7 @@ class Way:
 
 HOW = {
     "run": Way("takes minutes or needs a GPU; test_run and test_rehearse run tiny ones", planned),
-    "audit": Way("reads stored models: those of the desk, one row", one_row),
+    "attack": Way("reads stored models: those of the desk, one row", one_row),
     "submit": Way("reads stored scores: those of the desk", small),
     "compare": Way("reads two stores: those of the desk", small),
     "apply": Way("trains: on tiny models, two steps", briefly),
@@ -171,7 +174,7 @@ EXCEPT = {
     "EleutherAI/gpt-neo-125m": HUB,
     "--watch": "serves until it is ended: its words are parsed alone; test_live asks it",
 }
-SLOW = re.compile(r"check --all|audit .*--minutes|--tasks|unlearn site --out|show suites --paper")
+SLOW = re.compile(r"check --all|attack .*--minutes|--tasks|unlearn site --out|show suites --paper")
 """Twenty processor seconds or more; their own tests are test_checks, test_audit, test_probes,
 test_sharing and test_coverage."""
 PLACEHOLDERS = {"DATA": "data", "F": "forget", "R": "retain", "T": "test", "CKPT": "my_vit"}

@@ -39,11 +39,11 @@ def test_reports_are_shown_where_the_store_is_empty(tmp_path, cli, one_line_erro
         older.setattr(report, "read_board", lambda folder: {"version": 0})
         changed = cli("report", "digits-class", *store)
     assert "its suite has changed since" in changed.err
-    audits = cli("audit", "cifar10-transfer", *store)
+    audits = cli("attack", "cifar10-transfer", *store)
     assert "relearn: steps until" in audits.out and "Tuning" not in audits.out
     swept = cli("report", "digits-class-sweep", *store)
     assert swept.code == 0 and "accepted %" in swept.out and "MAP.md comes" in swept.err
-    for command in (["report", "digits-class", "--seeds", 7], ["audit", "authors"]):
+    for command in (["report", "digits-class", "--seeds", 7], ["attack", "authors"]):
         assert "no records of " in one_line_error(cli(*command, *store))
     assert not (tmp_path / "none").exists()
 

@@ -439,7 +439,8 @@ def test_the_audits_are_of_the_best_cell_trained_anew(tiny_sweep, cli, tmp_path,
     over = {"extend": {"low": 0, "high": 0}}
     path, store = tiny_sweep(top, **over), tmp_path / "store"
     assert (
-        "Then the audits of every row's best cell and of Retrain: relearn." in cli("plan", path).out
+        "Then the attacks on every row's best cell and of Retrain: relearn."
+        in cli("plan", path).out
     )
     done = cli("run", path, "--store", store, "--workers", 1)
     assert done.code == 0, done.err

@@ -17,6 +17,7 @@ from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.tuning import close_calls
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.pipeline import schedule
+from stable_forgetting.benchmarks.pipeline.measuring import read_attack
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.benchmarks.suite.samplers import propose
@@ -450,3 +451,50 @@ def test_the_default_space_skips_what_a_row_does_not_have_and_says_so(tiny_suite
     tune["spaces"]["default"].pop("lr")
     with pytest.raises(ConfigError, match=r"lam: unknown key.*write tune: .*spaces: .*salun"):
         load_suite(str(tiny_suite(methods=rows, tune=tune)))
+
+
+def test_an_attack_decides_among_trials_that_are_near_enough(
+    cli, tiny_suite, tmp_path, monkeypatch
+):
+    """With every trial near enough, the one that shows least after the attack is chosen."""
+    from stable_forgetting.benchmarks.pipeline import planner
+
+    monkeypatch.setattr(planner, "SLACK", 1e6)
+    tune = {"trials": 2, "seeds": [9], "after_attack": "prune"}
+    grid = {"default": {"lr": [1e-6, 1e-2]}}
+    store = tmp_path / "store"
+    path = tiny_suite(
+        tmp_path,
+        suite="tuned",
+        methods={"original": None, "retrain": None, "gd_sine": None},
+        defaults={"steps": 3, "log_every": 2},
+        protocol={"scenario": {"kind": "class", "num_classes": 2}},
+        tune={**tune, "grids": grid},
+    )
+    done = cli("run", path, "--store", store, "--workers", 1)
+    assert done.code == 0, done.err
+    assert "and by prune among those within" in done.out
+    suite, stages = load_suite(str(path)), StageStore(store)
+    plan = make_plan(suite, stages)
+    found = {stage.key: read_attack(stages, stage) for stage in plan.attacks}
+    assert len(found) == 3 and all(isinstance(measures, dict) for measures in found.values())
+    retrain = found[plan.attacks[1].key]
+    shown = [
+        max(0.0, max(found[s.key][n].value - retrain[n].value for n in retrain if "forget" in n))
+        for s in plan.attacks[::2]
+    ]
+    gaps = [
+        trial["gap"]
+        for trial in json.loads((store / "suites/tuned/leaderboard.json").read_text())["tuning"][
+            "sweep"
+        ]
+    ]
+    assert plan.chosen["gd_sine"] == min((0, 1), key=lambda k: (shown[k], gaps[k]))
+    assert not any("test" in name for measures in found.values() for name in measures)
+
+
+@pytest.mark.parametrize("name", ["klom", "reference", "over_unlearning"])
+def test_an_attack_of_no_single_model_is_refused(tiny_suite, tmp_path, cli, one_line_error, name):
+    tune = {"trials": 1, "grids": {"default": {"lr": [1e-3]}}, "after_attack": name}
+    line = one_line_error(cli("plan", tiny_suite(tmp_path, tune=tune), "--store", tmp_path / "s"))
+    assert f"tune.after_attack: '{name}' attacks no single model" in line

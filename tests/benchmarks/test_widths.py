@@ -26,7 +26,7 @@ COMMANDS = (
     ("show", "image_classification"),
     ("show", "bounded", "--plan", "llama-2-7b"),
     ("report", "digits-random"),
-    ("audit", "digits-all-class"),
+    ("attack", "digits-all-class"),
     ("report", "digits-class-sweep"),
 )
 
@@ -65,7 +65,7 @@ def test_shipped_reports_are_whole_at_any_width(name):
 def test_commands_print_whole_tables_at_any_width(args, cli, tmp_path, monkeypatch):
     shown: list[Section] = []
     monkeypatch.setattr(terminal, "_show", lambda _, section: shown.append(section))
-    stored = args[0] in ("plan", "report", "audit", "show")
+    stored = args[0] in ("plan", "report", "attack", "show")
     assert cli(*args, *(["--store", tmp_path] if stored else [])).code == 0
     monkeypatch.undo()
     assert any(isinstance(section.content, Table) for section in shown)

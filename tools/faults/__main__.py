@@ -32,7 +32,7 @@ from tools.faults.world import World
 
 FAULTS: dict[str, tuple[int, float, Campaign]] = {
     "run": (80, 0.18, kills("run")),
-    "audit": (30, 0.07, kills("audit")),
+    "attack": (30, 0.07, kills("attack")),
     "sweep": (30, 0.07, kills("sweep")),
     "apply": (40, 0.06, kills("apply")),
     "report": (20, 0.03, kills("report")),

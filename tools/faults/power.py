@@ -66,7 +66,7 @@ class Book(Trap):
 
 def power_cut(world: World, random: Random, tally: Tally) -> None:
     """Cuts a job off before a random change of a file; run again it ends with the same bits."""
-    job = random.choice(("run", "run", "sweep", "audit", "apply"))
+    job = random.choice(("run", "run", "sweep", "attack", "apply"))
     with world.place(job) as place:
         beside = place.with_suffix(".book")
         beside.mkdir()

@@ -189,7 +189,7 @@ def side_by_side(world: World, random: Random, tally: Tally) -> None:
 
 def full_disk(world: World, random: Random, tally: Tally) -> None:
     """A file that may not grow, a change that finds no room, or a small file system."""
-    job = random.choice(("run", "audit", "sweep", "apply"))
+    job = random.choice(("run", "attack", "sweep", "apply"))
     with world.place(job) as place:
         way = random.choice(("file size limited", "no space left", "small file system"))
         if way == "small file system":

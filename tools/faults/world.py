@@ -82,7 +82,7 @@ _HEAVY = (
     "stable_forgetting.common.train.fit",
 )
 """What takes seconds to import."""
-BEFORE = {"run": None, "audit": "run", "sweep": "run", "report": "run", "apply": None}
+BEFORE = {"run": None, "attack": "run", "sweep": "run", "report": "run", "apply": None}
 """Job -> the one on whose store it begins."""
 
 
@@ -119,7 +119,7 @@ class World:
             tail = ["--out", place / "out", "--device", self.device]
             return [job, *given, "--method", "gd_sine", *tail, *sets]
         target = self.sweep if job == "sweep" else self.suite
-        last = ["--minutes"] if job == "audit" else []
+        last = ["--minutes"] if job == "attack" else []
         name = "run" if job in ("report", "sweep") else job
         where = ["--store", place, "--device", self.device, "--workers", 1]
         return [name, target, *where, *last]

@@ -121,7 +121,7 @@ def bits(job: Job) -> Iterator[Row]:
     stores = (fresh(job, "texts-one"), fresh(job, "texts-two"))
     runs = [unlearn(job, "run", path, "--store", s, "--workers", 1) for s in stores]
     yield _compared("texts, run again", runs[-1], *map(contents, stores))
-    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "sweep", "audit")):
+    for number, name in enumerate(("run",) if job.tiny else ("run", "apply", "sweep", "attack")):
         until = time.monotonic() + job.seconds / 8
         tally = kills(name)(world, Random(number), 2 if job.tiny else 40, until)
         result = {"what": f"images, {name} killed", "kills": tally.tried, **tally.outcomes}

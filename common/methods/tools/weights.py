@@ -81,6 +81,26 @@ class MaskedWeights:
         return sum(int(mask.sum()) for mask in self.masks.values()) / max(total, 1)
 
 
+def damped(gradient: Tensor, components: int) -> Tensor:
+    """The gradient with its first singular directions divided by s_i / s_min, on both sides.
+
+    Args:
+        gradient: (k, d).
+        components: How many directions; the last of them stays as it is.
+    """
+    u, s, v = torch.linalg.svd(gradient.float(), full_matrices=False)
+    count = min(components, int((s > s[0] * 1e-6).sum()))
+    if count == 0:
+        return gradient
+    keep = 1 - s[count - 1] / s[:count]
+    for vectors, right in ((v[:count].mT, True), (u[:, :count], False)):
+        matrix = gradient if right else gradient.mT
+        vectors = vectors.to(gradient)
+        matrix = matrix - (matrix @ vectors * keep.to(gradient)) @ vectors.mT
+        gradient = matrix if right else matrix.mT
+    return gradient
+
+
 HELD_OUT = ("validation", "validation_forget")
 
 

@@ -1,19 +1,20 @@
-"""The command ``audit``: what else tells an unlearned model from a retrained one."""
+"""The command ``attack``: what brings the forgotten back, and what differs from Retrain."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from stable_forgetting.benchmarks.apply.attacked import attack_given
+from stable_forgetting.benchmarks.audits.after import sections as after_sections
 from stable_forgetting.benchmarks.audits.cost import Cost, costs, time_line
-from stable_forgetting.benchmarks.audits.derive import AuditReport
+from stable_forgetting.benchmarks.audits.derive import AuditReport, AuditTable
 from stable_forgetting.benchmarks.audits.plan import (
     AuditPlanner,
     Shadows,
@@ -21,6 +22,7 @@ from stable_forgetting.benchmarks.audits.plan import (
     suite_of_record,
 )
 from stable_forgetting.benchmarks.audits.report import report_json, report_path, sections
+from stable_forgetting.benchmarks.cli.attackers import Budget, Given, ShadowOptions
 from stable_forgetting.benchmarks.cli.command import command
 from stable_forgetting.benchmarks.cli.options import STORE, Machine, Pool, Selection, console
 from stable_forgetting.benchmarks.cli.report import show_shipped
@@ -43,85 +45,67 @@ from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
 
 
-@dataclass(frozen=True)
-class ShadowOptions:
-    """Which models audits over many models need."""
-
-    shadows: Annotated[
-        int,
-        typer.Option(help="Train N further models per row and seed; prints the cost first.", min=0),
-    ] = 0
-    design: Annotated[
-        str, typer.Option(help="Shadows: fixed (one forget set) or halves (random halves).")
-    ] = "fixed"
-    originals: Annotated[
-        int, typer.Option(help="Different Originals under fixed shadows; 0: one each.", min=0)
-    ] = 0
-    yes: Annotated[bool, typer.Option("--yes", help="Train them, after the cost was printed.")] = (
-        False
-    )
-
-    def population(self) -> Shadows | None:
-        """The shadows to train; None without any."""
-        if self.design not in ("fixed", "halves"):
-            raise ConfigError(f"--design {self.design}: choose fixed or halves")
-        if self.shadows == 0:
-            return None
-        if self.shadows < 2:
-            raise ConfigError("--shadows 1: a distribution needs two models or more")
-        if self.originals and self.design == "halves":
-            raise ConfigError("--originals: halves need an Original each; leave it out")
-        return Shadows(self.shadows, self.design, self.originals or None)  # type: ignore[arg-type]
-
-
 @command(
-    "unlearn audit --list",
-    "unlearn audit digits-class",
-    "unlearn audit digits-class --minutes --only gd_sine",
-    "unlearn audit digits-class --audits relearn --with relearn.shots=16",
-    "unlearn audit digits-class --shadows 16",
-    "unlearn audit runs/stages/measure-0123/record.json",
+    "unlearn attack --list",
+    "unlearn attack digits-class",
+    "unlearn attack digits-class --minutes --only gd_sine",
+    "unlearn attack digits-class --attacks relearn_few,prune --samples 8 --steps 50",
+    "unlearn attack digits-class --attacks relearn --with relearn.share=0.9",
+    "unlearn attack digits-class --shadows 16",
+    "unlearn attack runs/stages/measure-0123/record.json",
+    "unlearn attack --model forgotten/ --original my_vit/ --forget forget/ --retain retain/",
 )
-def audit(
+def attack(
     machine: Machine,
     selection: Selection,
     pool: Pool,
     population: ShadowOptions,
+    given: Given,
+    budget: Budget,
     suite: Annotated[
         str | None, typer.Argument(help="Suite name, YAML file, or the record.json of one run.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Formulas, sources and costs.")] = False,
-    audits: Annotated[str | None, typer.Option(help="Only these audits, comma-separated.")] = None,
+    attacks: Annotated[
+        str | None, typer.Option(help="Only these attacks, comma-separated.")
+    ] = None,
     minutes: Annotated[
-        bool, typer.Option("--minutes", help="Also audits that run or train the stored models.")
+        bool, typer.Option("--minutes", help="Also attacks that run or train the stored models.")
     ] = False,
     with_: Annotated[
-        list[str] | None, typer.Option("--with", help="Setting: audit.key=value (repeatable).")
+        list[str] | None, typer.Option("--with", help="Setting: attack.key=value (repeatable).")
     ] = None,
 ) -> None:
-    """Attack and diagnose the models of a suite, beside Retrain against a second Retrain.
+    """Attack the models of a suite, or one of your own, beside Original and two Retrains.
 
-    Free audits read the stored scores. --minutes adds audits that run or attack the stored
-    models. Their results are kept. Audits over many models (KLoM, epsilon, U-LiRA) need further
+    Free attacks read the stored scores. --minutes adds attacks that run or train the stored
+    models. Their results are kept. Attacks over many models (KLoM, epsilon, U-LiRA) need further
     models, called shadows: --shadows N prints their cost, and --yes trains them. Nothing is
-    trained twice. Requests in turn (--audits sequential) work in the same way. Give suite, --set,
-    --seeds and --only as for run. The tables are also in suites/SUITE/audits.json in the store.
+    trained twice. Requests in turn (--attacks sequential) work in the same way. Give suite, --set,
+    --seeds and --only as for run. --samples and --steps say how strong the attacker is. The tables
+    are also in suites/SUITE/audits.json in the store.
     """
     if list_:
-        _list(audits)
+        _list(attacks)
+        return
+    if given.model is not None:
+        if suite is not None:
+            raise ConfigError("attack: give a suite or --model, not both")
+        _attack_given(given, machine, choose(attacks, True, with_ or (), budget))
         return
     if suite is None:
-        raise ConfigError("audit: give a suite, or --list")
+        raise ConfigError("attack: give a suite, --model, or --list")
 
     resolved, store = _target(suite, machine.store, selection)
-    chosen, shadows = choose(audits, minutes, with_ or ()), population.population()
+    chosen = choose(attacks, minutes, with_ or (), budget)
+    shadows = population.population()
     if shadows is not None:
         _check_shadows(shadows, chosen, len(resolved.spec.seeds))
     runtime = machine.runtime(store)
     planner = AuditPlanner(resolved, StageStore(runtime.store))
     if not list(planner.finals()):
         missing = f"no records of {resolved.name} in {store}; run: unlearn run {suite}"
-        show_shipped(resolved.name, missing, under="Audits")
+        show_shipped(resolved.name, missing, under="Attacks")
         return
     with executing(runtime, pool) as executor:
         how = (runtime, pool, executor)
@@ -131,8 +115,22 @@ def audit(
     finish(failed)
 
 
+def _attack_given(given: Given, machine: Machine, chosen: Mapping[str, Audit]) -> None:
+    """Attacks the user's model and prints the tables."""
+    attacks = {name: each for name, each in chosen.items() if isinstance(each, ModelAudit)}
+    others = ", ".join(name for name in chosen if name not in attacks)
+    if not attacks:
+        raise ConfigError(f"--attacks {others}: compare the models of a suite; give a suite")
+    found = attack_given(given.suspects(machine), attacks)
+    tables = [
+        AuditTable(name, attacks[name], {label: {0: cell} for label, cell in cells.items()})
+        for name, cells in found.items()
+    ]
+    show(console, sections(tables))
+
+
 def _list(only: str | None) -> None:
-    """Every audit with its tier, formula and source."""
+    """Every attack with its tier, formula and source."""
     names = only.split(",") if only else AUDITS.names()
     for name in names:
         cls = AUDITS[name.strip()]
@@ -149,8 +147,10 @@ def _list(only: str | None) -> None:
         console.print(f"{tier}: {text}", highlight=False)
 
 
-def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[str, Audit]:
-    """The audits of a command line, with their configs.
+def choose(
+    audits: str | None, minutes: bool, settings: Sequence[str], budget: Budget
+) -> dict[str, Audit]:
+    """The attacks of a command line, with their configs.
 
     Raises:
         ConfigError: An unknown audit or setting.
@@ -166,12 +166,15 @@ def choose(audits: str | None, minutes: bool, settings: Sequence[str]) -> dict[s
     for name, values in given.items():
         AUDITS.entry(name)
         if name not in classes or not isinstance(values, Mapping):
-            raise ConfigError(f"--with {name}: write {name}.key=value, and choose the audit")
-    return {name: make_audit(name, given.get(name), f"--with {name}") for name in classes}
+            raise ConfigError(f"--with {name}: write {name}.key=value, and choose the attack")
+    return {
+        name: make_audit(name, {**budget.settings(name), **given.get(name, {})}, f"--with {name}")
+        for name in classes
+    }
 
 
 def _check_shadows(shadows: Shadows, audits: Mapping[str, Audit], seeds: int) -> None:
-    """Refuses trainings that no chosen audit would read; seeds may share one population."""
+    """Refuses trainings that no chosen attack would read; seeds may share one population."""
     count, design = shadows.count * (seeds if shadows.design == "fixed" else 1), shadows.design
     least = {
         name: audit.least[design]
@@ -234,7 +237,7 @@ def _work(
 
 def _run(plan: Plan, how: tuple[Runtime, Pool, Executor]) -> dict[str, str]:
     runtime, pool, executor = how
-    with watching(f"{plan.suite.name} audits", runtime, pool) as display:
+    with watching(f"{plan.suite.name} attacks", runtime, pool) as display:
         execution = run_suite(
             plan.suite,
             runtime,
@@ -263,8 +266,10 @@ def _cost_row(cost: Cost) -> list[str]:
 def _report(planner: AuditPlanner, audits: Mapping[str, Audit], shadows: Shadows | None) -> None:
     """Prints the tables and writes the JSON."""
     plan = planner.report_plan(audits, shadows)
-    tables = AuditReport(planner.suite, planner.store, audits, plan).tables()
-    show(console, sections(tables))
-    path = report_path(planner.store.root, planner.suite.name)
-    write_json(path, report_json(planner.suite.name, tables))
+    report, name = AuditReport(planner.suite, planner.store, audits, plan), planner.suite.name
+    tables = report.tables()
+    shown = report.after(tables)
+    show(console, [*sections(tables), *after_sections(name, shown, depth=3)])
+    path = report_path(planner.store.root, name)
+    write_json(path, report_json(name, tables, shown))
     console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)

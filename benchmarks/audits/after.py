@@ -1,0 +1,177 @@
+"""Who forgets and who hides: what rows show of the forgotten before and after the worst attack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stable_forgetting.benchmarks.report import svg
+from stable_forgetting.benchmarks.report.cells import MISSING
+from stable_forgetting.benchmarks.report.section import Column, Mark, Picture, Section, table
+from stable_forgetting.benchmarks.suite.suite import FLOOR
+from stable_forgetting.common.measure.gaps import Summary
+
+EQUAL = 2.0
+"""Points of accuracy on what is to be kept that a row of equal utility may have below Retrain."""
+NONE = "none"
+"""Name of no attack at all."""
+FILE = "after_attack.svg"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How much more of the forgotten than Retrain a row shows, in points.
+
+    Attributes:
+        before: Without an attack: accuracy on forget minus Retrain's.
+        attack: The one that shows most, by the mean over seeds; :data:`NONE` where none shows more.
+        after: What it shows, over the seeds.
+        utility: Accuracy on what is to be kept minus Retrain's, before any attack, mean over seeds.
+        reference: Whether the row is no method.
+    """
+
+    label: str
+    before: float
+    attack: str
+    after: Summary
+    utility: float | None
+    reference: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether its utility is Retrain's, but for :data:`EQUAL` points."""
+        return self.utility is not None and self.utility >= -EQUAL
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers."""
+        return {**asdict(self), "equal_utility": self.equal}
+
+
+def ordered(rows: Sequence[Shown]) -> list[Shown]:
+    """References first, then the methods of equal utility by what they show, then the others."""
+    return sorted(rows, key=lambda row: (not row.reference, not row.equal, row.after.mean))
+
+
+def places(rows: Sequence[Shown]) -> dict[str, int]:
+    """Label -> place of a method of equal utility, from 1; ties, as shown, share the best."""
+    values = [round(row.after.mean, 1) for row in rows if row.equal and not row.reference]
+    return {
+        row.label: 1 + sum(value < round(row.after.mean, 1) for value in values)
+        for row in rows
+        if row.equal and not row.reference
+    }
+
+
+def floor_of(rows: Sequence[Shown]) -> float | None:
+    """What the second Retrain shows after the attack that shows most of it."""
+    return next((row.after.mean for row in rows if row.label == FLOOR), None)
+
+
+def summary_cell(row: Shown) -> str:
+    """``12.3 relearn_few``."""
+    return f"{row.after.mean:.1f} {row.attack}"
+
+
+def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
+    """The table and the picture; nothing where no attack was measured."""
+    if not rows:
+        return []
+    floor, place = floor_of(rows), places(rows)
+    text = (
+        "Points by which a row shows more of the forgotten than Retrain under the same attack: of "
+        "accuracy on forget (of AUC for membership, percent of Retrain's steps that are saved for "
+        "relearning). Each row has the attack that shows most, mean over seeds. Taking an adapter "
+        "off is no part of it: the models are merged. rank: by the worst "
+        f"attack among the methods of equal utility, which lose at most {EQUAL:g} points of "
+        "accuracy on what is to be kept."
+    )
+    if floor is not None:
+        text += f" The noise floor is the second Retrain: {floor:.1f}."
+    heads: list[str | Column] = [
+        "method",
+        Column("rank"),
+        Column("before", doc="is what the row shows without an attack"),
+        Column("after", doc="is what the worst attack shows"),
+        Column("95 % CI", doc="is over seeds (t)"),
+        Column("worst attack", doc="is the attack that shows most"),
+        Column("utility", doc="is accuracy on what is to be kept minus Retrain's"),
+        Column("", "mark"),
+    ]
+    lines = []
+    for row in ordered(rows):
+        low, high = row.after.low, row.after.high
+        interval = MISSING if low is None or high is None else f"[{low:.1f}, {high:.1f}]"
+        utility = MISSING if row.utility is None else f"{row.utility:+.1f}"
+        within = floor is not None and not row.reference and row.after.mean <= floor
+        lines.append(
+            [
+                row.label,
+                str(place.get(row.label, MISSING)),
+                f"{row.before:.1f}",
+                f"{row.after.mean:.1f}",
+                interval,
+                row.attack,
+                utility,
+                "≤ floor" if within else "",
+            ]
+        )
+    marks: Mapping[str, Mark] = {row.label: "reference" for row in rows if row.reference}
+    shown = picture(name, rows)
+    return [
+        Section("Who forgets, who hides", (text,), table(heads, lines, marks=marks), depth=depth),
+        Section(content=shown, level="full"),
+    ]
+
+
+# Picture ------------------------------------------------------------------------------------------
+
+LEFT, WIDTH, PITCH, HEAD = 190, 520, 22, 64
+TICKS = 5
+
+
+def picture(name: str, rows: Sequence[Shown]) -> Picture:
+    """An arrow per row from what it shows before an attack to what it shows after the worst one."""
+    ends = [value for row in rows for value in (row.before, row.after.mean)]
+    low, high = min(0.0, *ends), max(1.0, *ends)
+
+    def x(value: float) -> float:
+        return LEFT + WIDTH * (value - low) / (high - low)
+
+    lines = ordered(rows)
+    bottom = HEAD + PITCH * len(lines)
+    body = []
+    floor = floor_of(rows)
+    if floor is not None:
+        band = {"x": x(0.0), "y": HEAD - 8, "width": max(x(max(floor, 0.0)) - x(0.0), 2.0)}
+        tip = svg.tip(f"noise floor: {floor:.1f}")
+        body.append(svg.element("rect", tip, **band, height=bottom - HEAD + 8, fill="#d9ead3"))
+    for tick in (low + (high - low) * k / TICKS for k in range(TICKS + 1)):
+        body.append(svg.line((x(tick), HEAD - 8), (x(tick), bottom), stroke="#eee"))
+        style = {"text_anchor": "middle", "fill": svg.GREY}
+        body.append(svg.text(x(tick), bottom + 16, f"{tick:.0f}", **style))
+    for index, row in enumerate(lines):
+        body.append(_arrow(row, x(row.before), x(row.after.mean), HEAD + PITCH * index + 8))
+    axis = "points above Retrain: dot before, arrow to after the worst attack"
+    middle = {"text_anchor": "middle", "fill": svg.GREY}
+    body.append(svg.text(LEFT + WIDTH / 2, bottom + 34, axis, **middle))
+    title = f"{name}: who forgets, who hides"
+    subtitle = "blue: equal utility; grey: reference or less utility; green: noise floor"
+    drawn = svg.picture(LEFT + WIDTH + 30, bottom + 44, body, title=title, subtitle=subtitle)
+    return Picture(drawn, f"{title} ({axis})", FILE)
+
+
+def _arrow(row: Shown, start: float, end: float, y: float) -> str:
+    colour = "#1f4e9c" if row.equal and not row.reference else svg.GREY
+    tip = svg.tip(f"{row.label}: {row.before:.1f} before, {row.after.mean:.1f} after {row.attack}")
+    parts = [
+        tip,
+        svg.text(LEFT - 10, y + 4, row.label, text_anchor="end"),
+        svg.line((start, y), (end, y), stroke=colour, stroke_width=2),
+        svg.element("circle", cx=start, cy=y, r=3.5, fill=colour),
+    ]
+    if abs(end - start) > 1:
+        back = end - 6 if end > start else end + 6
+        tips = f"{end:.1f},{y:.1f} {back:.1f},{y - 4:.1f} {back:.1f},{y + 4:.1f}"
+        parts.append(svg.element("polygon", points=tips, fill=colour))
+    return svg.element("g", *parts, class_="row")

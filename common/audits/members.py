@@ -1,0 +1,233 @@
+"""Who was in the forget set?  Attacks on its membership, from the logits of one or two models."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from stable_forgetting.common import data
+from stable_forgetting.common.audits.base import (
+    PERCENT,
+    AuditInfo,
+    AuditTask,
+    Measure,
+    Measures,
+    ModelAudit,
+    NotApplicable,
+)
+from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.measure.scores import auc
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+UNSEEN = ("test_forget", "holdout")
+"""Parts of samples like the forgotten ones that no model has seen, the first that is there."""
+
+
+def unseen(task: AuditTask) -> np.ndarray:
+    """Samples like the forgotten ones that no model has seen.
+
+    They are a part for them; else test samples of the forget set's classes.
+
+    Raises:
+        NotApplicable: There are none.
+    """
+    parts = task.split.parts
+    for name in UNSEEN:
+        if len(parts.get(name, ())):
+            return parts[name]
+    test = parts.get("test", parts["forget"][:0])
+    same = np.isin(task.labels(test), task.labels(parts["forget"]))
+    if not same.any():
+        raise NotApplicable("no samples like the forgotten ones that no model has seen")
+    return test[same]
+
+
+def per_sample(
+    task: AuditTask,
+    model: nn.Module,
+    indices: np.ndarray,
+    value: Callable[[Tensor, Tensor], Tensor],
+) -> np.ndarray:
+    """(N,) float64 of ``value``: (N, T, C) logits and (N, T) labels -> (N,), in one pass.
+
+    Positions without a label are marked as in :data:`common.data.batch.IGNORE`.
+    """
+    import torch
+
+    model.eval()
+    rows = []
+    with torch.inference_mode():
+        for batch in data.ordered_batches(task.source, indices, task.batch_size):
+            logits, labels = task.family.forward(model, batch).float(), batch.labels
+            if labels.ndim == 1:
+                logits, labels = logits.unsqueeze(1), labels.unsqueeze(1)
+            rows.append(value(logits, labels).double().cpu().numpy())
+    return np.concatenate(rows)
+
+
+def likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) sum of log p over the labelled positions."""
+    from stable_forgetting.common.objectives.positions import log_likelihood
+
+    return log_likelihood(logits, labels)
+
+
+def lowest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Min-K++ of logits and labels: the mean over the ``share`` of positions where it is lowest.
+
+    Of a position it is (log p_y - mu) / sigma, with mean and deviation of log p over p.
+    """
+    import torch
+
+    from stable_forgetting.common.data.batch import IGNORE
+
+    def value(logits: Tensor, labels: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        p = log_p.exp()
+        mu = (p * log_p).sum(-1)
+        sigma = ((p * log_p.square()).sum(-1) - mu.square()).clamp_min(1e-6).sqrt()
+        own = log_p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        scores = ((own - mu) / sigma).masked_fill(labels == IGNORE, math.inf)
+        counts = (share * (labels != IGNORE).sum(1)).ceil().clamp_min(1).long()
+        ordered = scores.sort(1).values
+        chosen = torch.arange(ordered.shape[1], device=ordered.device) < counts.unsqueeze(1)
+        return torch.where(chosen, ordered, 0.0).sum(1) / counts
+
+    return value
+
+
+def separation(members: np.ndarray, others: np.ndarray) -> Measure:
+    """AUC in percent with a normal interval from the variance of its placements (DeLong)."""
+    area = auc(members, others)
+    spreads = []
+    for ours, theirs in ((members, others), (others, members)):
+        places = np.searchsorted(np.sort(theirs), ours, "left")
+        upto = np.searchsorted(np.sort(theirs), ours, "right")
+        spreads.append(np.var((places + upto) / (2 * len(theirs))) / len(ours))
+    half, n = 100 * 1.959964 * math.sqrt(float(sum(spreads))), len(members) + len(others)
+    ends = (max(0.0, area - half), min(100.0, area + half))
+    return Measure(area, *ends, "95 % normal over samples (DeLong)", n, bounds=PERCENT)
+
+
+class MemberAttack(ModelAudit):
+    """An attack that gives every sample a score: is it in the forget set, or was it never seen?"""
+
+    info = AuditInfo(1, "minutes", "%", "that of Retrain, near 50")
+    leaks: ClassVar[str] = "AUC"
+
+    def measure(self, task: AuditTask) -> Measures:
+        """How well the score separates forgotten samples from unseen ones."""
+        score = self.scorer(task)
+        sides = (task.split.parts["forget"], unseen(task))
+        return {"AUC": separation(*(score(indices) for indices in sides))}
+
+    @abstractmethod
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """(N,) indices -> (N,) scores; a larger one says "was trained on"."""
+
+
+class MinKPlusPlus(MemberAttack):
+    """Min-K++: the least likely tokens, against what the model thinks of the other ones.
+
+    Formula: score = mean over the ``share`` of positions with the smallest z of z = (log p_y - mu)
+    / sigma, mu and sigma mean and deviation of log p_v over v ~ p; AUC of forget against unseen.
+    A classifier has one position.
+    Source: Zhang et al. 2024 (arXiv 2404.02936); open-unlearning (evals/metrics/mia).
+    """
+
+    class Config(Strict):
+        """Config of the attack.
+
+        Attributes:
+            share: Of the positions, those with the smallest values; .2, as published.
+        """
+
+        share: Annotated[float, Field(gt=0, le=1)] = 0.2
+
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """Min-K++ under the model."""
+        model, value = task.load(), lowest(self.config.share)
+        return lambda indices: per_sample(task, model, indices, value)
+
+
+class Zlib(MemberAttack):
+    """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
+
+    Formula: score = log p(text) / len(zlib(text)); AUC of forget against unseen.
+    Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
+    """
+
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """Likelihood over compressed length.
+
+        Raises:
+            NotApplicable: The samples are no texts.
+        """
+        source: Any = task.source
+        read = getattr(source, "answers_of", None)
+        if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
+            raise NotApplicable("only texts are compressed")
+        model = task.load()
+
+        def score(indices: np.ndarray) -> np.ndarray:
+            sizes = np.array([len(zlib.compress(text.encode())) for text in read(indices)])
+            ratio: np.ndarray = per_sample(task, model, indices, likelihood) / sizes
+            return ratio
+
+        return score
+
+
+class ReferenceModel(MemberAttack):
+    """Reference-model attack: who has a model that never saw the forgotten data.
+
+    Formula: score = log p(y|x) - log p_ref(y|x), summed over positions, p_ref another Retrain; AUC
+    of forget against unseen.
+    Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
+    """
+
+    referenced: ClassVar[bool] = True
+
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """The likelihood ratio to another Retrain.
+
+        Raises:
+            NotApplicable: There is none.
+        """
+        if task.load_reference is None:
+            raise NotApplicable("no second Retrain (retrains: 2 gives one)")
+        model, reference = task.load(), task.load_reference()
+
+        def score(indices: np.ndarray) -> np.ndarray:
+            ours, theirs = (per_sample(task, m, indices, likelihood) for m in (model, reference))
+            ratio: np.ndarray = ours - theirs
+            return ratio
+
+        return score
+
+
+class Snapshots(MemberAttack):
+    """Two snapshots: who has Original and the unlearned model, and asks what was deleted.
+
+    Formula: score = log p_O(y|x) - log p_U(y|x), summed over positions, O Original; AUC of forget
+    against unseen.  Retrain shows it too: what it shows is what any deletion reveals.
+    Source: 2505.24379 (two checkpoints of one model); Chen et al. 2021 (arXiv 2005.02205).
+    """
+
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """How much the likelihood fell."""
+        model, original = task.load(), task.load_original()
+
+        def score(indices: np.ndarray) -> np.ndarray:
+            now, then = (per_sample(task, m, indices, likelihood) for m in (model, original))
+            fallen: np.ndarray = then - now
+            return fallen
+
+        return score

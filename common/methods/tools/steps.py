@@ -1,0 +1,277 @@
+"""Objectives whose gradient is taken elsewhere, projected, or weighed by a multiplier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from stable_forgetting.common.data.batch import Batch, Forward
+from stable_forgetting.common.objectives.objectives import ForgetRetain, ObjectiveValue
+from stable_forgetting.common.objectives.positions import (
+    Average,
+    average,
+    cross_entropy,
+    sample_cross_entropy,
+    wide,
+)
+
+TINY = 1e-12
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """One tensor per parameter; zeros where nothing flows."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+@contextmanager
+def moved(
+    parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], length: float
+) -> Iterator[None]:
+    """While open, the parameters lie ``length`` further along a direction."""
+    start = [parameter.detach().clone() for parameter in parameters]
+    norm = torch.stack([tensor.square().sum() for tensor in direction]).sum().sqrt()
+    with torch.no_grad():
+        for parameter, tensor in zip(parameters, direction, strict=True):
+            parameter.add_(tensor * (length / (norm + TINY)))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, tensor in zip(parameters, start, strict=True):
+                parameter.copy_(tensor)
+
+
+def with_gradient(
+    value: Tensor, parameters: Sequence[nn.Parameter], gradient: Sequence[Tensor]
+) -> Tensor:
+    """A scalar of this value whose gradient by the parameters is the given one."""
+    linear = torch.stack([(p * g).sum() for p, g in zip(parameters, gradient, strict=True)]).sum()
+    return value.detach() + linear - linear.detach()
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """The forget term at the worst weights within ``rho``, the retain term where the weights are.
+
+    Attributes:
+        model: Whose trained parameters move.
+        objective: The two terms.
+        rho: Radius, in the norm over all trained parameters.
+    """
+
+    model: nn.Module
+    objective: ForgetRetain
+    rho: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of the objective."""
+        return self.objective.parts
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """Two forwards of the forget batch, one of the retain batch."""
+        forget, parameters = replace(self.objective, retain=None), trained(self.model)
+        first = gradients(forget(forward, batches).total, parameters)
+        with moved(parameters, first, self.rho):
+            worst = forget(forward, batches)
+            gradient = gradients(worst.total, parameters)
+        total = with_gradient(worst.total, parameters, gradient)
+        batch, term = batches["retain"], self.objective.retain
+        assert term is not None
+        retain = term(forward(batch), batch)
+        logged = {**worst.parts, "retain_term": retain, "retain_loss": retain}
+        return ObjectiveValue(total + self.objective.retain_weight * retain, logged)
+
+
+@dataclass(frozen=True)
+class AscentFirst:
+    """Cross-entropy on retain, at the weights one step of ascent on forget away.
+
+    Attributes:
+        model: Whose trained parameters move.
+        rho: Length of that step.
+        over: How positions are averaged.
+    """
+
+    model: nn.Module
+    rho: float
+    over: Average = "samples"
+    parts: tuple[str, ...] = ("forget", "retain")
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """A forward of each batch, at two places."""
+        parameters = trained(self.model)
+        forget = self._loss(forward, batches["forget"])
+        with moved(parameters, gradients(forget, parameters), self.rho):
+            retain = self._loss(forward, batches["retain"])
+            gradient = gradients(retain, parameters)
+        total = with_gradient(retain, parameters, gradient)
+        return ObjectiveValue(total, {"forget_loss": forget, "retain_loss": retain})
+
+    def _loss(self, forward: Forward, batch: Batch) -> Tensor:
+        return average(cross_entropy(forward(batch), batch.labels), batch.labels, self.over)
+
+
+class Multiplier:
+    """A multiplier of a constraint: it rises while the constraint is broken, and is never negative.
+
+    Args:
+        value: At the start.
+        rate: What a step adds, times the violation.
+    """
+
+    def __init__(self, value: float, rate: float):
+        self.value, self.rate = torch.tensor(value, dtype=torch.float64), rate
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def rise(self, violation: Tensor) -> None:
+        """One step of dual ascent."""
+        self.value = (self.value + self.rate * violation.detach().double().cpu()).clamp_min(0)
+
+    def state(self) -> dict[str, Tensor]:
+        """Its value."""
+        return {"value": self.value.clone()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self.value = state["value"].clone()
+
+
+@dataclass(frozen=True)
+class PrimalDual:
+    """w_f forget + lambda (retain - level), lambda raised after every step.
+
+    Attributes:
+        objective: The two terms.
+        level: What the retain term may come to.
+        multiplier: lambda.
+    """
+
+    objective: ForgetRetain
+    level: float
+    multiplier: Multiplier
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of the objective."""
+        return self.objective.parts
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """One forward, then one step of the multiplier."""
+        weight = float(self.multiplier)
+        value = replace(self.objective, retain_weight=weight)(forward, batches)
+        self.multiplier.rise(value.parts["retain_term"] - self.level)
+        dual = torch.tensor(weight)
+        return ObjectiveValue(value.total - weight * self.level, {**value.parts, "dual": dual})
+
+
+@dataclass
+class Entangled:
+    """Ascent on forget under a bound on the retain loss; later projected off the retain gradient.
+
+    Attributes:
+        model: Whose trained parameters the gradients are of.
+        slack: How far the retain loss may rise above that of the first batch.
+        rho: Weight of the squared violation.
+        multiplier: Of the violation.
+        first: Steps until the gradient is projected.
+        reference: Batch -> Original's logits, which the projected step keeps to.
+        drift: Weight of the squared distance of the softmax from Original's.
+    """
+
+    model: nn.Module
+    slack: float
+    rho: float
+    multiplier: Multiplier
+    first: int
+    reference: Forward
+    drift: float
+    parts: tuple[str, ...] = ("forget", "retain")
+    level: Tensor = field(default_factory=lambda: torch.tensor(torch.nan, dtype=torch.float64))
+    steps: int = 0
+
+    def __call__(self, forward: Forward, batches: Mapping[str, Batch]) -> ObjectiveValue:
+        """The bounded ascent; once ``first`` steps are done, projected."""
+        self.steps += 1
+        batch, forget = batches["retain"], batches["forget"]
+        z = forward(batch)
+        retain = sample_cross_entropy(z, batch.labels).mean()
+        gone = sample_cross_entropy(forward(forget), forget.labels).mean()
+        if self.level.isnan():
+            self.level = retain.detach().double().cpu()
+        violation = retain - float(self.level) - self.slack
+        total = -gone + float(self.multiplier) * violation
+        total = total + 0.5 * self.rho * violation.clamp_min(0).square()
+        self.multiplier.rise(violation)
+        logged = {"forget_loss": gone, "retain_loss": retain}
+        if self.steps <= self.first:
+            return ObjectiveValue(total, logged)
+        return ObjectiveValue(self._projected(total, retain + self._away(z, batch)), logged)
+
+    def _away(self, z: Tensor, batch: Batch) -> Tensor:
+        """Drift of the softmax from Original's."""
+        distance = wide(z).softmax(-1) - wide(self.reference(batch)).softmax(-1)
+        return self.drift * distance.square().sum(-1).mean()
+
+    def _projected(self, total: Tensor, kept: Tensor) -> Tensor:
+        """The total with a gradient that does not raise ``kept``."""
+        parameters = trained(self.model)
+        theirs = torch.autograd.grad(kept, parameters, allow_unused=True, retain_graph=True)
+        held = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, theirs, strict=True)
+        ]
+        ours = gradients(total, parameters)
+        overlap = torch.stack([(a * b).sum() for a, b in zip(ours, held, strict=True)]).sum()
+        norm = torch.stack([b.square().sum() for b in held]).sum()
+        share = overlap.clamp_max(0) / (norm + TINY)
+        step = [a - share * b for a, b in zip(ours, held, strict=True)]
+        return with_gradient(total, parameters, step)
+
+    def state(self) -> dict[str, Tensor]:
+        """Step, level and multiplier."""
+        steps = torch.tensor(self.steps)
+        return {"steps": steps, "level": self.level.clone(), **self.multiplier.state()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from a :meth:`state`."""
+        self.steps, self.level = int(state["steps"]), state["level"].clone()
+        self.multiplier.load_state(state)
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """Cross-entropy plus the IRM penalty: the squared slope of the loss by a factor on the logits.
+
+    Attributes:
+        weight: Of the penalty.
+        over: How positions are averaged.
+    """
+
+    weight: float
+    over: Average = "samples"
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The slope at factor 1 is the mean of sum_v p_v z_v - z_y."""
+        z, labels = wide(logits), batch.labels
+        own = z.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        slope = average((z.softmax(-1) * z).sum(-1) - own, labels, self.over)
+        loss = average(cross_entropy(z, labels), labels, self.over)
+        return loss + self.weight * slope.square()
+
+
+def logit_spread(logits: Tensor, labels: Tensor) -> Tensor:
+    """(max_v z_v - mean_v z_v)^2, the labels' shape: zero where every answer is as likely."""
+    z = wide(logits)
+    return (z.max(-1).values - z.mean(-1)).square()

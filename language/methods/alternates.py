@@ -1,0 +1,119 @@
+"""Methods of 2024 and 2025 that prefer another answer: AltPO, SimDPO, JensUn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.numbers import Positive
+from stable_forgetting.common.methods.base import BOTH, MethodInfo
+from stable_forgetting.common.methods.forget_retain import ForgetRetainMethod, RetainConfig
+from stable_forgetting.common.methods.task import UnlearnTask
+from stable_forgetting.language.methods.refusals import DPOGdr, answering, refusing
+
+if TYPE_CHECKING:
+    from stable_forgetting.common.data.access import GuardedSource
+    from stable_forgetting.common.objectives.objectives import Objective
+    from stable_forgetting.common.objectives.terms import Term
+
+
+class AltPO(DPOGdr):
+    """AltPO: prefer another plausible answer to the true one, and descend on retain.
+
+    Formula: minimise -(2/beta) mean log sigmoid(beta [log r(y') - log r(y)]) on B_f + w_r CE(B_r),
+    log r = log p_theta - log p_ref, y' an answer in the form of the true one.  The source lets the
+    model write y'; here it is the answer of a random retain sample, drawn once per run.
+    Source: Mekala et al. 2025 (arXiv 2409.13474); open-unlearning (community/methods/AltPO).
+    """
+
+    info = MethodInfo(
+        1, "AltPO, Mekala et al. 2025 (arXiv 2409.13474)", BOTH, modality="language", reading=True
+    )
+
+    class Config(DPOGdr.Config):
+        """Settings of AltPO: those of DPO + GDR."""
+
+    def preferred(self, task: UnlearnTask) -> GuardedSource:
+        """Forget questions with answers of retain samples.
+
+        Raises:
+            ConfigError: The data have no answers.
+        """
+        others = task.source.answers_of(task.indices("retain"))
+        if not others:
+            raise ConfigError(
+                "altpo takes other answers, and these samples have none; leave it out"
+            )
+        return answering(task, others, "alternates")
+
+
+class SimDPO(ForgetRetainMethod):
+    """SimDPO: prefer a refusal by mean log-probabilities, without a reference; descend on retain.
+
+    Formula: minimise -(2/beta) mean log sigmoid(beta [log p(y_idk)/|y_idk| - log p(y)/|y|] - gamma)
+    on B_f + w_r CE(B_r): what SimNPO is to NPO.
+    Source: SimPO, Meng et al. 2024 (arXiv 2405.14734), on the pairs of DPO in TOFU.
+    """
+
+    info = MethodInfo(
+        1, "SimPO, Meng et al. 2024 (arXiv 2405.14734)", BOTH, modality="language", reading=True
+    )
+
+    class Config(RetainConfig):
+        """Settings of SimDPO.
+
+        Attributes:
+            beta: How soon a preference counts as learnt, per nat and token; 2.5, as in SimPO.
+            gamma: The margin that a preference should have; .5 is in SimPO's range.
+        """
+
+        beta: Positive = 2.5
+        gamma: float = 0.5
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """The preference on means, and the retain term."""
+        from stable_forgetting.language.methods.preference import MeanPreference
+
+        config: Any = self.config
+        return MeanPreference(
+            refusals=refusing(task),
+            beta=config.beta,
+            gamma=config.gamma,
+            forget_weight=config.forget_weight,
+            retain=self.retain_term(task),
+            retain_weight=config.retain_weight,
+        )
+
+
+class JensUn(ForgetRetainMethod):
+    """JensUn: Jensen-Shannon divergences, to a refusal's tokens on forget, to Original on retain.
+
+    Formula: minimise w_f mean JS(p_theta || one-hot of t) on B_f + w_r mean JS(p_theta || p_O) on
+    B_r; t are the tokens of a refusal over the positions of the true answer, from the start again
+    where it is shorter.  Both terms are at most log 2.
+    Source: Singh et al. 2025 (arXiv 2509.02820); implemented from its formula.
+    """
+
+    info = MethodInfo(1, "JensUn, Singh et al. 2025 (arXiv 2509.02820)", BOTH, modality="language")
+
+    class Config(RetainConfig):
+        average: Literal["samples", "tokens"] = "tokens"
+
+    def retain_term(self, task: UnlearnTask) -> Term:
+        """The divergence from Original."""
+        from stable_forgetting.language.methods.preference import JensenShannon
+
+        return JensenShannon(task.reference(), self.over)
+
+    def prepare(self, task: UnlearnTask) -> Objective:
+        """Both divergences."""
+        from stable_forgetting.language.methods.preference import RefusalTokens
+
+        config: Any = self.config
+        return RefusalTokens(
+            refusals=refusing(task),
+            over=self.over,
+            forget_weight=config.forget_weight,
+            retain=self.retain_term(task),
+            retain_weight=config.retain_weight,
+        )
