@@ -150,7 +150,7 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
      lambda: ({12: "twelve"}[readings(TIGHT).count("not apart")],)),
     (FINDINGS, "With the saturating loss it is nearer in {} of {} and farther in {}.",
      lambda: ({1: "one"}[readings(SATURATING).count("nearer")],
-              {13: "thirteen"}[len(readings(SATURATING))],
+              {15: "fifteen"}[len(readings(SATURATING))],
               {1: "one"}[readings(SATURATING).count("farther")])),
     (FINDINGS, "(after a pretraining, n = 5): {} against {} ({}).",
      lambda: (f"{distance('cifar10-transfer', 'gd_ul_tanh_tight'):.1f}",
