@@ -80,11 +80,10 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
         return cast(Tensor, _kernels(update.A, dtype).build_weight(weight, update, dtype))
 
 
-_UPDATE = (
+_UPDATE = (  # what both operators take
     "Tensor x, Tensor? weight, Tensor A, Tensor Bt, Tensor? A0, Tensor? Bt0, Tensor? built, "
     "str phi, float outer, float inner, float clip"
 )
-"""What both operators take."""
 
 
 def _forward(
@@ -136,6 +135,7 @@ def _backward(
     return [gradient for gradient in found if gradient is not None]
 
 
+# what torch.compile keeps whole; outside a graph the functions are called as they are
 _forward_operator = torch.library.custom_op(
     "stable_forgetting::bounded_linear",
     _forward,
@@ -148,7 +148,6 @@ _backward_operator = torch.library.custom_op(
     mutates_args=(),
     schema=f"({_UPDATE}, Tensor grad, bool[] needs) -> Tensor[]",
 )
-"""What ``torch.compile`` keeps whole; calls outside a graph need no operator."""
 
 
 @_forward_operator.register_fake
@@ -181,21 +180,7 @@ class BoundedLinearFunction(torch.autograd.Function):
         bound: Bound,
         dtype: torch.dtype,
     ) -> Tensor:
-        """(..., d) -> (..., k), in ``dtype``, which is ``x``'s.
-
-        Args:
-            ctx: The autograd context.
-            x: (..., d).
-            weight: W0, (k, d); None where dW stands alone.
-            bias: (k,) or None.
-            A: (k, r).
-            Bt: (r, d).
-            A0: The start's A, or None.
-            Bt0: The start's Bt, or None.
-            built: W0 + dW in ``dtype`` if it exists already.
-            bound: The form of dW.
-            dtype: Of the product.
-        """
+        """(..., d) -> (..., k), in ``dtype``; arguments as of :func:`bounded_linear`."""
         ctx.save_for_backward(x, weight, A, Bt, built)
         ctx.start = A0, Bt0  # constants: DDP rewrites buffers with equal values between forwards
         ctx.bound = bound
