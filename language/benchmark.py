@@ -158,6 +158,7 @@ class CausalBenchmark(CausalModels, Benchmark):
             longest=longest or positions,
             targets=family_of(model_type_of(model)).targets,
             half=model.dtype != "float32",
+            quantised={"nf4": 0.52, "int8": 1.0}.get(model.quantised or "", 0.0),
             checkpointing=model.gradient_checkpointing,
             **numbers,
         )
@@ -225,7 +226,16 @@ class CausalBenchmark(CausalModels, Benchmark):
         return self.config.minimum_train_accuracy
 
     def build(self, seed: int) -> nn.Module:
-        """A fresh model, or a pretrained one."""
+        """A fresh model, or a pretrained one.
+
+        Raises:
+            ConfigError: Its weights are packed.
+        """
+        if self.config.model.quantised:
+            raise ConfigError(
+                "model.quantised: packed weights are not trained whole: name model.retrain too, or "
+                "leave its row out"
+            )
         from stable_forgetting.language.models.build import build_model
 
         return self._placed(
@@ -294,7 +304,8 @@ class CausalBenchmark(CausalModels, Benchmark):
         return self.scenario
 
     def _placed(self, model: Any) -> Any:
-        return model if self.config.model.device_map else model.to(self.device)
+        placed = self.config.model.device_map or self.config.model.quantised
+        return model if placed else model.to(self.device)
 
     def parts(self, split: ForgetSplit, *, trial: bool, seed: int) -> dict[str, np.ndarray]:
         """All parts of the split; a trial has none that only reports."""

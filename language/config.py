@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.numbers import Count, Depth
@@ -49,6 +49,8 @@ class CausalModelConfig(Strict):
         attention: Implementation that transformers should use; its own choice when absent.
         gradient_checkpointing: Recompute activations in the backward pass.
         device_map: Of ``from_pretrained``: ``auto`` spreads one model over several devices.
+        quantised: Pack the weights of the blocks by bitsandbytes: in 4 bits (``nf4``, as in QLoRA,
+            arXiv 2305.14314) or ``int8``.  Rows need an adapter, with ``mode: split`` or ``auto``.
         original: Published checkpoint (id or folder) to take as Original instead of training it.
         retrain: Scenario label -> published checkpoint to take as Retrain.
     """
@@ -67,8 +69,14 @@ class CausalModelConfig(Strict):
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     gradient_checkpointing: bool = False
     device_map: str | Mapping[str, int | str] | None = None
+    quantised: Literal["nf4", "int8"] | None = None
     original: str | None = None
     retrain: Mapping[str, str] | None = None
+
+    @model_serializer(mode="wrap")
+    def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)  # the keys of earlier stages stay what they are
+        return {k: v for k, v in fields.items() if v is not None or k != "quantised"}
 
     @model_validator(mode="before")
     @classmethod
@@ -79,6 +87,8 @@ class CausalModelConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> CausalModelConfig:
+        if self.quantised and not self.original:
+            raise ValueError("quantised: packed weights are not trained whole: name model.original")
         if self.name != "tiny":
             for field in _TINY_DEFAULTS.keys() - {"tokenizer"}:
                 if getattr(self, field) is not None:

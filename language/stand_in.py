@@ -94,6 +94,7 @@ def write_stand_in(
             "revision": None,
             "tokenizer": None,
             "device_map": None,
+            "quantised": None,
             "original": config.original and folders[config.original],
             "retrain": config.retrain and {k: folders[v] for k, v in config.retrain.items()},
         }

@@ -26,6 +26,7 @@ from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.freeing import free, freeable, told
 from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.run import execute
@@ -96,6 +97,9 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
     if suite.audits:
         models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
         text.append(f"Then the attacks on {models}: {', '.join(suite.audits)}.")
+    if len(done) == len(stages):
+        unread = freeable(suite, store)
+        text += [f"Stored: {told(unread)}; run --free-weights deletes them."] if unread else []
     priced = costs(planned, store, ())
     known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
     if known >= SECONDS:
@@ -115,6 +119,12 @@ class Way:
     fresh: Annotated[
         str | None, typer.Option(help="Make these rows again, comma-separated: ROW,ROW.")
     ] = None
+    free_weights: Annotated[
+        bool,
+        typer.Option(
+            "--free-weights", help="At the end delete stored weights that no further stage needs."
+        ),
+    ] = False
     samples: Annotated[
         bool,
         typer.Option("--samples", help="Write a page of forgotten samples and models' answers."),
@@ -147,6 +157,7 @@ class Way:
     "unlearn run digits-class --only gd_sine,gd_lora_omega --seeds 7,8,9 --set defaults.steps=300",
     "unlearn run digits-class --fresh gd_sine",
     "unlearn run digits-class --samples",
+    "unlearn run digits-class --free-weights",
     "unlearn run tofu-llama2-7b-forget10 --rehearse",
     "unlearn run full --rehearse --record rehearsals.json",
     "unlearn run digits-class --stage KEY",
@@ -171,10 +182,10 @@ def run(
 
     --rehearse tries every row from end to end first. --stage runs a single stage.
     """
-    given = [
-        f"--{name}" for name in ("fresh", "samples", "rehearse", "stage") if getattr(way, name)
-    ]
-    if len(given) > 1 and given != ["--fresh", "--samples"]:
+    modes = [f"--{name}" for name in ("rehearse", "stage") if getattr(way, name)]
+    extras = ("fresh", "samples", "free_weights")
+    given = [f"--{name.replace('_', '-')}" for name in extras if getattr(way, name)] + modes
+    if modes and len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} do not go together; keep one")
     if way.record is not None and not way.rehearse:
         raise ConfigError("--record: only a rehearsal is recorded; add --rehearse")
@@ -195,6 +206,8 @@ def run(
                 board, failed_here = execute(each, runtime, executor, watched)
                 failed |= failed_here
                 show_board(board, runtime, samples=way.samples)
+        if way.free_weights and processes.is_main():
+            _free_weights(suites, StageStore(runtime.store))
         finish(failed)
 
 
@@ -226,6 +239,13 @@ def _remove_rows(suites: Sequence[ResolvedSuite], labels: list[str], runtime: Ru
         return
     count = sum(remove_rows(suite, labels, StageStore(runtime.store)) for suite in suites)
     console.print(f"{count} stages of {', '.join(labels)} are made again", highlight=False)
+
+
+def _free_weights(suites: Sequence[ResolvedSuite], store: StageStore) -> None:
+    for suite in suites:
+        weights = freeable(suite, store)
+        console.print(f"{suite.name}: deleting {told(weights)}", highlight=False)
+        free(weights, store)
 
 
 def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -> None:

@@ -10,8 +10,9 @@ The model, after Kaplan et al. (arXiv 2001.08361) and Korthikanti et al. (arXiv 
 - weights in float32 are evaluated in TF32, and trained in float32 unless under autocast;
 - what several micro-batches share of a bounded layer is its whole weight;
 - a whole model is stored as its weights are, an adapter in float32, a published model not at all;
+- a quantised base packs the weights of its blocks: NF4 takes .52 bytes each, with their scales;
 - a parameter that is trained is float32: itself, its gradient and AdamW's two moments, 16 bytes;
-  under autocast to bfloat16 its copy, 2 more;
+  under autocast to bfloat16 its copy, 2 more; moments of 8 bits take 2 bytes, paged ones none;
 - activations are 34 bytes per position, width and block in bfloat16; recomputed ones 2, and one
   block's 34.  Logits are 10 bytes per position and entry: float32, its softmax, two bytes each way;
 - greedy decoding reads all weights once per step.
@@ -52,6 +53,10 @@ decoding is assumed to reach, and its memory."""
 SMALL = 10_000_000
 """Models of fewer parameters are for a CPU: nothing is estimated."""
 _RECOMPUTE = "gradient_checkpointing"
+MOMENTS = {"adamw_8bit": 2, "paged_adamw_32bit": 0, "paged_adamw_8bit": 0}
+"""Bytes on the card of AdamW's two moments per parameter, where they are not 8."""
+PAGED = {"paged_adamw_32bit": 8, "paged_adamw_8bit": 2}
+"""Those that may lie in main memory."""
 ACTIVATION, KEPT, LOGIT, COPY = 34, 2, 10, 2
 """Bytes of the model above."""
 
@@ -68,7 +73,8 @@ class Estimate:
         hours: Of one training and its evaluations.
         runs: Trainings, trials included.
         stored: Bytes on disk of one run's weights.
-        read: Bytes of main memory while the weights that it starts from are read.
+        read: Bytes of main memory while the weights that it starts from are read, and of moments
+            that are paged there.
     """
 
     row: str
@@ -144,6 +150,8 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
     found = {"": held(work, fit, layers, trained)}
     single = fit.model_copy(update={"accumulation": fit.batch_size})
     found[f"accumulation: {fit.batch_size}"] = held(work, single, layers, trained)
+    small = fit.model_copy(update={"optimizer": "paged_adamw_8bit"})
+    found["optimizer: paged_adamw_8bit"] = held(work, small, layers, trained)
     if hasattr(suite.protocol, "model") and hasattr(suite.protocol.model, _RECOMPUTE):
         again = replace(work, checkpointing=True)
         found[f"protocol.model.{_RECOMPUTE}: true"] = held(again, fit, layers, trained)
@@ -153,6 +161,7 @@ def mends(suite: ResolvedSuite, label: str) -> dict[str, float]:
         found["LoRA of rank 8"] = found[""] - states + weights_bytes(work)
         activations = held(work, fit, layers, 0)
         found["FSDP on 8 cards"] = activations + (found[""] - activations) / 8
+        found["FSDP with CPU offload"] = activations
     return {name: size for name, size in found.items() if not name or size < found[""]}
 
 
@@ -177,12 +186,16 @@ def _line(label: str, config: Any, work: Workload, parts: Mapping[str, int], run
     memory = _memory(work, fit, len(parts), trained, layers, config) if fit else 0.0
     read = weights_bytes(work)
     stored = trained * FACTOR_BYTES if layers else read * (config is not None)
+    read += trained * PAGED.get(fit.optimizer, 0) if fit else 0
     return Estimate(label, steps, positions, trained, memory, seconds / 3600, runs, stored, read)
 
 
 def weights_bytes(work: Workload) -> float:
     """Of a model as it is stored, and as it is read into main memory."""
-    return work.sizes.parameters * (2 if work.half else 4)
+    wide = 2 if work.half else 4
+    blocks = work.sizes.matched(work.targets.get("all", ())) if work.quantised else {}
+    packed = sum(k * d for k, d in blocks.values())
+    return (work.sizes.parameters - packed) * wide + packed * work.quantised
 
 
 def _parts_of(row: ResolvedRow, work: Workload) -> dict[str, int]:
@@ -233,7 +246,7 @@ def _columns(adapter: Any) -> int | None:
 def _evaluation(work: Workload) -> float:
     """Seconds."""
     flops = CARD.flops if work.half else CARD.tf32
-    read = work.sizes.parameters * (2 if work.half else 4) / CARD.bandwidth
+    read = weights_bytes(work) / CARD.bandwidth
     return work.scored * _forward(work) / (flops * CARD.used) + work.decoded * read
 
 
@@ -247,10 +260,12 @@ def _memory(
 ) -> float:
     """Bytes: weights, gradients and moments, activations and logits of a micro-batch."""
     sizes, autocast = work.sizes, work.half or fit.mixed_precision != "no"
-    frozen = sizes.parameters * (2 if work.half else 4 + COPY * autocast) if layers else 0
+    frozen = 0.0
+    if layers:
+        frozen = weights_bytes(work) + sizes.parameters * COPY * (autocast and not work.half)
     if layers and fit.accumulation > 1 and _columns(config.adapter) is None:
         frozen += sum(k * d for k, d in layers.values()) * (2 if autocast else 4)
-    states = trained * (ADAM_BYTES + COPY * autocast)
+    states = trained * (ADAM_BYTES - 8 + MOMENTS.get(fit.optimizer, 8) + COPY * autocast)
     positions = fit.micro_batch * parts * work.longest
     blocks = ACTIVATION * sizes.depth
     if work.checkpointing:

@@ -209,7 +209,8 @@ class BoundedLinear(nn.Module):
         config = self.config
         built = None
         fitted = self.polynomial()
-        if not self.bound.record.linear and fitted is None:
+        exact = not self.bound.record.linear and fitted is None
+        if exact and not torch.compiler.is_compiling():  # a graph builds its own
             factors = (self.A, self.Bt)
             built = shared_weight(self, factors, gemm_dtype(x, weight), self.effective_weight)
         return {

@@ -21,6 +21,7 @@ Source: the paper's eq. "bounded low rank approach"; LoRA is arXiv 2106.09685.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -79,6 +80,89 @@ def build_weight(weight: Tensor | None, update: Update, dtype: torch.dtype) -> T
         return cast(Tensor, _kernels(update.A, dtype).build_weight(weight, update, dtype))
 
 
+_UPDATE = (  # what both operators take
+    "Tensor x, Tensor? weight, Tensor A, Tensor Bt, Tensor? A0, Tensor? Bt0, Tensor? built, "
+    "str phi, float outer, float inner, float clip"
+)
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    A0: Tensor | None,
+    Bt0: Tensor | None,
+    built: Tensor | None,
+    phi: str,
+    outer: float,
+    inner: float,
+    clip: float,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``x (W0 + dW)^T + b`` in ``dtype``, (..., d) -> (..., k)."""
+    update = _update(A, Bt, A0, Bt0, Bound(phi, outer, inner, clip))
+    kernels = _kernels(A, dtype)
+    bias = None if bias is None else bias.to(dtype)
+    if built is None and _few(x) and kernels is eager and x.dtype == dtype:
+        y = eager.chunked_linear(x.reshape(-1, x.shape[-1]), weight, bias, update)
+        return y.view(*x.shape[:-1], len(A))
+    if built is None:
+        built = kernels.build_weight(weight, update, dtype)
+    return F.linear(x, built, bias)
+
+
+def _backward(
+    x: Tensor,
+    weight: Tensor | None,
+    A: Tensor,
+    Bt: Tensor,
+    A0: Tensor | None,
+    Bt0: Tensor | None,
+    built: Tensor | None,
+    phi: str,
+    outer: float,
+    inner: float,
+    clip: float,
+    grad: Tensor,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of x, W0, A, Bt and the bias, those that ``needs`` asks for."""
+    update = _update(A, Bt, A0, Bt0, Bound(phi, outer, inner, clip))
+    with torch.autocast(grad.device.type, enabled=False):
+        found = _gradients(grad, x, weight, update, built, needs)
+    return [gradient for gradient in found if gradient is not None]
+
+
+# what torch.compile keeps whole; outside a graph the functions are called as they are
+_forward_operator = torch.library.custom_op(
+    "stable_forgetting::bounded_linear",
+    _forward,
+    mutates_args=(),
+    schema=f"({_UPDATE}, Tensor? bias, ScalarType dtype) -> Tensor",
+)
+_backward_operator = torch.library.custom_op(
+    "stable_forgetting::bounded_linear_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"({_UPDATE}, Tensor grad, bool[] needs) -> Tensor[]",
+)
+
+
+@_forward_operator.register_fake
+def _(x: Tensor, weight: Any, A: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], A.shape[0], dtype=rest[-1])
+
+
+@_backward_operator.register_fake
+def _(x: Tensor, weight: Tensor | None, A: Tensor, Bt: Tensor, *rest: Any) -> list[Tensor]:
+    grad, needs = rest[-2:]
+    made = (grad.new_empty(x.shape), weight, A, Bt, grad.new_empty(grad.shape[-1:]))
+    needed = zip(made, needs, strict=True)
+    return [t.new_empty(t.shape) for t, need in needed if need and t is not None]
+
+
 class BoundedLinearFunction(torch.autograd.Function):
     """``x (W0 + dW)^T + b``; call it through :func:`common.bounded.product.bounded_linear`."""
 
@@ -96,58 +180,52 @@ class BoundedLinearFunction(torch.autograd.Function):
         bound: Bound,
         dtype: torch.dtype,
     ) -> Tensor:
-        """(..., d) -> (..., k), in ``dtype``, which is ``x``'s.
-
-        Args:
-            ctx: The autograd context.
-            x: (..., d).
-            weight: W0, (k, d); None where dW stands alone.
-            bias: (k,) or None.
-            A: (k, r).
-            Bt: (r, d).
-            A0: The start's A, or None.
-            Bt0: The start's Bt, or None.
-            built: W0 + dW in ``dtype`` if it exists already.
-            bound: The form of dW.
-            dtype: Of the product.
-        """
-        start = None if A0 is None or Bt0 is None else (A0, Bt0)
+        """(..., d) -> (..., k), in ``dtype``; arguments as of :func:`bounded_linear`."""
         ctx.save_for_backward(x, weight, A, Bt, built)
-        ctx.start = start  # a constant: DDP rewrites buffers with equal values between forwards
+        ctx.start = A0, Bt0  # constants: DDP rewrites buffers with equal values between forwards
         ctx.bound = bound
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        bias = None if bias is None else bias.to(dtype)
-        update = Update(A, Bt, bound, start)
-        if built is None and _few(x) and _kernels(A, dtype) is eager and x.dtype == dtype:
-            flat = x.reshape(-1, x.shape[-1])
-            y = eager.chunked_linear(flat, weight, bias, update)
-            return y.view(*x.shape[:-1], len(A))
-        if built is None:
-            built = _kernels(A, dtype).build_weight(weight, update, dtype)
-        return F.linear(x, built, bias)
+        run: Any = _forward_operator if torch.compiler.is_compiling() else _forward
+        product: Tensor = run(x, weight, A, Bt, A0, Bt0, built, *bound, bias, dtype)
+        return product
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, W0, bias, A and Bt, each only where it is needed."""
-        with torch.autocast(grad.device.type, enabled=False):
-            return (*_gradients(ctx, grad), None, None, None, None, None)
+        x, weight, A, Bt, built = ctx.saved_tensors
+        need_x, need_weight, need_bias, need_A, need_Bt = ctx.needs_input_grad[:5]
+        needs = [need_x, need_weight, need_A, need_Bt, need_bias]
+        run: Any = _backward_operator if torch.compiler.is_compiling() else _backward
+        found = run(x, weight, A, Bt, *ctx.start, built, *ctx.bound, grad, needs)
+        rest = iter(found)
+        dx, dW, dA, dBt, db = (next(rest) if need else None for need in needs)
+        return dx, dW, db, dA, dBt, None, None, None, None, None
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """(dx, dW0, db, dA, dBt)."""
-    x, weight, A, Bt, built = ctx.saved_tensors
-    need_x, need_weight, need_bias, need_A, need_Bt = ctx.needs_input_grad[:5]
-    update = Update(A, Bt, ctx.bound, ctx.start)
+def _update(A: Tensor, Bt: Tensor, A0: Tensor | None, Bt0: Tensor | None, bound: Bound) -> Update:
+    return Update(A, Bt, bound, None if A0 is None or Bt0 is None else (A0, Bt0))
+
+
+def _gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    update: Update,
+    built: Tensor | None,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """(dx, dW0, dA, dBt, db)."""
+    A, Bt = update.A, update.Bt
+    need_x, need_weight, need_A, need_Bt, need_bias = needs
     g = grad.reshape(-1, grad.shape[-1]).contiguous()
     flat = x.reshape(-1, x.shape[-1]).contiguous()
-    db = g.sum(0).to(ctx.bias_dtype) if need_bias else None
-    dW = (g.T @ flat).to(weight.dtype) if need_weight else None
+    db = g.sum(0) if need_bias else None
+    dW = (g.T @ flat).to(weight.dtype) if need_weight and weight is not None else None
     kernels = eager if len(g) == 0 else _kernels(A, g.dtype)
-    needs = {"need_A": need_A, "need_Bt": need_Bt}
+    wanted = {"need_A": need_A, "need_Bt": need_Bt}
     dx = dA = dBt = None
     if need_x and built is None and kernels is eager and _sweeps(g, weight, A, flat):
-        dx, dA, dBt = eager.backward(g, flat, weight, update, **needs)
+        dx, dA, dBt = eager.backward(g, flat, weight, update, **wanted)
     else:
         if need_x:
             if built is None:
@@ -155,11 +233,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             dx = g @ built
         del built
         if need_A or need_Bt:
-            dA, dBt = kernels.contract(g, flat, update, **needs)
+            dA, dBt = kernels.contract(g, flat, update, **wanted)
     dx = None if dx is None else dx.view(x.shape)
     dA = dA.to(A.dtype) if need_A and dA is not None else None
     dBt = dBt.to(Bt.dtype) if need_Bt and dBt is not None else None
-    return dx, dW, db, dA, dBt
+    return dx, dW, dA, dBt, db
 
 
 def _few(x: Tensor) -> bool:

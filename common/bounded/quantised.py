@@ -107,6 +107,11 @@ class QuantisedBoundedLinear(BoundedLinear):
             )
         return weight
 
+    @property
+    def split(self) -> bool:
+        """dW is always multiplied apart."""
+        return True
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., k), in the dtype of the base's output."""
         if self._drops_gradient and x.requires_grad and torch.is_grad_enabled():

@@ -68,6 +68,7 @@ class Workload:
         decoded: Steps of one evaluation's greedy decoding, at most.
         targets: Placement -> patterns of the layers that adapters go to.
         half: Whether weights that are not trained take two bytes each.
+        quantised: Bytes of a weight of the blocks, where they are packed; else 0.
         checkpointing: Whether activations are computed again in the backward pass.
     """
 
@@ -79,6 +80,7 @@ class Workload:
     decoded: int
     targets: Mapping[str, Sequence[str]]
     half: bool = False
+    quantised: float = 0.0
     checkpointing: bool = False
 
 

@@ -32,6 +32,8 @@ ENGINE_VERSION = 1
 """Raised when the loop, the adapters or the scores would give other numbers for the same config;
 part of every key, guarded by golden tests."""
 KEY_LENGTH = 20
+FREED = "freed"
+"""Fact of a stage whose weights were deleted: their digests."""
 _CHECKED: dict[Path, tuple[int, int]] = {}
 """Files whose bytes this process has compared -> their size and time of change then."""
 
@@ -108,10 +110,13 @@ class StageStore:
         Raises:
             DataError: The stage is not complete.
             Damaged: A file is missing or not what was written; the stage is set aside.
+            Damaged: Its weights were freed; the stage is set aside, so that it is made again.
         """
         done, folder = self.done(kind, key), self.folder(kind, key)
         if done is None:
             raise DataError(f"{folder}: not complete; run its suite first")
+        if not names and FREED in done:
+            raise self._set_aside(folder / DONE, "had its weights freed")
         digests = done.get("files", {})
         for name in names or digests:
             if name in digests:
@@ -164,7 +169,7 @@ class StageStore:
             kind = folder.name.rpartition("-")[0]
             try:
                 done = json.loads((folder / DONE).read_bytes())
-                self.checked(kind, str(done["key"]))
+                self.checked(kind, str(done["key"]), DONE, *done.get("files", ()))
                 yield folder, "" if "files" in done else "unchecked"
             except Damaged as error:
                 yield folder, str(error)
@@ -222,6 +227,20 @@ class StageStore:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(self.scratch(kind, key), ignore_errors=True)
+
+    def free(self, kind: str, key: str, names: Iterable[str]) -> None:
+        """Deletes files of a complete stage, which stays complete without them.
+
+        A stage that was made before digests were kept stays as it is.
+        """
+        done, folder = self.done(kind, key) or {}, self.folder(kind, key)
+        files = done.get("files", {})
+        freed = {name: files.pop(name) for name in names if name in files}
+        if freed:
+            done[FREED] = {**done.get(FREED, {}), **freed}
+            write_json(folder / DONE, {**done, "sha256": json_digest(done)})
+        for name in freed:
+            (folder / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Removes what ended runs left: temporary folders, scratch of complete stages, leases."""

@@ -270,10 +270,11 @@ def _owner(run: TrainingRun, key: str) -> Tensor:
 
 
 def _set_optimizer(run: TrainingRun, tensors: Mapping[str, Tensor]) -> None:
-    packed: dict[int, dict[str, Tensor]] = {}
+    packed: dict[int, dict[str, int | Tensor]] = {}
     for key, tensor in tensors.items():
         _, index, leaf = key.split(".", 2)
-        packed.setdefault(int(index), {})[leaf] = tensor
+        counts = tensor.dim() == 0 and not tensor.is_floating_point()  # steps, of bitsandbytes
+        packed.setdefault(int(index), {})[leaf] = int(tensor) if counts else tensor
     groups = run.raw_optimizer.state_dict()["param_groups"]
     run.raw_optimizer.load_state_dict({"state": packed, "param_groups": groups})
 

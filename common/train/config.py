@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stable_forgetting.common.data.loader import Loader
 
 
+Optimizer = Literal["adamw", "sgd", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
 Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
 COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields in passes over a part."""
@@ -48,7 +49,8 @@ class FitConfig(Strict):
             and warm-up are rounded down (but to one at least), and the first step of a warm-up has
             rate 0.  ``own`` rounds up, and the last step of a warm-up has the whole rate.
         batch_size: Samples per optimizer step and per named loader.
-        optimizer: AdamW, or SGD with ``momentum``.
+        optimizer: AdamW, or SGD with ``momentum``.  The other three are AdamW of bitsandbytes: with
+            moments of 8 bits, or paged to main memory while a card is full.
         lr: Its learning rate, after warm-up and before the schedule lowers it.
         lr_of: Learning rates of parameters whose name matches a glob pattern, such as
             ``{"head.*": 1e-3}``, in the place of ``lr``; the first match counts.  The schedule
@@ -86,7 +88,7 @@ class FitConfig(Strict):
     epochs_of: str | None = None
     timing: Literal["own", "transformers"] = "own"
     batch_size: Count = 64
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     lr: Positive = 1e-3
     weight_decay: NonNegative = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0

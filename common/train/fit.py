@@ -17,6 +17,7 @@ from torch import nn
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.layer import adapted_layers
+from stable_forgetting.common.bounded.quantised import is_quantised
 from stable_forgetting.common.data.loader import Loader
 from stable_forgetting.common.objectives.objectives import Objective
 from stable_forgetting.common.train.config import FitConfig
@@ -24,7 +25,7 @@ from stable_forgetting.common.train.loop import TrainingRun
 from stable_forgetting.common.train.precision import as_stored, full_precision
 from stable_forgetting.common.train.protocols import FitResult, Hooks, ModelForward, Telemetry
 from stable_forgetting.common.train.rehearsal import Ends
-from stable_forgetting.common.train.telemetry import fork_rng
+from stable_forgetting.common.train.telemetry import fork_rng, has_adapters
 
 
 def fit(
@@ -66,7 +67,7 @@ def fit(
         ``config.stop_below``, or what ``hooks.stop_when`` said.
 
     Raises:
-        ConfigError: Adapters of several slopes are trained at one rate, with ``slope``.
+        ConfigError: Adapters of several slopes at one rate; packed weights without an adapter.
         Diverged: A loss left ``config.loss_cap``, or a parameter ended non-finite.
 
     Logged at step 1, every ``config.log_every`` steps and at the last: ``loss/<part>``, ``lr``,
@@ -76,6 +77,7 @@ def fit(
     ``probe_grad_norm/<c>`` and ``effective_weight_norm/<c>``.
     """
     hooks, telemetry = hooks or Hooks(), telemetry or Telemetry()
+    _refuse_packed(model)
     if lr_scaling == "slope":
         config = _for_adapters(model, config)
     with full_precision(model, config) as (config, types):
@@ -87,6 +89,15 @@ def fit(
         with _seeded(seed, run.device), contextlib.closing(run), run.splitting():
             stopped = run.train(checkpoint, keeps_last=keeps_last)
     return FitResult(run.total, run.seconds, run.instruments.last, run.instruments.peak, stopped)
+
+
+def _refuse_packed(model: nn.Module) -> None:
+    """Packed weights have no gradient: their biases and norms alone would be trained."""
+    if any(map(is_quantised, model.modules())) and not has_adapters(model):
+        raise ConfigError(
+            "the model's weights are quantised: only an adapter is trained on them; give the row "
+            "adapter: {mode: split}"
+        )
 
 
 def _for_adapters(model: nn.Module, config: FitConfig) -> FitConfig:

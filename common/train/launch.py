@@ -14,6 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.train.config import FitConfig
+from stable_forgetting.common.train.optimizer import BITSANDBYTES
 from stable_forgetting.common.train.sharding import Sharded
 
 FOREIGN = {DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM}
@@ -69,10 +70,8 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
         raise ConfigError(f"FSDP: no layer of class '{missing[0]}' to wrap in this model")
     for wanted, mend in (
         (not hasattr(checkpoint, "HuggingFaceStorageWriter"), "checkpoints need torch 2.9"),
-        (
-            isinstance(plugin.cpu_offload, CPUOffloadPolicy),
-            "CPU offload is not supported: --fsdp_offload_params false",
-        ),
+        (config.optimizer in BITSANDBYTES, "bitsandbytes takes whole parameters: optimizer: adamw"),
+        (getattr(model, "is_quantized", False), "a quantised base stays whole on each card"),
         (plugin.activation_checkpointing, "switch on the model's own gradient checkpointing"),
         (plugin.min_num_params, "wrap by class: --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"),
         (getattr(model, "hf_device_map", None), "leave device_map out of the protocol"),
@@ -84,4 +83,10 @@ def make_sharded(model: nn.Module, config: FitConfig) -> Sharded | None:
     ):
         if wanted:
             raise ConfigError(f"FSDP: {mend}")
-    return Sharded(model, set(names), reshard=bool(plugin.reshard_after_forward))
+    return Sharded(
+        model,
+        set(names),
+        reshard=bool(plugin.reshard_after_forward),
+        low=config.mixed_precision == "bf16",
+        offload=isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+    )

@@ -1,17 +1,28 @@
-"""Optimizers: torch's for the loop, and AdamW written out where torch's does not fit."""
+"""Optimizers of the loop, and AdamW written out where they do not fit."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.train.config import FitConfig
 
 BETAS = (0.9, 0.999)
 """Of AdamW, as torch's defaults, which the loop takes."""
+
+
+BITSANDBYTES = {
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw_32bit": "PagedAdamW32bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+}
+"""Names in configs -> classes of the library.  Vectors keep 32 bits, as it decides itself."""
 
 
 def make_optimizer(
@@ -33,7 +44,27 @@ def make_optimizer(
     ]
     if config.optimizer == "sgd":
         return torch.optim.SGD(options, lr=config.lr, momentum=config.momentum)
+    if config.optimizer in BITSANDBYTES:
+        made: torch.optim.Optimizer = _of_bitsandbytes(config.optimizer)(
+            options, lr=config.lr, betas=BETAS, eps=config.eps
+        )
+        return made
     return torch.optim.AdamW(options, lr=config.lr, eps=config.eps, fused=True)
+
+
+def _of_bitsandbytes(name: str) -> Any:
+    """The class of an optimizer whose moments are small or paged.
+
+    Raises:
+        ConfigError: The library is not there.
+    """
+    try:
+        optimizers = importlib.import_module("bitsandbytes.optim")
+    except ImportError:
+        raise ConfigError(
+            f"optimizer: {name} needs bitsandbytes; install it, or take optimizer: adamw"
+        ) from None
+    return getattr(optimizers, BITSANDBYTES[name])
 
 
 class AdamW:

@@ -141,6 +141,7 @@ def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
 def _load(config: CausalModelConfig, name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
+    packed = quantisation(config)
     fetch_config(name, config.revision)
     loader: Any = AutoModelForCausalLM
     try:
@@ -152,6 +153,7 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             dtype=getattr(torch, config.dtype),
             attn_implementation=config.attention,
             device_map=config.device_map,
+            quantization_config=packed,
             ignore_mismatched_sizes=True,  # told below, by name
             output_loading_info=True,
         )
@@ -171,6 +173,30 @@ def _load(config: CausalModelConfig, name: str) -> Any:
             f" {len(report['missing_keys']) - 1} other(s); give weights that fit its config.json"
         )
     return model
+
+
+def quantisation(config: CausalModelConfig) -> Any:
+    """How transformers packs weights as it reads them; None where it does not.
+
+    Raises:
+        ConfigError: bitsandbytes is not there.
+    """
+    if config.quantised is None:
+        return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"model.quantised: {config.quantised} needs bitsandbytes; install it, or leave it out"
+        )
+    from transformers import BitsAndBytesConfig
+
+    if config.quantised == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+    )
 
 
 def fetch_config(name: str, revision: str | None) -> Any:

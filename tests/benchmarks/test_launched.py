@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
+import signal
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from stable_forgetting.benchmarks.pipeline.executors import InlineExecutor, make_executor
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.pipeline.runner import run_stage
+from stable_forgetting.benchmarks.suite.resolve import load_suite
 from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import DataError
 from stable_forgetting.common.protocol.benchmark import Runtime
-from stable_forgetting.common.store.stages import DONE
+from stable_forgetting.common.store.stages import DONE, StageStore
 
 ROWS = {
     "original": None,
@@ -24,7 +32,7 @@ ROWS = {
     "gd_bad": {"method": "gd", "params": {"lr": 1e6}},
 }
 SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-LAUNCH = ("--standalone", "--nproc-per-node", "2", "-m", "stable_forgetting.benchmarks")
+MODULE = ("-m", "stable_forgetting.benchmarks")
 SECOND = """
 import os
 
@@ -48,14 +56,23 @@ def suite(tiny_suite, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launch(spawn):
-    """Runs ``unlearn ARGS`` under torchrun with two processes; gives code, out and err."""
+def torchrun(spawn):
+    """Starts ``unlearn ARGS`` under torchrun."""
 
-    def run(*args, **env):
-        script = (
-            f"import sys; from torch.distributed.run import main; main({[*LAUNCH]} + sys.argv[1:])"
-        )
-        process = spawn(*args, script=script, **env)
+    def start(*args, count=2, **env):
+        words = ["--standalone", "--nproc-per-node", str(count), *MODULE, *map(str, args)]
+        script = f"from torch.distributed.run import main; main({words})"
+        return spawn(script=script, **env)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def launch(torchrun):
+    """Runs ``unlearn ARGS`` under torchrun, with two processes or ``count``; code, out and err."""
+
+    def run(*args, **options):
+        process = torchrun(*args, **options)
         try:
             out, err = process.communicate(timeout=400)
         finally:
@@ -148,6 +165,66 @@ def test_a_failure_of_one_process_ends_all(stores, launch, tiny_suite, tmp_path)
     assert not [
         folder for folder in (store / "stages").glob("[!.]*") if not (folder / DONE).exists()
     ]
+
+
+@pytest.fixture(scope="module")
+def longer(tiny_suite, tmp_path_factory, cli):
+    """A suite with many checkpoints, and the store of one process."""
+    folder = tmp_path_factory.mktemp("longer")
+    params = {"evaluate_every": 1, "checkpoint_every": 2, "batch_size": 16}
+    rows = {"original": None, "retrain": None, "gd": {"params": params}}
+    rows["gd_sine"] = {"params": params}
+    path = tiny_suite(folder, methods=rows, defaults={"steps": 30})
+    args = ("--workers", 1, "--device", "cpu")
+    assert cli("run", path, "--store", folder / "one", *args).code == 0
+    return path, folder / "one"
+
+
+def kill_at_checkpoint(process, store, suite, row):
+    """Kills all processes of a launch behind a row's first checkpoint; the stage."""
+    stages = make_plan(load_suite(str(suite)), StageStore(store)).stages()
+    stage = next(s for s in stages if (s.kind, s.name) == ("unlearn", f"{row}/seed-1"))
+    checkpoint = StageStore(store).scratch(stage.kind, stage.key) / "checkpoint.safetensors"
+    limit = time.monotonic() + 240
+    while not checkpoint.is_file():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit, "no checkpoint appeared"
+        time.sleep(0.005)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    for worker in map(int, workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert StageStore(store).done(stage.kind, stage.key) is None, "too late: it was complete"
+    return stage
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("row", "first", "second"), [("gd", 2, 4), ("gd_sine", 4, 2)])
+def test_a_split_suite_goes_on_with_another_number(
+    longer, torchrun, launch, nothing_half, tmp_path, row, first, second
+):
+    """Killed in a row's training, of whole weights or of an adapter."""
+    path, one = longer
+    args = ("run", path, "--store", tmp_path, "--device", "cpu")
+    stage = kill_at_checkpoint(torchrun(*args, count=first, **SPLIT), tmp_path, path, row)
+    again = time.time()
+    code, _, err = launch(*args, count=second, **SPLIT)
+    assert code == 0, err
+    nothing_half(tmp_path)
+    assert files(tmp_path) == files(one)
+    folder = StageStore(tmp_path).folder(stage.kind, stage.key)
+    assert min(p.stat().st_mtime for p in folder.rglob("0*.safetensors")) < again, "went on"
+    done = json.loads((folder / DONE).read_text())
+    assert done["environment"]["processes"] == second
+    for record in (one / "stages").rglob("record.json"):
+        mine, whole = (
+            json.loads((root / record.relative_to(one)).read_text())["metrics"]
+            for root in (tmp_path, one)
+        )
+        assert numbers(mine) == pytest.approx(numbers(whole), rel=1e-3, abs=1e-3, nan_ok=True)
 
 
 # What needs no launch ----------------------------------------------------------------------------

@@ -279,14 +279,31 @@ def llama_low(sink, folder):
     return _llama(sink, llama(), dtype=None, mixed_precision="bf16")
 
 
+def text_single(sink, folder):
+    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token, dtype=torch.float32)
+
+
+def text_low(sink, folder):
+    """LayerNorms take the float32 sums between products of bfloat16."""
+    low = {"dtype": torch.float32, "mixed_precision": "bf16"}
+    return go(gpt_neo(), sink, CrossEntropy("retain"), forward=last_token, **low)
+
+
+def _watched(sink, **fields):
+    """All parameters of a llama; what a forward gathers is counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.TrainingRun, "forward", counted(loop.TrainingRun.forward, sink))
+        return go(llama(), sink, forward=last_token, **fields)
+
+
 def llama_whole_single(sink, folder):
-    return go(llama(), sink, forward=last_token, dtype=torch.float32)
+    return _watched(sink, dtype=torch.float32)
 
 
 def llama_whole_low(sink, folder):
     """All parameters of a bfloat16 model: float32 while they are trained, split or not."""
     before = llama().state_dict()
-    model = go(llama(), sink, forward=last_token, dtype=None, mixed_precision="bf16")
+    model = _watched(sink, dtype=None, mixed_precision="bf16")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert all((p != before[name]).any() for name, p in model.named_parameters() if p.ndim > 1)
     return model
@@ -311,6 +328,7 @@ RUNS = {
         *(double, single, low),
         *(llama_double, llama_single, llama_low),
         *(llama_whole_single, llama_whole_low),
+        *(text_single, text_low),
     )
 }
 MOVED = {"begun": begun, "ended": ended}

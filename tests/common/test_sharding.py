@@ -39,6 +39,8 @@ COARSER = (
     ("llama_single", "llama_double"),
     ("llama_low", "llama_single"),
     ("llama_whole_low", "llama_whole_single"),
+    ("text_single", "text"),
+    ("text_low", "text_single"),
 )
 """A run, and the same one in the next finer precision."""
 LAUNCH = {
@@ -49,7 +51,7 @@ LAUNCH = {
 SPLIT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
-def launch(folder: Path, *names: str, count: int = 2, split: bool = True) -> None:
+def launch(folder: Path, *names: str, count: int = 2, split: bool = True, **given: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -59,7 +61,7 @@ def launch(folder: Path, *names: str, count: int = 2, split: bool = True) -> Non
     for rank in map(str, range(count)):
         more = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "PYTHONPATH": path}
         command = [sys.executable, str(PROGRAM), str(folder), *names]
-        env = {**os.environ, **LAUNCH, **(SPLIT if split else {}), **all_of_them, **more}
+        env = {**os.environ, **LAUNCH, **(SPLIT if split else {}), **all_of_them, **more, **given}
         ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]
@@ -167,6 +169,24 @@ def test_a_checkpoint_gathers_nothing(runs):
 
 
 @pytest.mark.slow
+def test_bfloat16_products_gather_bfloat16_matrices(runs):
+    low, single = (
+        json.loads((runs[1] / "0.json").read_text())[name]["gathered"]["forward"]
+        for name in ("llama_whole_low", "llama_whole_single")
+    )
+    assert 0 < low < 0.6 * single, "norms, embedding and head stay float32"
+
+
+@pytest.mark.slow
+def test_parts_in_main_memory_train_the_same(runs, tmp_path):
+    """FSDP's CPU offload, whose parts lie there anyway on this machine."""
+    launch(tmp_path, "full", "bounded", FSDP_OFFLOAD_PARAMS="true")
+    for name in ("full", "bounded"):
+        weights, scalars = distance(outcome(tmp_path, 0, name), outcome(runs[1], "one", name))
+        assert weights < 1e-12 and scalars < 1e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "split"), [(1, False), (4, True)])
 def test_another_number_of_processes_goes_on(runs, tmp_path, count, split):
     """From the checkpoint of two that were stopped."""
@@ -225,7 +245,6 @@ def test_one_process_never_splits(monkeypatch):
     ("setting", "value", "message"),
     [
         ("FSDP_VERSION", "1", "launch with --fsdp_version 2"),
-        ("FSDP_OFFLOAD_PARAMS", "true", "--fsdp_offload_params false"),
         ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model's own gradient checkpointing"),
         ("FSDP_TRANSFORMER_CLS_TO_WRAP", "Blok", "no layer of class 'Blok'"),
         ("FSDP_MIN_NUM_PARAMS", "100", "TRANSFORMER_BASED_WRAP"),
@@ -247,7 +266,11 @@ def test_settings_that_are_not_supported(monkeypatch, setting, value, message):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"probe_every": 1}, "probe_every: 0"), ({"mixed_precision": "fp16"}, "bf16")],
+    [
+        ({"probe_every": 1}, "probe_every: 0"),
+        ({"mixed_precision": "fp16"}, "bf16"),
+        ({"optimizer": "adamw_8bit"}, "optimizer: adamw"),
+    ],
 )
 def test_what_needs_whole_gradients_is_refused(monkeypatch, fields, message):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)

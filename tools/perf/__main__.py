@@ -15,16 +15,17 @@ import torch
 
 from stable_forgetting.benchmarks.report import markdown
 from stable_forgetting.benchmarks.report.section import Section, Table, table
+from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.files import write_json, write_text
 from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.store.records import environment
-from tools.perf import engine, layers, scores, tofu
+from tools.perf import engine, layers, muse, peer, scores, tofu, wide
 from tools.perf.timing import Case, measure
 
 SCHEMA = 2
 BENCHMARKS: dict[str, Callable[[bool], Iterable[Case]]] = {
     "adapter_layer": layers.adapter_layer,
-    "adapter_wide": layers.adapter_wide,
+    "adapter_wide": wide.adapter_wide,
     "adapter_step": layers.adapter_step,
     "difference": engine.difference,
     "engine_loop": engine.loop,
@@ -34,6 +35,11 @@ BENCHMARKS: dict[str, Callable[[bool], Iterable[Case]]] = {
     "tofu_evaluation": tofu.evaluation,
     "bounded_layer": layers.bounded_layer,  # last: it changes the allocator for good
 }
+PEERS: dict[str, Callable[[bool, Path], Iterable[Case]]] = {
+    peer.NAME: peer.evaluation,
+    muse.NAME: muse.evaluation,
+}
+"""Other people's code, from a checkout that --peer names."""
 READING = (
     "Times: milliseconds on the processor, one thread, medians over rounds in turns.  Ratios: of"
     " medians, with the quartiles of the ratios round by round; below 1 ours is faster.",
@@ -95,14 +101,21 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
     return [head, *map(case_section, results["cases"])]
 
 
-def experiment(names: Sequence[str], quick: bool, seconds: float) -> dict[str, Any]:
+def experiment(
+    names: Sequence[str], quick: bool, seconds: float, folder: Path | None = None
+) -> dict[str, Any]:
     """Everything that goes into ``perf.json``."""
     make_deterministic()  # as stages are
     torch.set_num_threads(1)
     results = []
     for name in names:
-        for case in BENCHMARKS[name](quick):
-            results.append(measure(case, seconds, 2 if quick else 4))
+        if name in BENCHMARKS:
+            made = BENCHMARKS[name](quick)
+        else:
+            assert folder is not None, "main asks for it"
+            made = PEERS[name](quick, folder)
+        for case in made:
+            results.append(measure(case, seconds, 2 if quick else case.rounds))
             sys.stdout.write(markdown.write([case_section(results[-1])]) + "\n")
     about = {"schema": SCHEMA, "quick": quick, "environment": environment()}
     return about | {"cases": results}
@@ -116,12 +129,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Example:  python -m tools.perf --only svc_mia --out runs/perf",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few rounds")
-    parser.add_argument("--only", action="append", choices=[*BENCHMARKS], help="repeatable")
+    names = [*BENCHMARKS, *PEERS]
+    parser.add_argument("--only", action="append", choices=names, help="repeatable")
+    parser.add_argument("--peer", type=Path, help="checkout of the code that *_peer runs")
     parser.add_argument("--seconds", type=float, help="per case (8.5; quick: 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/perf"), help="folder (runs/perf)")
     given = parser.parse_args(argv)
     seconds = (0.0 if given.quick else 8.5) if given.seconds is None else given.seconds
-    results = experiment(given.only or [*BENCHMARKS], given.quick, seconds)
+    folder, asked = given.peer, sorted(PEERS.keys() & set(given.only or ()))
+    if len(asked) != (folder is not None):
+        parser.error(f"--only {' or '.join(PEERS)} and --peer FOLDER go together, one at a time")
+    try:
+        results = experiment(given.only or [*BENCHMARKS], given.quick, seconds, folder)
+    except UserError as error:
+        parser.error(str(error))
     write_json(given.out / "perf.json", results)
     write_text(given.out / "perf.md", markdown.write(sections(results)))
     broken = [

@@ -26,7 +26,6 @@ from stable_forgetting.common.base.seeding import generator
 from stable_forgetting.common.bounded.attach import attach
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
-from stable_forgetting.common.bounded.polynomial import certified_reach
 from stable_forgetting.vision.models.family import VIT
 from tools.perf.timing import (
     CLASSES,
@@ -46,7 +45,6 @@ from tools.perf.timing import (
 SINE = AdapterConfig(phi="sine", omega=100.0)
 LORA = AdapterConfig()
 OURS_SINE, OURS_LORA = "ours, sine", "ours, identity"
-POLYNOMIAL = "ours, sine as a polynomial"
 NAIVE, MERGED = "naive, sine", "merged, autograd"
 PEFT, FROZEN = "PEFT LoRA", "frozen"
 NAMES = (OURS_SINE, OURS_LORA, NAIVE, MERGED, PEFT, FROZEN)
@@ -71,10 +69,6 @@ LAYERS = {
 }
 """Name -> (k, d, token counts); a ViT-B's are GPT-Neo-125M's too."""
 QUICK_LAYERS = {"quick_fc1": (96, 24, (8, FORWARD_TOKENS))}
-WIDE = ((768, 3072, 4), (768, 3072, 8), (2048, 8192, 4), (2048, 8192, 8), (4096, 11008, 4))
-"""(d, k, rank) of layers for the polynomial path, 512 tokens."""
-REACH = 0.9
-"""Certified |omega A B^T| of these layers: near the end of what degrees 1 and 3 reach."""
 Targets = tuple[tuple[str, ...], str]
 """Where adapters go, as our patterns and as PEFT's regular expression."""
 VIT_MLP: Targets = (VIT.mlp, r"blocks\.\d+\.mlp\.fc[12]")
@@ -195,15 +189,6 @@ def _layer_case(
     return Case(name, title, runs, PAIRS, {}, counts, "call"), x
 
 
-def _with_polynomial(models: dict[str, nn.Module]) -> None:
-    """Adds the polynomial path, and scales all factors to what it reaches."""
-    models[POLYNOMIAL] = copy.deepcopy(models[OURS_SINE])
-    for name, mode in ((OURS_SINE, "merged"), (POLYNOMIAL, "polynomial")):
-        ((_, layer),) = adapted_layers(models[name])
-        layer.config = layer.config.model_copy(update={"mode": mode})
-        layer.A.data.mul_(REACH / certified_reach(layer.A, layer.Bt, layer.bound.inner))
-
-
 def _same_results(models: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple[float, float]]:
     """Outputs and gradients of ours and of merged against those of naive, and LoRA's outputs."""
     results = {}
@@ -244,22 +229,6 @@ def bounded_layer(quick: bool) -> Iterator[Case]:
                 yield Case(
                     f"{case.name}_forward", title, runs, PAIRS[:2], checks, goals=FORWARD_GOALS
                 )
-
-
-def adapter_wide(quick: bool) -> Iterator[Case]:
-    """Forward and backward of wide layers: the exact path, the polynomial one, PEFT's LoRA."""
-    for d, k, rank in ((16, 24, 2),) if quick else WIDE:
-        models = variants_of(linear(d, k), ONE, (OURS_SINE, PEFT, FROZEN), rank)
-        _with_polynomial(models)
-        case, x = _layer_case("adapter_wide", models, d, k, 4 if quick else 512, rank)
-        with torch.no_grad():
-            exact, made, base = (models[name](x) for name in (OURS_SINE, POLYNOMIAL, FROZEN))
-        ((_, layer),) = adapted_layers(models[POLYNOMIAL])
-        fitted = layer.polynomial()
-        assert fitted is not None, "the factors are within the polynomial's reach"
-        check = (apart(made - base, exact - base), fitted.error)
-        pairs = [(POLYNOMIAL, PEFT), (OURS_SINE, PEFT), (PEFT, FROZEN)]
-        yield replace(case, checks={"polynomial = exact update (rel.)": check}, pairs=pairs)
 
 
 def steady_allocator() -> bool:

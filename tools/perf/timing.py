@@ -37,6 +37,7 @@ class Case:
         counts: Name of a variant -> counts of one run, the same on every machine.
         per_run: Units in one run.
         goals: Pair -> limit of its ratio; missing one is reported and nothing else.
+        rounds: Fewest, at full sizes.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case:
     unit: str = "run"
     per_run: int = 1
     goals: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    rounds: int = 4
 
 
 def interleaved(

@@ -1,0 +1,83 @@
+"""``run --free-weights``: what it deletes, what it leaves, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from stable_forgetting.benchmarks.leaderboard.freeing import FILES, freeable
+from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.store.stages import DONE, FREED, StageStore
+
+ROWS = {"original": None, "retrain": None, "gd_sine": None}
+MORE = {**ROWS, "ft": None}
+
+
+@pytest.fixture(scope="module")
+def full(tiny_suite, cli, tmp_path_factory):
+    """A suite and its store."""
+    folder = tmp_path_factory.mktemp("freeing")
+    path = tiny_suite(folder, methods=ROWS, defaults={"steps": 3})
+    assert cli("run", path, "--store", folder / "runs", "--workers", 1).code == 0
+    return path, folder / "runs"
+
+
+@pytest.fixture
+def filled(full, tmp_path):
+    path, store = full
+    return path, shutil.copytree(store, tmp_path / "runs")
+
+
+def weights(store):
+    return {p for name in FILES for p in (store / "stages").rglob(name)}
+
+
+def test_a_finished_suite_keeps_its_records_alone(filled, cli):
+    path, store = filled
+    planned = cli("plan", path, "--store", store)
+    size = sum(p.stat().st_size for p in weights(store))
+    words = f"{size / 1e6:,.1f} MB of weights in {len(weights(store))} stages"
+    assert words in planned.out and weights(store)
+    before = cli("report", path, "--store", store).out
+    done = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    assert done.code == 0 and f"deleting {words}" in done.out
+    assert not weights(store)
+    assert cli("report", path, "--store", store).out == before
+    again = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    assert "0.0 MB of weights in 0 stages" in again.out and again.code == 0
+    assert all(not problem for _, problem in StageStore(store).verify())
+
+
+def test_what_is_still_to_do_keeps_its_parents(filled):
+    path, root = filled
+    suite, store = load_suite(str(path)), StageStore(root)
+    stages = list(make_plan(suite, store).stages())
+    score = next(s for s in stages if s.kind == "score" and s.name.startswith("gd_sine"))
+    shutil.rmtree(store.folder(score.kind, score.key))
+    assert {stage.kind for stage, _ in freeable(suite, store)} == {"retrain"}
+
+
+def test_another_suite_of_the_store_keeps_what_it_needs(filled, tiny_suite):
+    path, root = filled
+    other = tiny_suite(path.parent, suite="other", methods=MORE, defaults={"steps": 3})
+    left = root / "suites" / "other" / "suite.yaml"  # by a run that was cut short
+    left.parent.mkdir()
+    shutil.copy(other, left)
+    kinds = {stage.kind for stage, _ in freeable(load_suite(str(path)), StageStore(root))}
+    assert kinds == {"retrain", "unlearn"}, "ft is to start from Original"
+
+
+def test_freed_weights_come_back_when_a_row_needs_them(filled, tiny_suite, cli, caplog):
+    path, root = filled
+    assert cli("run", path, "--store", root, "--free-weights", "--workers", 1).code == 0
+    (freed,) = (json.loads(p.read_text()) for p in root.glob(f"stages/original-*/{DONE}"))
+    more = tiny_suite(path.parent, methods=MORE, defaults={"steps": 3})
+    done = cli("run", more, "--store", root, "--workers", 1)
+    assert done.code == 0 and "had its weights freed" in caplog.text
+    (made,) = (json.loads(p.read_text()) for p in root.glob(f"stages/original-*/{DONE}"))
+    name = "model.safetensors"
+    assert made["files"][name] == freed[FREED][name] and FREED not in made
+    assert "retrain" not in {p.parent.name.partition("-")[0] for p in weights(root)}
