@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, count, product
 from typing import Any, Literal
 
-from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage, attacked
 from stable_forgetting.benchmarks.pipeline.planner import plan_rows
 from stable_forgetting.benchmarks.pipeline.stage import Placed, Plan, Result, Stage
 from stable_forgetting.benchmarks.suite.resolve import ResolvedRow, ResolvedSuite
@@ -98,7 +98,7 @@ class AuditPlanner:
     def probe(self, result: Result, name: str, audit: ModelAudit) -> Stage:
         """The stage of a model audit on one evaluated model."""
         model, replicate = result.stage.parents["model"], result.replicate
-        return self.lineage.attacked(model, result.seed, name, audit, replicate=replicate)
+        return attacked(self.lineage, model, result.seed, name, audit, replicate=replicate)
 
     def probes(self, audits: Mapping[str, Audit]) -> dict[str, list[Result[Stage]]]:
         """Audit -> its stage of every final model, done or not."""

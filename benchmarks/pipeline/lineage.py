@@ -252,35 +252,6 @@ class Lineage:
             params=model.spec.params,
         )
 
-    def attacked(
-        self,
-        model: Stage,
-        seed: int,
-        name: str,
-        attack: ModelAudit,
-        *,
-        replicate: int = 0,
-        trial: bool = False,
-    ) -> Stage:
-        """What an attack measures of a model; of a trial's nothing that only reports is read."""
-        config = canonical(attack.config)
-        identity = {"audit": name, "audit_version": attack.info.version, "config": config}
-        parents = {"model": model, "split": self.split(seed), "original": self.original(seed)}
-        if attack.referenced and self.suite.spec.retrains > 1:
-            parents["reference"] = self.retrain(seed, 0 if replicate else 1)
-        if trial:
-            identity["trial"] = True
-        return self.stage(
-            "audit",
-            f"{name}/{model.name}{'/trial' if trial else ''}",
-            {**identity, "seed": seed},
-            parents,
-            seed=seed,
-            audit=name,
-            config=config,
-            trial=trial,
-        )
-
     def probed(self, model: Stage, seed: int, name: str) -> Stage:
         """The table of a model that a probe of the suite makes."""
         entry = self.suite.probes[name]
@@ -295,6 +266,36 @@ class Lineage:
             probe=entry.registered,
             config=config,
         )
+
+
+def attacked(
+    lineage: Lineage,
+    model: Stage,
+    seed: int,
+    name: str,
+    attack: ModelAudit,
+    *,
+    replicate: int = 0,
+    trial: bool = False,
+) -> Stage:
+    """What an attack measures of a model; of a trial's nothing that only reports is read."""
+    config = canonical(attack.config)
+    identity = {"audit": name, "audit_version": attack.info.version, "config": config}
+    parents = {"model": model, "split": lineage.split(seed), "original": lineage.original(seed)}
+    if attack.referenced and lineage.suite.spec.retrains > 1:
+        parents["reference"] = lineage.retrain(seed, 0 if replicate else 1)
+    if trial:
+        identity["trial"] = True
+    return lineage.stage(
+        "audit",
+        f"{name}/{model.name}{'/trial' if trial else ''}",
+        {**identity, "seed": seed},
+        parents,
+        seed=seed,
+        audit=name,
+        config=config,
+        trial=trial,
+    )
 
 
 def _hashed(value: Any) -> Any:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stable_forgetting.benchmarks.pipeline.grid import add_grid
-from stable_forgetting.benchmarks.pipeline.lineage import Lineage
+from stable_forgetting.benchmarks.pipeline.lineage import Lineage, attacked
 from stable_forgetting.benchmarks.pipeline.measuring import (
     read_attack,
     read_record,
@@ -149,7 +149,7 @@ def _least_shown(
         values = []
         for seed in row.search.tune.seeds:
             models = (lineage.unlearned(row, draws[index].config, seed), lineage.retrain(seed))
-            stages = [lineage.attacked(m, seed, name, attack, trial=True) for m in models]
+            stages = [attacked(lineage, m, seed, name, attack, trial=True) for m in models]
             plan.attacks += stages
             ours, theirs = (read_attack(lineage.store, stage) for stage in stages)
             if ours is not None and theirs is not None:

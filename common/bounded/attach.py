@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
-from stable_forgetting.common.bounded.product import gram_norm
 from stable_forgetting.common.bounded.quantised import (
     BoundedPointwise,
     QuantisedBoundedLinear,

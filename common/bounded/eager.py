@@ -213,3 +213,16 @@ class _Sweep:
             if gradient is not None:
                 gradient.mul_(self.scale)
         return self.dA, self.dBt
+
+
+def gram_norm(A: Tensor, Bt: Tensor) -> Tensor:
+    """||A B^T||_F, (...), of A (..., k, r) and Bt (..., r, d), never forming k x d.
+
+    tr((A^T A)(B^T B)) = ||A B^T||_F^2.  In float64, as squaring halves the digits: where columns of
+    A and B cancel in the product, float32 would report a norm that is far too small (a device that
+    has no float64 gets float32).
+    """
+    dtype = torch.float32 if A.device.type == "mps" else torch.float64
+    A, Bt = A.to(dtype), Bt.to(dtype)
+    squared = ((A.mT @ A) * (Bt @ Bt.mT)).sum((-2, -1))
+    return squared.clamp_min(0).sqrt()

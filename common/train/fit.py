@@ -54,8 +54,7 @@ def fit(
         seed: Seeds torch's global stream (dropout) for the duration of the run only.
         hooks: Projections, a penalty, further states, a stop condition.
         telemetry: Who looks: tracker, progress, evaluation in training.
-        checkpoint: File for checkpoints; the caller deletes the last.  An existing one of this very
-            run is resumed; any other is replaced.
+        checkpoint: File for checkpoints; the caller deletes it.  One of this very run is resumed.
         keeps_last: Keep the end as a checkpoint, too, unless the caller stores the weights next.
         ends: In a rehearsal: only first and last steps are taken, and logged; nothing stops it.
         lr_scaling: ``slope``: ``config.lr`` is that of a plain weight, and adapters that are

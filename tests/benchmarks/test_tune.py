@@ -20,8 +20,7 @@ from stable_forgetting.benchmarks.pipeline import schedule
 from stable_forgetting.benchmarks.pipeline.measuring import read_attack
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
 from stable_forgetting.benchmarks.suite.resolve import load_suite
-from stable_forgetting.benchmarks.suite.samplers import propose
-from stable_forgetting.benchmarks.suite.tune import Dimension
+from stable_forgetting.benchmarks.suite.samplers import Dimension, propose
 from stable_forgetting.common.base.config import canonical
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.measure.gaps import summarise

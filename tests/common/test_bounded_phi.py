@@ -16,8 +16,9 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded import product
 from stable_forgetting.common.bounded.attach import adapted_layers, attach, detach
 from stable_forgetting.common.bounded.config import AdapterConfig
+from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.phi import PHIS, Bound, Phi
-from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear, gram_norm
+from stable_forgetting.common.bounded.product import bounded_delta, bounded_linear
 
 BOUNDED = sorted(name for name, phi in PHIS.items() if phi.bounded)
 K, D, R = 3, 4, 2

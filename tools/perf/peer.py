@@ -103,6 +103,7 @@ def modules(folder: Path) -> SimpleNamespace:
         configs: Any = ModuleType("omegaconf")
         configs.OmegaConf = SimpleNamespace(to_container=lambda given, resolve: dict(given))
         packages["omegaconf"] = configs
+    importlib.import_module("datasets")  # the patch forgets what is imported inside it
     with mock.patch.dict(sys.modules, packages):
         found = {name.rpartition(".")[2]: importlib.import_module(name) for name in MODULES}
     return SimpleNamespace(**found)
