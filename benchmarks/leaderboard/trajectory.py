@@ -127,9 +127,14 @@ def _compared(
 
 
 def to_svg(board: Leaderboard, trajectories: Trajectories) -> str:
-    """One panel per main column: the mean over seeds by step; Retrain's mean dashed."""
+    """One panel per main column: the mean over seeds by step; Retrain's mean dashed.
+
+    Where a training measures no main column, there is a panel for each metric that it does measure.
+    """
     title = f"{board.suite.name}: metrics over steps (mean of seeds; dashed: Retrain)"
-    panels = _panels(trajectories, {n: board.specs[n].title for n in board.suite.spec.columns})
+    titles = {name: spec.title for name, spec in board.specs.items()}
+    main = {name: titles[name] for name in board.suite.spec.columns}
+    panels = _panels(trajectories, main) or _panels(trajectories, titles)
     retrain = next((row.metrics for row in board.rows if row.label == "retrain"), {})
     dashed = [
         replace(panel, references={"4": dict.fromkeys(panel.ends, retrain[name].mean)})

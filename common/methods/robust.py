@@ -35,6 +35,7 @@ class NPOSam(NPOGdr):
         Attributes:
             beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
             rho: How far the worst weights lie; .01, as published.
+            compat: There is one form of the loss.
         """
 
         beta: Positive = 0.1
@@ -66,6 +67,7 @@ class ILU(NPOGdr):
         Attributes:
             beta: How soon the weight of a forgotten answer fades, per nat; .1, as published.
             gamma: Weight of the penalty; 1 is ours.
+            compat: There is one form of the loss.
         """
 
         beta: Positive = 0.1

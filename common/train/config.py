@@ -113,6 +113,9 @@ class FitConfig(Strict):
     @classmethod
     def of(cls, config: BaseModel, **changes: Any) -> FitConfig:
         """The fields of a training run out of a larger config, with some of them changed."""
+        evaluates = getattr(config, "evaluate_every", 0) or getattr(config, "evaluate_epochs", 0)
+        if not evaluates:  # what a method measures after the training stops no training
+            changes = {"stop_below": {}, **changes}
         return FitConfig(**{n: getattr(config, n) for n in FitConfig.model_fields} | changes)
 
     def for_adapters(self, slope: float) -> FitConfig:
