@@ -3,6 +3,7 @@
 The registrations below are lazy: nothing is imported until it is used.
 """
 
+from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.base.registry import BENCHMARKS, METHODS, PROBLEMS
 from stable_forgetting.common.protocol.probe import PROBES
 
@@ -33,6 +34,12 @@ BENCHMARKS.register(
     summary="what is known of single people, probed in several ways (RWKU)",
 )
 PROBLEMS.register("language", "stable_forgetting.language.tiny:TinyTexts")
+for _name, _target, _summary in (
+    ("few_shot", "FewShot", "retained questions and answers before the forgotten one"),
+    ("paraphrase", "Paraphrase", "the forgotten question in other words, by rule"),
+    ("zlib", "Zlib", "forgotten or never seen, by likelihood over compressed length"),
+):
+    AUDITS.register(_name, f"stable_forgetting.language.attacks:{_target}", summary=_summary)
 for _name, _target, _summary in (
     (
         "lm_eval",

@@ -14,7 +14,7 @@ from stable_forgetting.common.audits.base import Audit
 from stable_forgetting.common.base.config import validate
 from stable_forgetting.common.base.registry import Registry
 
-AUDITS: Registry[Any] = Registry("audit", "stable_forgetting.common.audits.base:Audit")
+AUDITS: Registry[Any] = Registry("attack", "stable_forgetting.common.audits.base:Audit")
 
 for _name, _target, _summary in (
     ("js", "pairs:JensenShannon", "Jensen-Shannon divergence of the softmax from Retrain's"),
@@ -38,11 +38,8 @@ for _name, _target, _summary in (
     ("nf4", "weights:NormalFloat", "round the weights to the 4 bits of NF4 and measure again"),
     ("prune", "weights:Prune", "set the smallest weights to zero and measure again"),
     ("logit_lens", "lens:LogitLens", "read the forgotten from the layers before the last"),
-    ("leak", "prompts:Leak", "leak@k: the best of k draws at a temperature"),
-    ("few_shot", "prompts:FewShot", "retained questions and answers before the forgotten one"),
-    ("paraphrase", "prompts:Paraphrase", "the forgotten question in other words, by rule"),
+    ("leak", "leak:Leak", "leak@k: the best of k draws at a temperature"),
     ("min_k_pp", "members:MinKPlusPlus", "Min-K++: forgotten or never seen, by the least likely"),
-    ("zlib", "members:Zlib", "forgotten or never seen, by likelihood over compressed length"),
     ("reference", "members:ReferenceModel", "forgotten or never seen, beside another Retrain"),
     ("snapshots", "members:Snapshots", "forgotten or never seen, by what changed since Original"),
     ("sequential", "sequential:Sequential", "forget requests in turn, measured after each"),
@@ -64,7 +61,7 @@ def make_audit(name: str, settings: Mapping[str, Any] | None, origin: str) -> Au
         origin: Where they were written, for the error.
 
     Raises:
-        ConfigError: An unknown audit or setting.
+        ConfigError: An unknown attack or setting.
     """
     cls = AUDITS[name]
     audit: Audit = cls(validate(cls.Config, settings or {}, origin))

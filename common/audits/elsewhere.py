@@ -1,4 +1,4 @@
-"""The same samples in another domain: pixels in another order, tokens under other names."""
+"""The same samples in another domain: their entries in another order, or under other names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Elsewhere:
     """A source whose samples are moved by one fixed permutation.
 
     Args:
-        source: Of the samples; one with tokens renames them itself (``renamed``).
+        source: Of the samples; one whose entries are names renames them itself (``renamed``).
         seed: Of the permutation.
     """
 
@@ -27,7 +27,7 @@ class Elsewhere:
         return self.source.digest
 
     def fetch(self, indices: Tensor, *, augment: torch.Generator | None = None) -> Batch:
-        """The samples at ``indices``, moved; the labels of images stay."""
+        """The samples at ``indices``, moved; labels stay where no name is changed."""
         batch = self.source.fetch(indices, augment=augment)
         renamed: Any = getattr(self.source, "renamed", None)
         if renamed is not None:

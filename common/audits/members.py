@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -156,33 +155,6 @@ class MinKPlusPlus(MemberAttack):
         """Min-K++ under the model."""
         model, value = task.load(), lowest(self.config.share)
         return lambda indices: per_sample(task, model, indices, value)
-
-
-class Zlib(MemberAttack):
-    """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
-
-    Formula: score = log p(text) / len(zlib(text)); AUC of forget against unseen.
-    Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
-    """
-
-    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
-        """Likelihood over compressed length.
-
-        Raises:
-            NotApplicable: The samples are no texts.
-        """
-        source: Any = task.source
-        read = getattr(source, "answers_of", None)
-        if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
-            raise NotApplicable("only texts are compressed")
-        model = task.load()
-
-        def score(indices: np.ndarray) -> np.ndarray:
-            sizes = np.array([len(zlib.compress(text.encode())) for text in read(indices)])
-            ratio: np.ndarray = per_sample(task, model, indices, likelihood) / sizes
-            return ratio
-
-        return score
 
 
 class ReferenceModel(MemberAttack):

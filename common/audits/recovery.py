@@ -170,8 +170,8 @@ class RelearnFew(RelearnTime):
 class RelearnElsewhere(RelearnTime):
     """Relearn time from data of another domain: who attacks has nothing of this one.
 
-    Formula: as relearn_retain, but every sample is moved by one fixed permutation: of an image's
-    pixels, or of the vocabulary (each token is renamed).  Who trains on something else altogether
+    Formula: as relearn_retain, but every sample is moved by one fixed permutation, of its entries
+    or of their names (:mod:`common.audits.elsewhere`).  Who trains on something else altogether
     and gets the forgotten back has found what was only hidden.
     Source: the finding that fine-tuning on other data recovers, arXiv 2510.07626; permuted inputs
     as another domain, Goodfellow et al. 2014 (arXiv 1312.6211).

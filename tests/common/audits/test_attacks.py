@@ -15,16 +15,15 @@ from torch import nn
 from stable_forgetting.common.audits import AUDITS
 from stable_forgetting.common.audits.base import Measure, ModelAudit, NotApplicable
 from stable_forgetting.common.audits.elsewhere import Elsewhere
+from stable_forgetting.common.audits.leak import Leak
 from stable_forgetting.common.audits.lens import LogitLens, blocks_of
 from stable_forgetting.common.audits.members import (
     MinKPlusPlus,
     ReferenceModel,
     Snapshots,
-    Zlib,
     lowest,
     separation,
 )
-from stable_forgetting.common.audits.prompts import FewShot, Leak, Paraphrase
 from stable_forgetting.common.audits.recovery import RelearnElsewhere, RelearnFew, RelearnTime
 from stable_forgetting.common.audits.weights import (
     NF4,
@@ -35,6 +34,7 @@ from stable_forgetting.common.audits.weights import (
     pruned,
 )
 from stable_forgetting.common.data.batch import IGNORE, Batch
+from stable_forgetting.language.attacks import FewShot, Paraphrase, Zlib
 
 
 def hiding(toy, bias: float = -6.0) -> nn.Module:

@@ -1,86 +1,55 @@
-"""Attacks that only ask: many draws, examples before the question, the question in other words."""
+"""Attacks on models of text: compressed length, examples, the question in other words."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from stable_forgetting.common import data
 from stable_forgetting.common.audits.base import (
-    PERCENT,
     AuditInfo,
     AuditTask,
     Measures,
     ModelAudit,
     NotApplicable,
 )
-from stable_forgetting.common.audits.intervals import accuracy, bootstrap_mean
-from stable_forgetting.common.audits.members import per_sample
+from stable_forgetting.common.audits.intervals import accuracy
+from stable_forgetting.common.audits.members import MemberAttack, likelihood, per_sample
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import DataError
-from stable_forgetting.common.base.numbers import Count, Positive
-from stable_forgetting.common.base.seeding import derive, generator
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from stable_forgetting.common.base.numbers import Count
 
 THAT_OF_RETRAIN = "that of Retrain"
 
 
-class Leak(ModelAudit):
-    """leak@k: the best of k draws at a temperature, where a greedy answer hides.
+class Zlib(MemberAttack):
+    """zlib: the likelihood of a text per byte of what is left of it when it is compressed.
 
-    Formula: mean over forget samples of the expected largest share of right positions among ``k``
-    answers drawn from softmax(z / T); every position is drawn behind the right ones before it.  For
-    one position this is 1 - (1 - p_y)^k, exactly; else the mean over ``rounds`` of k draws.
-    Source: leak@k, arXiv 2511.04934 (there whole answers are written and judged by their text).
+    Formula: score = log p(text) / len(zlib(text)); AUC of forget against unseen.
+    Source: Carlini et al. 2021 (arXiv 2012.07805); open-unlearning (evals/metrics/mia).
     """
 
-    info = AuditInfo(1, "minutes", "%", THAT_OF_RETRAIN)
-    budget: ClassVar[Mapping[str, str]] = {"samples": "k"}
+    def scorer(self, task: AuditTask) -> Callable[[np.ndarray], np.ndarray]:
+        """Likelihood over compressed length.
 
-    class Config(Strict):
-        """Config of the draws.
-
-        Attributes:
-            k: Answers that the attacker draws.
-            temperature: Divides the logits.
-            rounds: How often k answers are drawn, where there are several positions.
+        Raises:
+            NotApplicable: The samples are no texts.
         """
+        source: Any = task.source
+        read = getattr(source, "answers_of", None)
+        if read is None or not isinstance(read(task.split.parts["forget"][:1])[0], str):
+            raise NotApplicable("only texts are compressed")
+        model = task.load()
 
-        k: Count = 16
-        temperature: Positive = 1.0
-        rounds: Count = 20
+        def score(indices: np.ndarray) -> np.ndarray:
+            sizes = np.array([len(zlib.compress(text.encode())) for text in read(indices)])
+            ratio: np.ndarray = per_sample(task, model, indices, likelihood) / sizes
+            return ratio
 
-    def measure(self, task: AuditTask) -> Measures:
-        """The share of right positions of the best answer."""
-        value = per_sample(task, task.load(), task.split.parts["forget"], self._best(task))
-        return {"forget": bootstrap_mean(100 * value, derive(task.seed, "leak"), PERCENT)}
-
-    def _best(self, task: AuditTask) -> Callable[[Tensor, Tensor], Tensor]:
-        import torch
-
-        from stable_forgetting.common.data.batch import IGNORE
-
-        k, rounds = self.config.k, self.config.rounds
-        stream = generator(task.seed, "audit", "leak")
-
-        def best(logits: Tensor, labels: Tensor) -> Tensor:
-            p = (logits / self.config.temperature).softmax(-1).double()
-            right = p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1).cpu()
-            if labels.shape[1] == 1:
-                once: Tensor = 1 - (1 - right[:, 0]).clamp(0, 1) ** k
-                return once
-            counted = (labels != IGNORE).cpu()
-            total: Tensor = torch.zeros(len(labels), dtype=torch.float64)
-            for _ in range(rounds):
-                drawn = torch.rand(k, *right.shape, generator=stream, dtype=torch.float64) < right
-                shares = (drawn & counted).sum(-1) / counted.sum(-1).clamp_min(1)
-                total += shares.max(0).values
-            mean: Tensor = total / rounds
-            return mean
-
-        return best
+        return score
 
 
 def asked(audit: ModelAudit, task: AuditTask, questions: Mapping[int, str], name: str) -> Measures:
