@@ -81,8 +81,10 @@ def sections(name: str, rows: Sequence[Shown], depth: int = 2) -> list[Section]:
     text = (
         "Points by which a row shows more of the forgotten than Retrain under the same attack: of "
         "accuracy on forget (of AUC for membership, percent of Retrain's steps that are saved for "
-        "relearning). Each row has the attack that shows most, mean over seeds. Taking an adapter "
-        "off is no part of it: the models are merged. rank: by the worst "
+        "relearning). Each row has the attack that shows most, mean over seeds. It is the largest "
+        "of many, so it is biased upwards, for the second Retrain too; the interval takes the "
+        "attack as given. Taking an adapter off is no part of it: the models are merged. rank: by "
+        "the worst "
         f"attack among the methods of equal utility, which lose at most {EQUAL:g} points of "
         "accuracy on what is to be kept."
     )

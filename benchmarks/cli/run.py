@@ -42,7 +42,7 @@ from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.suite.resolve import ResolvedSuite
 from stable_forgetting.benchmarks.sweeps.report import grid_section
 from stable_forgetting.common.base import processes
-from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
 
@@ -65,6 +65,15 @@ def plan(
     resolved, stages = selection.suite(suite, store), StageStore(store)
     show(console, _plan_sections(make_plan(resolved, stages), stages, keys=keys))
     show(console, estimate_sections(estimates(resolved)))
+
+
+def _freeable_lines(suite: ResolvedSuite, store: StageStore) -> list[str]:
+    """What could be deleted, or why nobody knows."""
+    try:
+        unread = freeable(suite, store)
+    except UserError as error:
+        return [f"Stored weights: which of them are still needed is not known: {error}"]
+    return [f"Stored: {told(unread)}; run --free-weights deletes them."] if unread else []
 
 
 def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Section]:
@@ -98,8 +107,7 @@ def _plan_sections(planned: Plan, store: StageStore, *, keys: bool) -> list[Sect
         models = "every row's best cell and of Retrain" if suite.spec.grid else "every model"
         text.append(f"Then the attacks on {models}: {', '.join(suite.audits)}.")
     if len(done) == len(stages):
-        unread = freeable(suite, store)
-        text += [f"Stored: {told(unread)}; run --free-weights deletes them."] if unread else []
+        text += _freeable_lines(suite, store)
     priced = costs(planned, store, ())
     known = sum(cost.seconds or 0.0 for cost in priced if cost.missing)
     if known >= SECONDS:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -24,6 +25,30 @@ if TYPE_CHECKING:
 
 Optimizer = Literal["adamw", "sgd", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
 Minutes = Annotated[str, Field(pattern=r"^\d+(\.\d+)?min$")]
+
+
+def _readable(limits: Any) -> Any:
+    """The limits as they are, if each is one.
+
+    Raises:
+        ValueError: One is not.
+    """
+    if limits == "goal":
+        return limits
+    if not isinstance(limits, Mapping):
+        raise ValueError("write {metric: number}, or goal")
+    for name, limit in limits.items():
+        try:
+            limit == "retrain" or float(limit)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: write a number or retrain (got {limit!r})") from None
+    return limits
+
+
+Limits = Annotated[
+    dict[str, float | Literal["retrain"]] | Literal["goal"], BeforeValidator(_readable)
+]
+"""Metric -> the value below which a training stops, or where it comes from."""
 COUNTED = ("epochs", "warmup_epochs", "evaluate_epochs", "min_epochs")
 """Fields in passes over a part."""
 LATER: Mapping[str, Any] = {
@@ -106,7 +131,7 @@ class FitConfig(Strict):
     evaluate_every: Amount = 0
     evaluate_epochs: Count | None = None
     min_epochs: Count | None = None
-    stop_below: dict[str, float | Literal["retrain"]] | Literal["goal"] = {}
+    stop_below: Limits = {}
     average: Literal["samples", "tokens"] = "samples"
     lr_of: dict[str, Positive] = {}
 

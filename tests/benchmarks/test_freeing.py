@@ -51,6 +51,17 @@ def test_a_finished_suite_keeps_its_records_alone(filled, cli):
     assert all(not problem for _, problem in StageStore(store).verify())
 
 
+def test_a_suite_that_cannot_be_read_stops_no_plan(filled, cli):
+    """It does stop the deletion: what it needs is not known."""
+    path, store = filled
+    (store / "suites" / "lost").mkdir()
+    (store / "suites" / "lost" / "suite.yaml").write_text("suite: lost\nplugins: [gone.py]\n")
+    planned = cli("plan", path, "--store", store)
+    assert planned.code == 0 and "needed is not known" in " ".join(planned.out.split())
+    done = cli("run", path, "--store", store, "--free-weights", "--workers", 1)
+    assert done.code == 2 and weights(store)
+
+
 def test_what_is_still_to_do_keeps_its_parents(filled):
     path, root = filled
     suite, store = load_suite(str(path)), StageStore(root)

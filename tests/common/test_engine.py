@@ -845,6 +845,9 @@ def test_early_stopping_needs_every_metric_below_its_limit(tiny, run):
         run(tiny.net(), unknown, evaluate_during=Noisy())
     with pytest.raises(ValueError, match="needs evaluate_every"):
         small(stop_below={"mu": 1.0})
+    for limits, mend in (({"mu": "retrian"}, "mu: write a number or retrain"), ("gaol", "or goal")):
+        with pytest.raises(ValueError, match=mend):
+            small(evaluate_every=1, stop_below=limits)
     unresolved = small(evaluate_every=1, stop_below={"forget_prob": "retrain"})
     with pytest.raises(ConfigError, match="only a row of a suite has a Retrain"):
         run(tiny.net(), unresolved, evaluate_during=Noisy())
