@@ -10,22 +10,26 @@ here from memory.  Passages to keep are ours.  Invented probes are beginnings of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
 from stable_forgetting.common.data.parts import PARTS, Part, Role
 from stable_forgetting.common.data.splits import ForgetSplit
 from stable_forgetting.common.measure.goal import ConstantGoal
 from stable_forgetting.common.measure.rules import GoalRule
 from stable_forgetting.language.benchmark import CausalBenchmark
-from stable_forgetting.language.data import knowledge
-from stable_forgetting.language.data.corpus import Corpus, Item
-from stable_forgetting.language.data.readers import TextDataConfig
+from stable_forgetting.language.data.corpus import Item
+from stable_forgetting.language.data.knowledge import (
+    KnowledgeData,
+    column,
+    facts,
+    passages,
+    read_table,
+)
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.measure.requests import Columns, Continue, Replies, TextMetric
 from stable_forgetting.language.metrics.loss import described, losses
@@ -41,54 +45,41 @@ NEW_TOKENS = 32
 LOW = ConstantGoal("forget_recall", 25.0, "ours: the paper names no threshold")
 
 
-class RwkuData(TextDataConfig):
+class RwkuData(KnowledgeData):
     """Which tables; a file, or one of the hub.
 
     Attributes:
         tables: Set -> table; texts have a column text, probes query (or question) and answer.
         subject: Only rows with this subject, where the tables have that column.
-        invented: Subjects of each kind, in the place of all tables.
     """
 
     name: Literal["rwku"] = "rwku"
     tables: Mapping[str, str] = {name: f"rwku/{name}.jsonl" for name in (*TEXTS, *PROBED)}
     subject: str | None = None
-    invented: Count | None = None
 
-    def read(self, data_root: Path | None) -> Corpus:
-        """All tables, or invented subjects."""
-        if self.invented is not None:
-            return Corpus(tuple(_invented(self.invented)), "invented compounds and towns")
-        items = []
+    def places(self) -> Iterable[str]:
+        """All tables."""
+        return self.tables.values()
+
+    def read_items(self, data_root: Path | None) -> Iterable[Item]:
+        """The subject's rows."""
         for name, place in self.tables.items():
-            for row in knowledge.read_table(place, data_root):
+            for row in read_table(place, data_root):
                 if self.subject in (None, row.get("subject", self.subject)):
-                    items.append(_item(row, name, place))
-        return Corpus(tuple(items), "RWKU")
+                    asked = column(row, ("query", "question"), place) if name in PROBED else ""
+                    told = column(row, ("answer" if name in PROBED else "text",), place)
+                    yield Item(name, -1, asked, told)
 
-    def stand_in(self, data_root: Path | None) -> TextDataConfig:
-        """Invented subjects where a table is absent or on the hub."""
-        there = all(knowledge.is_there(place, data_root) for place in self.tables.values())
-        return self if there else RwkuData(max_length=self.max_length, invented=12)
-
-
-def _item(row: Mapping[str, Any], name: str, origin: str) -> Item:
-    probed = name in PROBED
-    asked = knowledge.column(row, ("query", "question"), origin) if probed else ""
-    return Item(name, -1, asked, knowledge.column(row, ("answer" if probed else "text",), origin))
-
-
-def _invented(count: int) -> list[Item]:
-    items = []
-    for name in TEXTS:
-        told = knowledge.passages(name.removeprefix("mia_"), count)
-        items += [Item(name, -1, "", text) for text in told]
-    for name in PROBED:
-        kind, _, form = name.partition("_")
-        for subject, relation, values, true in knowledge.facts(KINDS[kind], count):
-            asked = WORDINGS[form].format(f"{subject} {relation}")
-            items.append(Item(name, -1, asked, values[true]))
-    return items
+    def invent(self, count: int) -> Iterable[Item]:
+        """Each probe asks in its own words."""
+        for name in TEXTS:
+            for text in passages(name.removeprefix("mia_"), count):
+                yield Item(name, -1, "", text)
+        for name in PROBED:
+            kind, _, form = name.partition("_")
+            for subject, relation, values, true in facts(KINDS[kind], count):
+                asked = WORDINGS[form].format(f"{subject} {relation}")
+                yield Item(name, -1, asked, values[true])
 
 
 class Recalled(TextMetric):

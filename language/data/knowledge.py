@@ -5,14 +5,18 @@ A table is a file below the data root, or one of the hub: ``hub:OWNER/NAME:CONFI
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from stable_forgetting.common.base.errors import DataError
+from stable_forgetting.common.base.numbers import Count
 from stable_forgetting.common.base.seeding import hash_order
+from stable_forgetting.language.data.corpus import Corpus, Item
 from stable_forgetting.language.data.files import Row, hub_rows, read_rows
+from stable_forgetting.language.data.readers import TextDataConfig
 
 HUB = "hub:"
 FACTS = {
@@ -28,6 +32,39 @@ FACTS = {
     ),
 }
 """Set -> what is said of its subjects: compounds, and towns."""
+
+
+class KnowledgeData(TextDataConfig):
+    """Tables of passages and questions, or invented subjects.
+
+    Attributes:
+        invented: Subjects of each kind, in the place of all tables.
+    """
+
+    invented: Count | None = None
+
+    @abstractmethod
+    def places(self) -> Iterable[str]:
+        """All tables."""
+
+    @abstractmethod
+    def read_items(self, data_root: Path | None) -> Iterable[Item]:
+        """The rows of all tables."""
+
+    @abstractmethod
+    def invent(self, count: int) -> Iterable[Item]:
+        """Passages and questions about so many subjects of each kind."""
+
+    def read(self, data_root: Path | None) -> Corpus:
+        """All tables, or invented subjects."""
+        if self.invented is not None:
+            return Corpus(tuple(self.invent(self.invented)), "invented compounds and towns")
+        return Corpus(tuple(self.read_items(data_root)), self.name.upper())
+
+    def stand_in(self, data_root: Path | None) -> TextDataConfig:
+        """Invented subjects where a table is absent or on the hub."""
+        there = all(is_there(place, data_root) for place in self.places())
+        return self if there else type(self)(max_length=self.max_length, invented=12)
 
 
 def read_table(place: str, data_root: Path | None) -> list[Row]:
