@@ -33,8 +33,8 @@ from stable_forgetting.language.data.knowledge import (
     passages,
     read_table,
 )
+from stable_forgetting.language.measure.choices import Chosen
 from stable_forgetting.language.measure.requests import TextMetric
-from stable_forgetting.language.metrics.choices import Chosen
 from stable_forgetting.language.metrics.loss import described, losses
 
 ASKED = ("forget_choices", "utility")
