@@ -106,6 +106,8 @@ def test_settings_of_our_own_adapters_are_not_for_those_of_peft(base):
     ]:
         with pytest.raises(ConfigError, match=words):
             forget(base, **ROWS, method="npo_gdr_peft_lora", params=params)
+    with pytest.raises(ConfigError, match="O3 reads the factors of our own adapter"):
+        forget(base, **ROWS, method="o3", params={"adapter": {"peft": "lora", "dropout": 0}})
 
 
 def test_an_adapter_is_the_model_of_a_suite(base, adapter):
