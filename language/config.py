@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from stable_forgetting.common.base.config import Strict
+from stable_forgetting.common.base.hub import MARK, is_repository, parsed
 from stable_forgetting.common.base.numbers import Count, Depth
 
 Style = Literal["clean", "openunlearning", "tofu"]
@@ -31,7 +32,8 @@ class CausalModelConfig(Strict):
 
     Attributes:
         name: ``tiny``, a hub id such as ``microsoft/phi-1_5``, or a folder with config.json and
-            safetensors.  Pickled weights and remote code are never loaded.
+            safetensors, or of a PEFT adapter, which is merged into its model.  Pickled weights and
+            remote code are never loaded.
         revision: Commit or tag of a hub id.
         kind: Family of a tiny model: ``gpt_neo``, ``phi``, ``llama``, or another that has one in
             :data:`language.models.families.FAMILIES`.  Embeddings are tied.
@@ -81,9 +83,13 @@ class CausalModelConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_tiny(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("name", "tiny") == "tiny":
-            return {**_TINY_DEFAULTS, **data}
-        return data
+        if not isinstance(data, Mapping):
+            return data
+        name = data.get("name", "tiny")
+        if isinstance(name, str) and name.startswith(MARK) and is_repository(name):
+            name, revision = parsed(name)
+            data = {**({"revision": revision} if revision else {}), **data, "name": name}
+        return {**_TINY_DEFAULTS, **data} if name == "tiny" else data
 
     @model_validator(mode="after")
     def _consistent(self) -> CausalModelConfig:

@@ -14,6 +14,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import json_digest
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.protocol.sizes import StandIn
+from stable_forgetting.common.store.adapters import is_adapter
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus
 from stable_forgetting.language.data.readers import load_corpus
@@ -106,7 +107,7 @@ def _architecture(config: CausalModelConfig) -> tuple[str, Fields]:
     sizes = published_sizes(config.name)
     if sizes is not None:
         return sizes
-    if not (Path(config.name) / "config.json").is_file():
+    if not is_adapter(config.name) and not (Path(config.name) / "config.json").is_file():
         raise ConfigError(
             f"model {config.name}: the family of its stand-in is not known; add its sizes to"
             " language/models/published.yaml, or give a folder with config.json"

@@ -122,7 +122,7 @@ def changed(path: str, row: str) -> str:
 
 
 def diverged(*rows: str) -> int:
-    """Cells of the sweep with one head rate that passed the limit; all rows' where none is named."""
+    """Cells of the sweep with one head rate that passed the limit: of these rows, or of all."""
     table = next(table for title, table in tables(HEAD) if "Diverged" in title)
     cells = [text for row in table.rows for text in row[1:] if row[0] in (rows or {row[0]})]
     return sum(int(text.split(" of ")[0]) for text in cells if " of " in text)

@@ -7,6 +7,7 @@ validation, so that what is stored and hashed is what runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -136,10 +137,12 @@ class ModelConfig(Strict):
     """A vision transformer, from timm or small and from scratch.
 
     Attributes:
-        name: ``scratch``, or any timm name such as ``vit_small_patch16_224.augreg_in21k``.
+        name: ``scratch``, or any timm name such as ``vit_small_patch16_224.augreg_in21k``;
+            ``timm/NAME``, its name on the hub, is ``NAME`` with ``pretrained``.
         pretrained: Load timm's weights for that name (with a new head).
-        checkpoint: A local safetensors file to load instead; or ``package:NAME``, weights that an
-            installed package brings (:mod:`vision.models.packages`; with a new head).
+        checkpoint: What to load instead: a safetensors file, a folder with one, the folder of a
+            PEFT adapter, or ``hf-hub:OWNER/NAME``; or ``package:NAME``, weights that an installed
+            package brings (:mod:`vision.models.packages`; with a new head).
         image_size: Input side in px; scratch: 16, timm: its own when absent.
         patch_size: Side of a patch in px (scratch only, as all fields below).
         dim: Width of the transformer.
@@ -178,6 +181,10 @@ class ModelConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_scratch(cls, data: Any) -> Any:
+        name = data.get("name") if isinstance(data, Mapping) else None
+        if isinstance(name, str) and (known := re.fullmatch(r"(hf-hub:)?timm/(.+)", name)):
+            own = {} if data.get("checkpoint") else {"pretrained": True}
+            return {**own, **data, "name": known[2]}
         scratch = isinstance(data, Mapping) and data.get("name", "scratch") == "scratch"
         return _filled(data, _SCRATCH_DEFAULTS) if scratch else data
 

@@ -20,7 +20,7 @@ from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.registry import BENCHMARKS, load_plugins
 from stable_forgetting.common.protocol.benchmark import Benchmark, Runtime, pick_device
 from stable_forgetting.common.protocol.probe import PROBES, Probe, make_probe
-from stable_forgetting.language.apply.checkpoint import read_causal
+from stable_forgetting.language.apply.checkpoint import CausalCheckpoint, read_causal
 from stable_forgetting.language.apply.memory import GivenCausal
 from stable_forgetting.language.probes.base import ProbedModel, TextProbe, as_probed
 from stable_forgetting.vision.apply.checkpoint import is_timm, read_checkpoint
@@ -173,7 +173,7 @@ def probed(given: Any, *, data_root: Path | None, device: str) -> ProbedModel:
     Raises:
         CheckpointError: It is an image classifier.
     """
-    if not hasattr(given, "revision"):
+    if not _is_causal(given):
         raise CheckpointError("probes ask language models, and this is an image classifier")
     return as_probed(given, data_root=data_root, device=device)
 
@@ -199,8 +199,8 @@ def _benchmarked(
     given: Any, name: str, overrides: Mapping[str, Any], seed: int, runtime: Runtime
 ) -> Evaluation:
     cls, protocol = _protocol(name)
-    if (cls.modality == "language") != hasattr(given, "revision"):
-        kind = "a language model" if hasattr(given, "revision") else "an image classifier"
+    if (cls.modality == "language") != _is_causal(given):
+        kind = "a language model" if _is_causal(given) else "an image classifier"
         raise CheckpointError(f"{name} is a benchmark of other models; this is {kind}")
     with ExitStack() as stack:
         if cls.modality == "language":
@@ -215,6 +215,10 @@ def _benchmarked(
         metrics = benchmark.evaluate(benchmark.score(model, parts), trial=False, seed=seed)
     sizes = {part: len(indices) for part, indices in parts.items()}
     return Evaluation(name, metrics, notes={"data": benchmark.provenance, **sizes})
+
+
+def _is_causal(given: Any) -> bool:
+    return isinstance(given, CausalCheckpoint | GivenCausal)
 
 
 def _protocol(name: str) -> tuple[type[Benchmark], dict[str, Any]]:

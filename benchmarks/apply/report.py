@@ -102,20 +102,44 @@ def _recovery(statement: Mapping[str, Any]) -> list[str]:
 
 
 def write_pages(
-    page: Sequence[Section], statement: Mapping[str, Any], benchmark: GivenBenchmark, folder: Path
+    page: Sequence[Section],
+    statement: Mapping[str, Any],
+    benchmark: GivenBenchmark,
+    folder: Path,
+    name: str,
 ) -> None:
     """The model card ``README.md`` and the report ``report.html``: the same sections."""
-    write_text(folder / "README.md", _front_matter(statement, benchmark) + markdown.write(page))
+    card = _front_matter(statement, benchmark, name) + markdown.write(page)
+    write_text(folder / "README.md", card)
     write_text(folder / "report.html", html.write(page))
 
 
-def _front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> str:
-    """What the hub reads of a card."""
+def _front_matter(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> str:
+    """What the hub reads of a card: the numbers of the new model as a ``model-index``."""
     fields: dict[str, Any] = dict(benchmark.card)
     fields["tags"] = ["machine-unlearning", statement["method"]["name"]]
     if statement["input"].get("revision"):
         fields["base_model"] = statement["input"]["model"]
+    fields["model-index"] = [{"name": name, "results": _results(statement, benchmark)}]
     return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---\n\n"
+
+
+def _results(statement: Mapping[str, Any], benchmark: GivenBenchmark) -> list[dict[str, Any]]:
+    """The form of the hub: a task, a data set and its metrics for each part of the data."""
+    task = {"type": benchmark.card["pipeline_tag"]}
+    titles = {m.name: f"{m.title}, {m.unit}".removesuffix(", ") for m in benchmark.metrics}
+    results = []
+    for part, values in statement["after"].items():
+        named = values.items() if isinstance(values, Mapping) else [(part, values)]
+        metrics = [
+            {"type": key, "name": titles[key], "value": round(value, 4)}
+            for key, value in named
+            if key in titles and value is not None
+        ]
+        where = part.replace("_", " ") if isinstance(values, Mapping) else "forget and test"
+        data = {"type": "private", "name": f"{where} data of the request"}
+        results += [{"task": task, "dataset": data, "metrics": metrics}] if metrics else []
+    return results
 
 
 def sections(statement: Mapping[str, Any], benchmark: GivenBenchmark, name: str) -> list[Section]:
@@ -218,18 +242,24 @@ def _weights(statement: Mapping[str, Any]) -> Section:
         rows += [(when, file, digest) for file, digest in named]
     relative = statement["weight_change"]["relative"]
     moved = () if relative is None else (f"The weights moved by {relative:.2e} of their norm.",)
-    text = (*moved, *_of_peft(statement.get("output", {}).get("peft")))
+    text = (*moved, *_of_peft(statement.get("output", {})))
     shown = table(["model", "file", "SHA-256"], rows, words=True)
     return Section("Weights", text, shown, level="full")
 
 
-def _of_peft(reason: str | None) -> tuple[str, ...]:
-    """Whether PEFT reads the adapter; None where there is none."""
-    if reason is None:
+def _of_peft(output: Mapping[str, Any]) -> tuple[str, ...]:
+    """Whether PEFT reads the adapter, where there is one."""
+    if "peft" not in output:
         return ()
-    if reason:
-        return (f"PEFT does not read the adapter ({reason}): load the merged model.",)
-    return ("PEFT reads the adapter: PeftModel.from_pretrained(MODEL, FOLDER + '/adapter').",)
+    if output["peft"]:
+        return (f"PEFT does not read the adapter ({output['peft']}): load the merged model.",)
+    loads = "PEFT reads the adapter: PeftModel.from_pretrained(MODEL, FOLDER + '/adapter')."
+    if "peft_error" not in output:
+        return (loads,)
+    return (
+        f"{loads} It is a LoRA of rank {output['peft_rank']}, whose update differs from the "
+        f"bounded one by {100 * output['peft_error']:.2g} % of its norm.",
+    )
 
 
 def _earlier(requests: Sequence[Mapping[str, Any]]) -> list[Section]:

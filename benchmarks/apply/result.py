@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.benchmarks.apply.checks import check_out
@@ -14,6 +15,7 @@ from stable_forgetting.benchmarks.report import html, markdown
 from stable_forgetting.benchmarks.report.section import Section
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_json
+from stable_forgetting.common.base.hub import check_push, is_repository, parsed, push
 from stable_forgetting.common.protocol.given import GivenBenchmark
 
 if TYPE_CHECKING:
@@ -99,13 +101,35 @@ class Result:
             self.write(folder, out.name)
         return out
 
-    def _write_peft(self, folder: Path) -> str:
-        """Writes a linear adapter for PEFT too; why not, where it does not."""
-        from stable_forgetting.common.bounded.files import write_peft
+    def push(self, repository: str, out: str | Path | None = None) -> str:
+        """Uploads what :meth:`save` writes to the hub; a new repository there is private.
+
+        Args:
+            repository: OWNER/NAME.
+            out: A new folder to write into; None takes the one that is written, or a temporary one.
+
+        Returns:
+            The address.
+
+        Raises:
+            UserError: There is no model, the folder is not free, nobody is logged in, or the hub
+                cannot be reached.
+        """
+        if out is None and self.out is not None:
+            return push(self.out, repository)
+        check_push(repository)
+        with TemporaryDirectory() as temporary:
+            name = parsed(repository)[0].rpartition("/")[2]
+            return push(self.save(out or Path(temporary) / name), repository)
+
+    def _write_peft(self, folder: Path) -> dict[str, Any]:
+        """Writes the adapter for PEFT too, where one of PEFT does the same."""
+        from stable_forgetting.common.bounded.as_peft import write_peft
 
         assert self.adapter is not None, "only an adapter is written"
         model = self.benchmark.config.model
         base = str(model) if isinstance(model, Path) else getattr(model, "name_or_path", "")
+        base = parsed(base)[0] if is_repository(base) else base
         task = "CAUSAL_LM" if self.benchmark.modality == "language" else None
         return write_peft(self.adapter, folder, base=base, task=task)
 
@@ -128,8 +152,8 @@ class Result:
             }
             if self.adapter is not None:
                 self.adapter.write(folder / ADAPTER)
-                statement["output"] |= {"peft": self._write_peft(folder / ADAPTER)}
+                statement["output"] |= self._write_peft(folder / ADAPTER)
             page = sections(statement, self.benchmark, name)
-            write_pages(page, statement, self.benchmark, folder)
+            write_pages(page, statement, self.benchmark, folder, name)
         write_json(folder / STATEMENT, statement)
         return replace(self, statement=statement)

@@ -21,6 +21,7 @@ from stable_forgetting.benchmarks.cli.options import (
 from stable_forgetting.benchmarks.cli.progress import StepBar
 from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.base.hub import check_push
 from stable_forgetting.common.methods.base import ALIASES
 
 TRY = "Hardly changed: raise lr or steps (--set lr=..., --set steps=...), or try --method a,b,c."
@@ -36,8 +37,9 @@ class Order:
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Images: folder (model.safetensors + config.json) or .safetensors file. Text: "
-            "folder of a Hugging Face causal LM with its tokenizer, of a PEFT adapter, or hub id."
+            help="Images: folder of timm (model.safetensors + config.json), .safetensors file or "
+            "hub id (timm/..., hf-hub:...). Text: folder of a Hugging Face causal LM with its "
+            "tokenizer, of a PEFT adapter, or hub id."
         ),
     ] = None
     forget: Annotated[
@@ -101,6 +103,12 @@ class Order:
     attacks: Annotated[
         str | None, typer.Option(help="relearn: steps until fine-tuning brings the forgotten back.")
     ] = None
+    push: Annotated[
+        str | None,
+        typer.Option(
+            help="Also upload the folder to the hub as OWNER/NAME; a new repository is private."
+        ),
+    ] = None
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Exit code 3 where the model has hardly changed."),
@@ -157,7 +165,9 @@ def apply(order: Order, plugin: Plugins = None) -> None:
 
 def _apply(order: Order) -> None:
     options = dict(vars(order))
-    strict = options.pop("strict")
+    strict, push = options.pop("strict"), options.pop("push")
+    if push:
+        check_push(push)
     del options["convert"], options["label_names"]
     method = str(order.method)
     options["method"] = [ALIASES.get(name, name) for name in method.split(",")]
@@ -170,6 +180,8 @@ def _apply(order: Order) -> None:
         raise typer.Exit(1)
     show(console, result.page)
     console.print(result.message, highlight=False, markup=False)
+    if push:
+        console.print(f"uploaded: {result.push(push)}", highlight=False, markup=False)
     if result.statement["verdict"]["word"] == "hardly changed":
         console.print(TRY, highlight=False, markup=False)
         if strict:

@@ -27,6 +27,7 @@ from stable_forgetting.benchmarks.report.terminal import show
 from stable_forgetting.benchmarks.sharing.bundle import write_bundle
 from stable_forgetting.benchmarks.sharing.site import write_site
 from stable_forgetting.benchmarks.sharing.versus_picture import picture
+from stable_forgetting.common.base import hub
 from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.stages import StageStore
 
@@ -142,12 +143,20 @@ def submit(
     out: Annotated[Path, typer.Option(help="A new folder, or a new file called *.zip.")],
     selection: Selection,
     store: Store = STORE,
+    push: Annotated[
+        str | None,
+        typer.Option(help="Also upload the folder to the hub, as a data set OWNER/NAME."),
+    ] = None,
 ) -> None:
     """Write a bundle of records and scores from which others recompute a suite's table.
 
     It holds configs, digests, numbers per sample and the environment. It holds no text, image or
     weight.
     """
+    if push and out.suffix == ".zip":
+        raise ConfigError(f"--push uploads a folder, and {out} is a file; give --out FOLDER")
+    if push:
+        hub.check_push(push)
     board = read_board(selection, suite, store)
     if board is None:
         raise ConfigError(f"no records of {suite} in {store}; run: unlearn run {suite}")
@@ -155,6 +164,8 @@ def submit(
     console.print(
         f"{out}: {count} files; check it anywhere with: unlearn verify {out}", highlight=False
     )
+    if push:
+        console.print(f"uploaded: {hub.push(out, push, 'dataset')}", highlight=False, markup=False)
 
 
 @command(

@@ -75,6 +75,8 @@ def training(task: UnlearnTask) -> Iterator[Outcome]:
     """
     from torch import nn
 
+    from stable_forgetting.common.bounded.peft import merge_peft
+
     device = next(task.model.parameters()).device
     _reset_peak(device)
     started, outcome = time.perf_counter(), Outcome(None)
@@ -82,6 +84,7 @@ def training(task: UnlearnTask) -> Iterator[Outcome]:
         yield outcome
         if not isinstance(outcome.model, nn.Module):
             raise TypeError(f"the method returned {type(outcome.model).__name__}, not a model")
+        merge_peft(outcome.model)
     except Diverged as error:
         outcome.status, outcome.detail, outcome.step = "diverged", str(error), error.step
     steps = float(sum(result.steps for result in task.results))

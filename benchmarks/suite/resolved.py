@@ -178,7 +178,8 @@ def _adapter(adapter: Any, trains: bool) -> str:
     split = "" if adapter.mode == "merged" else f" {adapter.mode}"
     place = ", ".join(adapter.targets or ()) or adapter.placement
     shape = f"r {adapter.rank} alpha {adapter.alpha:g} on {place}"
-    return f"{adapter.phi}{inner} {shape}{split}"
+    kind = f"peft {adapter.peft}" if adapter.peft else adapter.phi
+    return f"{kind}{inner} {shape}{split}"
 
 
 def _compat(config: Any) -> str:

@@ -22,6 +22,7 @@ from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.bounded.config import AdapterConfig
 from stable_forgetting.common.bounded.eager import gram_norm
 from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers, warn_of_loss
+from stable_forgetting.common.bounded.peft import attach_peft, merge_peft
 from stable_forgetting.common.bounded.phi import Bound
 from stable_forgetting.common.bounded.polynomial import OddPolynomial
 from stable_forgetting.common.bounded.quantised import (
@@ -71,7 +72,9 @@ def attach(
             )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for name in names:
+    if config.peft:
+        attach_peft(model, names, config, generator)
+    for name in names if not config.peft else ():
         _replace(model, name, _adapted(modules[name], config, generator))
     inside = tuple(f"{name}." for name in names)
     # a head that is tied to the embedding goes by both names
@@ -151,7 +154,7 @@ def detach(model: nn.Module) -> nn.Module:
     Raises:
         ConfigError: A layer is quantised; the model is left as it was.
     """
-    layers = list(adapted_layers(model))
+    layers = list(adapted_layers(merge_peft(model)))
     for name, layer in layers:
         if isinstance(layer, QuantisedBoundedLinear):
             raise ConfigError(

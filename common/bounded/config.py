@@ -53,6 +53,8 @@ class AdapterConfig(Strict):
             less work, which is in wide layers.  Both keep dW apart, as ``split`` does, where the
             weights are of low precision.
         dropout: Of the adapter's input while it trains; takes mode: split or phi: identity.
+        peft: Adapter of the library of that name in the place of ours: ``lora``, ``dora``, ``oft``
+            (``rank`` blocks) or ``delora`` (``alpha`` is where its lambda starts).
     """
 
     rank: Count = 8
@@ -69,11 +71,12 @@ class AdapterConfig(Strict):
     init_std: Positive = 1e-3
     mode: Literal["merged", "split", "polynomial", "auto"] = "merged"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    peft: Literal["lora", "dora", "oft", "delora"] | None = None
 
     @model_serializer(mode="wrap")
     def _later_fields_only_if_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # the keys of stages, and of adapters, that were made before these fields stay what they are
-        later = {"mode": "merged", "dropout": 0.0, "trained": ()}
+        later = {"mode": "merged", "dropout": 0.0, "trained": (), "peft": None}
         fields: dict[str, Any] = handler(self)
         return {k: v for k, v in fields.items() if k not in later or (v and v != later[k])}
 
@@ -84,6 +87,14 @@ class AdapterConfig(Strict):
             raise ValueError("dropout takes mode: split (a merged product has no input of its own)")
         if self.mode == "polynomial" and not low_rank and self.phi not in ("sine", "tanh"):
             raise ValueError("mode: polynomial takes phi: sine or tanh; use mode: auto")
+        return self
+
+    @model_validator(mode="after")
+    def _peft_has_its_own_form(self) -> AdapterConfig:
+        own = {name: getattr(self, name) for name in ("phi", "omega", "bound", "mode", "dropout")}
+        for name, value in own.items():
+            if self.peft and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is of our own adapters; leave it or peft out")
         return self
 
     @model_validator(mode="after")
@@ -142,13 +153,22 @@ class Preset:
         params: Defaults of a method's config that it sets.
         reads: Parts that it reads besides those of the method.
         version: Raised as a method's is; it is added to that of the method.
+        extra: Of this project, which installs a package that it needs.
     """
 
     through: str
     params: Mapping[str, Any]
     reads: frozenset[str] = field(default_factory=frozenset)
     version: int = 0
+    extra: str = ""
 
+
+PEFT: tuple[tuple[Any, str, Mapping[str, Any]], ...] = (
+    ("lora", "LoRA", {}),
+    ("dora", "DoRA", {}),
+    ("oft", "OFT", {}),
+    ("delora", "DeLoRA", {"alpha": 2.0}),
+)
 
 PRESETS: Mapping[str, Preset] = {
     "lora": Preset("plain LoRA: (alpha/r) A B^T, unbounded", {"adapter": LORA}),
@@ -193,4 +213,12 @@ PRESETS: Mapping[str, Preset] = {
         frozenset({"retain"}),
         version=1,
     ),
+    **{
+        f"peft_{name}": Preset(
+            f"{title} of the library peft",
+            {"adapter": AdapterConfig(peft=name, **params)},
+            extra="peft",
+        )
+        for name, title, params in PEFT
+    },
 }

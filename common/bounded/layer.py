@@ -116,7 +116,9 @@ class BoundedLinear(nn.Module):
     ) -> None:
         self.config = config
         self._certified: tuple[tuple[int, ...], OddPolynomial | None] | None = None
-        self.bound = _bound_of(config, self)
+        self.bound = bound_of(
+            config, lambda: float(self.weight.detach().float().square().mean().sqrt())
+        )
         reach = 1.0 / math.sqrt(d)
         Bt = (torch.rand(config.rank, d, generator=generator) * 2 - 1) * reach
         A = torch.zeros(k, config.rank)
@@ -252,11 +254,11 @@ class BoundedLinear(nn.Module):
         return f"{d}, {k}, r={self.config.rank}, phi={self.config.phi}, inner={self.bound.inner:g}"
 
 
-def _bound_of(config: AdapterConfig, layer: BoundedLinear) -> Bound:
-    """The form of the layer's dW."""
+def bound_of(config: AdapterConfig, size: Callable[[], float]) -> Bound:
+    """The form of a layer's dW; ``size`` gives rms(W0), which a relative bound needs."""
     if config.bound == "absolute":
         return Bound(config.phi, config.scale, config.omega, config.clip)
-    rms = float(layer.weight.detach().float().square().mean().sqrt())
+    rms = size()
     if rms == 0.0:
         raise ConfigError("bound: relative needs weights that are not all zero")
     outer = config.c * rms

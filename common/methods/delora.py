@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stable_forgetting.common import objectives
-from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.numbers import Count, NonNegative, Positive
 from stable_forgetting.common.bounded.config import Placement
 from stable_forgetting.common.methods.base import BOTH, MethodInfo, UnlearningMethod
@@ -18,9 +17,6 @@ from stable_forgetting.common.train.config import FitConfig
 
 if TYPE_CHECKING:
     from torch import nn
-
-ADAPTER = "unlearning"
-"""What peft calls the adapter."""
 
 
 class GDDelora(UnlearningMethod):
@@ -67,6 +63,8 @@ class GDDelora(UnlearningMethod):
 
     def unlearn(self, task: UnlearnTask) -> nn.Module:
         """Trains the factors and merges them."""
+        from stable_forgetting.common.bounded.peft import merge_peft
+
         self.info.require("gd_delora")
         config: Any = self.config
         engine = FitConfig.of(config)
@@ -78,11 +76,11 @@ class GDDelora(UnlearningMethod):
             evaluate = task.telemetry.evaluate_during
 
             def evaluate_merged(model: nn.Module, step: int) -> Mapping[str, float | None]:
-                return evaluate(merge_delora(copy.deepcopy(model)), step)
+                return evaluate(merge_peft(copy.deepcopy(model)), step)
 
             task.telemetry = replace(task.telemetry, evaluate_during=evaluate_merged)
         task.fit(task.model, objective, task.loaders(objective.parts, engine), engine)
-        return merge_delora(task.model)
+        return merge_peft(task.model)
 
 
 def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
@@ -91,37 +89,13 @@ def attach_delora(task: UnlearnTask, config: GDDelora.Config) -> None:
     Raises:
         ConfigError: A pattern matches nothing, or something that is not a linear layer.
     """
-    import torch
-    from peft import DeloraConfig, inject_adapter_in_model
-
     from stable_forgetting.common.bounded.attach import chosen_layers
-    from stable_forgetting.common.bounded.quantised import is_pointwise
+    from stable_forgetting.common.bounded.peft import delora, inject
 
     patterns = adapter_targets(task, config.placement, config.targets)
     names = chosen_layers(task.model, patterns)
-    pointwise = [name for name in names if is_pointwise(task.model.get_submodule(name))]
-    if pointwise:
-        raise ConfigError(
-            f"adapter target '{pointwise[0]}' is a 1x1 convolution, which peft's DeLoRA does not "
-            "take; choose patterns that match nn.Linear layers only"
-        )
-    delora = DeloraConfig(r=config.rank, target_modules=names)
-    delora.delora_lambda = config.strength  # type: ignore[assignment]  # peft says int, fills floats
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(task.generator("adapter").initial_seed())
-        inject_adapter_in_model(delora, task.model, ADAPTER)
+    made = delora(task.model, names, config.rank, config.strength)
+    inject(task.model, made, task.generator("adapter"))
     for name, parameter in task.model.named_parameters():
         if ".delora_lambda." in name:
             parameter.requires_grad_(config.train_bound)
-
-
-def merge_delora(model: nn.Module) -> nn.Module:
-    """Merges every DeLoRA layer in place: the original architecture and state-dict keys."""
-    from peft.tuners.delora import DeloraLinear
-
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, DeloraLinear):
-            layer.merge(adapter_names=[ADAPTER])
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
-    return model

@@ -40,6 +40,8 @@ class ForgetConfig(AdaptedConfig):
     def _fila_starts_adapters(self) -> ForgetConfig:
         if self.fila is not None and self.adapter is None:
             raise ValueError("fila sets where adapters start; give adapter too")
+        if self.fila is not None and self.adapter is not None and self.adapter.peft:
+            raise ValueError("fila starts our own adapters; leave it or adapter.peft out")
         for name in ("weight_clip", "ball", "penalty"):
             if self.fila is not None and getattr(self, name):
                 raise ValueError(f"{name} takes adapters that start at zero; drop it or fila")

@@ -51,6 +51,8 @@ class AdaptedConfig(FitConfig):
         for name in ("weight_clip", "ball", "penalty"):
             if getattr(self, name) and self.adapter is None:
                 raise ValueError(f"{name} constrains adapters; give adapter too")
+            if getattr(self, name) and self.adapter and self.adapter.peft:
+                raise ValueError(f"{name} constrains our own adapters; leave it or peft out")
         if self.ball and self.adapter and PHIS[self.adapter.phi].start == "random":
             phi = self.adapter.phi
             raise ValueError(f"ball is no certificate for phi: {phi}; use identity or a bound")

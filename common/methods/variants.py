@@ -86,6 +86,7 @@ def _made(name: str, base: Any) -> type[UnlearningMethod]:
             version=base.info.version + preset.version,
             paper=row.paper,
             access=base.info.access | preset.reads,
+            extra=base.info.extra or preset.extra,
         ),
         "presets": _presets(row.presets) if row.presets else base.presets,
     }

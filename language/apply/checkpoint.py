@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +16,15 @@ from typing import Any, ClassVar
 
 from safetensors import SafetensorError, safe_open
 
-from stable_forgetting.common.base.errors import CheckpointError, one_line
+from stable_forgetting.common.base.errors import CheckpointError
 from stable_forgetting.common.base.files import file_digest
-from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.hub import fetch, is_repository, parsed
+from stable_forgetting.common.store.adapters import (
+    ADAPTER_WEIGHTS,
+    base_of,
+    is_adapter,
+    with_adapter,
+)
 from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
@@ -30,7 +35,6 @@ from stable_forgetting.common.store.weights import (
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.tokenizers import load_tokenizer
 
-PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 SHARD = "5GB"
@@ -51,7 +55,6 @@ KEPT = (
 )
 """Files that are copied beside the new weights as they are."""
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _FETCHED = ("*.safetensors", INDEX, *KEPT)
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -80,7 +83,9 @@ class CausalCheckpoint:
     @cached_property
     def digests(self) -> dict[str, str]:
         """File name -> SHA-256 of each file of weights, an adapter's among them."""
-        files = self.files if self.adapter is None else (*self.files, self.adapter / PEFT_WEIGHTS)
+        files = (
+            self.files if self.adapter is None else (*self.files, self.adapter / ADAPTER_WEIGHTS)
+        )
         return {file.name: file_digest(file) for file in files}
 
     @cached_property
@@ -103,7 +108,7 @@ class CausalCheckpoint:
     @property
     def weights(self) -> Path:
         """The first file of weights, or an adapter's."""
-        return self.files[0] if self.adapter is None else self.adapter / PEFT_WEIGHTS
+        return self.files[0] if self.adapter is None else self.adapter / ADAPTER_WEIGHTS
 
     def load(self) -> tuple[Any, Any]:
         """The model with its weights, on the CPU, in its own dtype, and its tokenizer.
@@ -126,7 +131,7 @@ class CausalCheckpoint:
                 raise CheckpointError(
                     f"{self.folder}: '{name}' holds NaN or infinite numbers; give sound weights"
                 )
-        return (model if self.adapter is None else _merged(model, self.adapter)), tokenizer
+        return (model if self.adapter is None else with_adapter(model, self.adapter)), tokenizer
 
     def _check_types(self) -> None:
         """Integers or bytes where weights belong are a quantised model without its scales."""
@@ -183,28 +188,15 @@ def read_causal(path: Path) -> CausalCheckpoint:
     if path.is_file():
         refuse_pickles(path)
         raise CheckpointError(f"{path}: is a file; give the folder with {CONFIG} and the tokenizer")
-    if not _HUB_ID.fullmatch(str(path)):
+    if not is_repository(path):
         raise CheckpointError(f"{path}: no such folder")
-    folder = _fetch(str(path))
-    return _read_folder(folder, str(path), folder.name)
-
-
-def _fetch(name: str) -> Path:
-    prepare_client()
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FETCHED)))
-    except Exception as error:  # hub clients raise many unrelated types without a network
-        raise CheckpointError(
-            f"{name}: no such folder, and it cannot be fetched from the hub ({one_line(error)}); "
-            "give a folder, or run on a machine with a network"
-        ) from None
+    folder = fetch(path, _FETCHED)
+    return _read_folder(folder, parsed(path)[0], folder.name)
 
 
 def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpoint:
-    if (folder / PEFT_CONFIG).is_file():
-        return _read_adapter(folder, name)
+    if is_adapter(folder):
+        return replace(read_causal(Path(base_of(folder))), name=name, adapter=folder)
     files = _weights(folder)
     config = _json(folder / CONFIG)
     if config.get("quantization_config") is not None:
@@ -215,48 +207,6 @@ def _read_folder(folder: Path, name: str, revision: str | None) -> CausalCheckpo
             "(tokenizer.save_pretrained)"
         )
     return CausalCheckpoint(name, folder, config, files, revision)
-
-
-def _read_adapter(folder: Path, name: str) -> CausalCheckpoint:
-    """A PEFT adapter: the model that its config names, and the adapter beside it.
-
-    Raises:
-        CheckpointError: Its weights are pickled or missing, or its model is not found.
-    """
-    if not (folder / PEFT_WEIGHTS).is_file():
-        for other in sorted(folder.iterdir()):
-            refuse_pickles(other)
-        raise CheckpointError(f"{folder}: holds no {PEFT_WEIGHTS}; add it")
-    base = _json(folder / PEFT_CONFIG).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise CheckpointError(
-            f"{folder / PEFT_CONFIG}: names no base_model_name_or_path; add the folder or hub id "
-            "of the model that the adapter is for"
-        )
-    if (Path(base) / PEFT_CONFIG).is_file():
-        raise CheckpointError(f"{folder}: its base {base} is an adapter too; merge that one first")
-    return replace(read_causal(Path(base)), name=name, adapter=folder)
-
-
-def _merged(model: Any, adapter: Path) -> Any:
-    """The model with a PEFT adapter merged into its weights.
-
-    Raises:
-        CheckpointError: PEFT is not installed, or cannot merge the adapter into this model.
-    """
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise CheckpointError(
-            f"{adapter}: holds a PEFT adapter; pip install 'stable-forgetting[peft]'"
-        ) from None
-    try:
-        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except Exception as error:  # PEFT raises many unrelated types for an adapter of another model
-        raise CheckpointError(
-            f"{adapter}: PEFT cannot merge it into its model ({one_line(error)}); merge it "
-            "yourself and give the whole model"
-        ) from None
 
 
 def _weights(folder: Path) -> tuple[Path, ...]:

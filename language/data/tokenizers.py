@@ -19,6 +19,7 @@ import numpy as np
 
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.store.adapters import base_of, is_adapter
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.data.corpus import Corpus, Encoded
 from stable_forgetting.language.data.templates import Template
@@ -47,6 +48,8 @@ def load_tokenizer(
     name = config.tokenizer or config.name
     if data_root is not None and (data_root / name / "tokenizer_config.json").is_file():
         name = str(data_root / name)
+    if is_adapter(name) and not (Path(name) / "tokenizer_config.json").is_file():
+        name = base_of(Path(name))
     return check_tokenizer(
         _fetch(name, config.revision if config.tokenizer is None else None), name
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stable_forgetting.common.base.config import Strict
 from stable_forgetting.common.base.errors import ConfigError
@@ -88,6 +88,12 @@ class O3(AdaptedMethod):
         adapter: AdapterConfig = AdapterConfig(rank=8, alpha=32, dropout=0.05, placement="all")
         orthogonal: NonNegative = 0.1
         held: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+        @model_validator(mode="after")
+        def _reads_our_factors(self) -> Self:
+            if self.adapter is None or self.adapter.peft:
+                raise ValueError("O3 reads the factors of our own adapter; leave adapter.peft out")
+            return self
 
     @classmethod
     def empty_model(cls, config: Strict, build: Callable[[], nn.Module]) -> nn.Module:

@@ -16,6 +16,7 @@ import torch
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError, DataError, one_line
 from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
 from stable_forgetting.language.config import CausalModelConfig
 from stable_forgetting.language.models.families import family_of, tiny_family
 
@@ -141,6 +142,8 @@ def _from_config(config: CausalModelConfig, architecture: Any) -> Any:
 def _load(config: CausalModelConfig, name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
+    if is_adapter(name):
+        return with_adapter(_load(config, base_of(Path(name))), Path(name))
     packed = quantisation(config)
     fetch_config(name, config.revision)
     loader: Any = AutoModelForCausalLM
@@ -209,6 +212,7 @@ def fetch_config(name: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
     prepare_client()
+    name = base_of(Path(name)) if is_adapter(name) else name
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # as above

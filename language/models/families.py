@@ -12,6 +12,7 @@ from typing import Any
 
 from stable_forgetting.common.base.config import did_you_mean, read_yaml
 from stable_forgetting.common.base.errors import ConfigError
+from stable_forgetting.common.store.adapters import base_of, is_adapter
 
 LONGEST_ROW = 1024
 """Tokens of a packed row that no model of the table sees only in part."""
@@ -228,7 +229,11 @@ def published_models() -> dict[str, tuple[CausalFamily, Published]]:
 
 
 def published_sizes(hub_id: str) -> tuple[str, Fields] | None:
-    """(model type, config fields) of a hub id; None where its sizes are not in the table."""
+    """(model type, config fields) of a hub id; None where its sizes are not in the table.
+
+    The folder of an adapter stands for the model that it is for.
+    """
+    hub_id = base_of(Path(hub_id)) if is_adapter(hub_id) else hub_id
     for family, model in published_models().values():
         if hub_id in model.ids:
             return family.model_type, model.sizes

@@ -613,7 +613,8 @@ def test_a_hub_id_is_fetched_once_and_named(world, request_, monkeypatch):
 
     asked = []
 
-    def snapshot_download(name, *, allow_patterns):
+    def snapshot_download(name, *, revision, allow_patterns):
+        assert revision is None
         asked.append((name, "*.safetensors" in allow_patterns, "*.bin" in allow_patterns))
         return str(world / "gpt_neo")
 

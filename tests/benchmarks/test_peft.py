@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from stable_forgetting import forget
-from stable_forgetting.common.base.errors import CheckpointError
+from stable_forgetting.common.base.errors import CheckpointError, ConfigError
+from stable_forgetting.language.config import CausalModelConfig
+from stable_forgetting.language.data.tokenizers import load_tokenizer
+from stable_forgetting.language.models.build import blank_model, build_model
 from tests.benchmarks import test_apply as images
 from tests.benchmarks import test_apply_text as texts
 
@@ -62,11 +65,60 @@ def test_a_linear_adapter_is_one_of_peft(base, tmp_path, method):
     assert "PEFT reads the adapter" in (out / "README.md").read_text()
 
 
-def test_a_bounded_adapter_says_why_it_is_none(base, tmp_path):
-    result = forget(base, **ROWS, method="gd_sine", params=SHORT, out=tmp_path / "out")
-    assert result.statement["output"]["peft"] == "sine is not linear, and LoRA is"
+def test_a_bounded_adapter_near_a_lora_is_one_of_peft_with_its_error(base, tmp_path):
+    out = tmp_path / "out"
+    result = forget(base, **ROWS, method="gd_sine", params=SHORT, out=out)
+    about = result.statement["output"]
+    assert about["peft"] == "" and 0 < about["peft_error"] <= 0.01
+    given = texts.reloaded(base)[0]
+    loaded = peft.PeftModel.from_pretrained(given, out / "adapter").merge_and_unload().state_dict()
+    merged, before = texts.reloaded(out)[0].state_dict(), texts.reloaded(base)[0].state_dict()
+    moved = sum((merged[n] - before[n]).double().square().sum() for n in merged)
+    missed = sum((merged[n] - loaded[n]).double().square().sum() for n in merged)
+    assert float((missed / moved).sqrt()) == pytest.approx(about["peft_error"], rel=0.05)
+    assert "whose update differs from the bounded one by" in (out / "README.md").read_text()
+
+
+def test_a_bounded_adapter_far_from_any_lora_says_why_it_is_none(base, tmp_path):
+    params = {"steps": 3, "batch_size": 4, "lr": 3.0, "loss_cap": 1e6}
+    result = forget(base, **ROWS, method="gd_sine", params=params, out=tmp_path / "out")
+    reason = result.statement["output"]["peft"]
+    assert reason.startswith("sine is not linear, and LoRA is: at rank ")
     assert not (tmp_path / "out/adapter/adapter_config.json").exists()
-    assert "(sine is not linear, and LoRA is)" in (tmp_path / "out/README.md").read_text()
+    assert reason in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "oft", "delora"])
+def test_any_gradient_method_runs_through_the_adapters_of_peft(base, kind):
+    result = forget(base, **ROWS, method=f"npo_gdr_peft_{kind}", params=SHORT)
+    assert result.status == "ok" and result.adapter is None
+    before, after = texts.reloaded(base)[0].state_dict(), result.model.state_dict()
+    assert before.keys() == after.keys()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed and all(".mlp." in name for name in changed)
+
+
+def test_settings_of_our_own_adapters_are_not_for_those_of_peft(base):
+    for params, words in [
+        ({"adapter": {"phi": "sine"}}, "phi is of our own adapters"),
+        ({"ball": 0.5}, "ball constrains our own adapters"),
+        ({"fila": {}}, "fila starts our own adapters"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            forget(base, **ROWS, method="npo_gdr_peft_lora", params=params)
+    with pytest.raises(ConfigError, match="O3 reads the factors of our own adapter"):
+        forget(base, **ROWS, method="o3", params={"adapter": {"peft": "lora", "dropout": 0}})
+
+
+def test_an_adapter_is_the_model_of_a_suite(base, adapter):
+    folder, whole = adapter
+    config = CausalModelConfig(name=str(folder))
+    words = load_tokenizer(config)
+    built = build_model(config, len(words), 0)
+    assert not any("lora" in name for name in built.state_dict())
+    for name, tensor in whole.state_dict().items():
+        assert torch.allclose(built.state_dict()[name], tensor, atol=1e-6), name
+    assert blank_model(config, len(words)).state_dict().keys() == built.state_dict().keys()
 
 
 def test_an_adapter_of_images_is_one_of_peft(tmp_path):

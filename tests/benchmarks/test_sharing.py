@@ -28,6 +28,7 @@ from stable_forgetting.common.base.registry import BENCHMARKS
 from stable_forgetting.common.measure.scores import Scores, load_scores, save_scores
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import StageStore, digests
+from tests.hub_endpoint import serving
 
 PARTS = {"forget": 24, "retain": 60, "test": 40, "validation": 30}
 METHODS = {"original": None, "retrain": None, "gd": None, "gd_sine": None}
@@ -311,3 +312,14 @@ def test_the_site_has_every_report_and_every_verified_bundle(scored, cli, one_li
     )
     assert not out.exists()
     assert "holds something else" in one_line_error(cli("site", "--out", bundles))
+
+
+def test_a_bundle_is_uploaded_as_a_data_set(scored, cli, tmp_path, monkeypatch):
+    with serving(monkeypatch, tmp_path / "cache") as hub:
+        asked = ("submit", scored.path, "--store", scored.store.root, "--push", "me/board", "--out")
+        as_file = cli(*asked, tmp_path / "it.zip")
+        assert as_file.code == 2 and "give --out FOLDER" in as_file.err
+        done = cli(*asked, tmp_path / "it")
+        assert done.code == 0 and "uploaded: " in done.out
+        assert hub.private["me/board"] is True
+        assert MANIFEST in hub.repositories["dataset", "me/board"]

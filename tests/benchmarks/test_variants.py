@@ -35,7 +35,8 @@ def test_a_crossing_is_its_base_with_the_presets_params(preset):
     changed = dict(PRESETS[preset].params)
     assert ours.Config().model_dump() == base.Config(**changed).model_dump()
     version = base.info.version + PRESETS[preset].version
-    assert ours.info == dataclasses.replace(base.info, version=version)
+    extra = PRESETS[preset].extra
+    assert ours.info == dataclasses.replace(base.info, version=version, extra=extra)
     assert issubclass(ours, base)
     shown = inspect.getdoc(ours)
     assert shown.startswith(inspect.getdoc(base)) and PRESETS[preset].through in shown

@@ -181,6 +181,7 @@ class GivenImages(ImageClassifiers, GivenBenchmark):
             "input": {
                 "model": self.given.name,
                 "weights_sha256": self.given.digest,
+                "revision": self.given.revision,
                 "architecture": self.architecture,
                 "num_classes": self.num_classes,
             },

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from stable_forgetting.common.base.errors import CheckpointError, ConfigError
 from stable_forgetting.common.base.files import file_digest
+from stable_forgetting.common.base.hub import fetch, is_repository, parsed
+from stable_forgetting.common.store.adapters import (
+    ADAPTER_WEIGHTS,
+    base_of,
+    is_adapter,
+    with_adapter,
+)
 from stable_forgetting.common.store.weights import (
     CONFIG,
     WEIGHTS,
@@ -36,6 +43,7 @@ _RESERVED = frozenset(
     {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 )
 _RESERVED_HINT = "a checkpoint brings its weights itself"
+_FETCHED = (WEIGHTS, CONFIG, "LICENSE*")
 
 
 @dataclass(frozen=True)
@@ -47,17 +55,26 @@ class Checkpoint:
         config: What ``config.json`` says (or would say, for a bare file).
         label_names: Names of the classes by id, if they are known.
         folder: What holds weights and config; None for a bare file.
+        repository: OWNER/NAME, of a model from the hub; its folder is called as the commit.
+        adapter: Folder of a PEFT adapter that is merged into the model.
     """
 
     weights: Path
     config: Mapping[str, Any]
     label_names: tuple[str, ...] | None
     folder: Path | None = None
+    repository: str | None = None
+    adapter: Path | None = None
 
     @property
     def name(self) -> str:
-        """Of the folder or the file."""
-        return (self.folder or self.weights).name
+        """Of the repository, the folder or the file."""
+        return self.repository or (self.adapter or self.folder or self.weights).name
+
+    @property
+    def revision(self) -> str | None:
+        """Commit of a model from the hub."""
+        return self.weights.parent.name if self.repository else None
 
     @property
     def architecture(self) -> str:
@@ -70,9 +87,12 @@ class Checkpoint:
         return self.config["num_classes"]
 
     @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the weights file."""
-        return file_digest(self.weights)
+    def digest(self) -> str | dict[str, str]:
+        """SHA-256 of the weights file; of an adapter, by the names of both files."""
+        if self.adapter is None:
+            return file_digest(self.weights)
+        files = (self.weights, self.adapter / ADAPTER_WEIGHTS)
+        return {file.name: file_digest(file) for file in files}
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
@@ -129,7 +149,7 @@ def read_checkpoint(
 
     Args:
         path: A folder with ``model.safetensors`` and ``config.json`` as timm writes them for the
-            hub, or a ``.safetensors`` file.
+            hub, a ``.safetensors`` file, or the name of such a model on the hub, which is fetched.
         arch: timm's name, for a bare file.
         num_classes: Number of classes, for a bare file.
         image_size: Side in px of the images that a bare file was trained on, where that is not the
@@ -139,13 +159,15 @@ def read_checkpoint(
         CheckpointError: Something is missing, pickled or malformed.
         ConfigError: ``arch`` and ``num_classes`` are given for a folder, or missing for a file.
     """
-    if path.is_dir():
+    if path.is_dir() or is_repository(path):
         if arch is not None or num_classes is not None or image_size is not None:
             raise ConfigError(
                 f"{path}: its {CONFIG} names the architecture and model_args.img_size; leave out "
                 "arch, num_classes and image_size, or give the .safetensors file itself"
             )
-        return _read_folder(path)
+        if path.is_dir():
+            return _read_folder(path)
+        return replace(_read_folder(fetch(path, _FETCHED)), repository=parsed(path)[0])
     refuse_pickles(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such folder or .safetensors file")
@@ -165,7 +187,11 @@ def read_checkpoint(
 
 
 def is_timm(path: Path) -> bool:
-    """Whether a folder holds a model of timm: its config names an architecture."""
+    """Whether a folder or a name of the hub is a model of timm: its config has an architecture."""
+    if is_adapter(path):
+        path = Path(base_of(path))
+    if is_repository(path):
+        path = fetch(path, [CONFIG])
     try:
         return "architecture" in json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -173,6 +199,9 @@ def is_timm(path: Path) -> bool:
 
 
 def _read_folder(folder: Path) -> Checkpoint:
+    if is_adapter(folder):
+        base = Path(base_of(folder))
+        return replace(read_checkpoint(base, None, None), repository=None, adapter=folder)
     weights, config = folder / WEIGHTS, folder / CONFIG
     if not weights.is_file():
         for other in sorted(folder.iterdir()):
@@ -254,7 +283,7 @@ def build(checkpoint: Checkpoint) -> nn.Module:
         ) from None
     _check_shapes(model, checkpoint)
     load_checkpoint(model, checkpoint.weights)
-    return model
+    return model if checkpoint.adapter is None else with_adapter(model, checkpoint.adapter)
 
 
 def _check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -37,6 +37,7 @@ class GivenClassifier:
     model: nn.Module
     num_classes: int
     label_names: ClassVar[None] = None
+    revision: ClassVar[None] = None
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
     weights: ClassVar[Path] = Path("the given model")
 

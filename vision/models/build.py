@@ -7,7 +7,7 @@ safetensors only.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from stable_forgetting.common.base.errors import ConfigError, DataError, one_line
-from stable_forgetting.common.base.hub import prepare_client
+from stable_forgetting.common.base.hub import fetch, is_repository, prepare_client
+from stable_forgetting.common.store.adapters import base_of, is_adapter, with_adapter
+from stable_forgetting.common.store.weights import WEIGHTS
 from stable_forgetting.vision.config import PACKAGE, ModelConfig
 from stable_forgetting.vision.models.checkpoint import load_checkpoint, load_tensors
 from stable_forgetting.vision.models.family import family_of
@@ -115,12 +117,24 @@ def build_model(
 def _load(model: nn.Module, config: ModelConfig, checkpoint: str) -> None:
     head = () if config.name == "scratch" else family_of(config.name).head
     if not checkpoint.startswith(PACKAGE):
-        load_checkpoint(model, Path(checkpoint), new_head=head)
+        _load_file(model, checkpoint, head)
         return
     fresh: Any = model
     fresh.reset_classifier(fresh.num_classes)  # timm's first draw gives logits of some tens
     state = package_state(checkpoint, config.name, model)
     load_tensors(model, state, checkpoint, new_head=head, keep_head=False)
+
+
+def _load_file(model: nn.Module, checkpoint: str, head: Sequence[str]) -> None:
+    """From a file, a folder, the hub, or an adapter and the model that it is for."""
+    path = Path(checkpoint)
+    if is_adapter(path):
+        _load_file(model, base_of(path), head)
+        with_adapter(model, path)  # in place
+        return
+    if is_repository(checkpoint):
+        path = fetch(checkpoint, [WEIGHTS])
+    load_checkpoint(model, path / WEIGHTS if path.is_dir() else path, new_head=head)
 
 
 def construct(
