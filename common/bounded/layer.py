@@ -40,6 +40,7 @@ class Shared:
         self.lock = threading.Lock()
         self.weights: dict[torch.dtype, Tensor] = {}
         self.factors: list[tuple[int, int | None]] | None = None
+        self.certified: tuple[OddPolynomial | None] | tuple[()] = ()
 
 
 OPEN: WeakKeyDictionary[nn.Module, Shared] = WeakKeyDictionary()
@@ -115,7 +116,6 @@ class BoundedLinear(nn.Module):
         generator: torch.Generator,
     ) -> None:
         self.config = config
-        self._certified: tuple[tuple[int, ...], OddPolynomial | None] | None = None
         self.bound = bound_of(
             config, lambda: float(self.weight.detach().float().square().mean().sqrt())
         )
@@ -177,16 +177,22 @@ class BoundedLinear(nn.Module):
     def polynomial(self) -> OddPolynomial | None:
         """What stands for phi at the factors as they are; None where phi itself is computed.
 
-        Certified anew when A or Bt changed: forwards between two steps share it.
+        Certified anew at every call, but once within :func:`reuse_weights`.  (Torch does not tell
+        whether a fused optimizer or FSDP has changed the factors.)
         """
         if not self.config.polynomial or self.bound.record.linear:
             return None
-        place = (self.A.data_ptr(), self.A._version, self.Bt.data_ptr(), self.Bt._version)
-        if self._certified is None or self._certified[0] != place:
-            by_cost = self.config.mode == "auto"
-            fitted = choose(self.bound, self.A, self.Bt, self.start, by_cost=by_cost)
-            self._certified = (place, fitted)
-        return self._certified[1]
+        shared = OPEN.get(self)
+        if shared is None:
+            return self._certified()
+        with shared.lock:
+            if not shared.certified:
+                shared.certified = (self._certified(),)
+            return shared.certified[0]
+
+    def _certified(self) -> OddPolynomial | None:
+        by_cost = self.config.mode == "auto"
+        return choose(self.bound, self.A, self.Bt, self.start, by_cost=by_cost)
 
     @property
     def entry_bound(self) -> float:
