@@ -82,7 +82,7 @@ ITEMS: Mapping[str, Item] = {
         "speed:layers",
     ),
     "bits": Item(
-        "run, audit, sweep, apply again, and after kill -9 at random times: same seed, same bits",
+        "run, attack, sweep, apply again, and after kill -9 at random times: same seed, same bits",
         7,
         "12 commands of five to ten seconds; four jobs, killed and taken up again for 75 s each",
         "runs:bits",
