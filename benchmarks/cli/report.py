@@ -21,6 +21,7 @@ from stable_forgetting.benchmarks.cli.options import (
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.live import HOST, serve
+from stable_forgetting.benchmarks.leaderboard.paper_table import main_table
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.write import FORMATS
 from stable_forgetting.benchmarks.paper.report import published_sections
@@ -41,6 +42,7 @@ WITHDRAWN = "its suite has changed since: it compares no methods until the suite
 @command(
     "unlearn report digits-class",
     "unlearn report digits-class --format tex > board.tex",
+    "unlearn report digits-class --format tex --main --columns FA,RA,AG4 --names gd=GD --bold",
     "unlearn report digits-class --watch",
     "unlearn report --records their-records.jsonl",
 )
@@ -57,6 +59,16 @@ def report(
         str,
         typer.Option("--format", help="table, md, tex, csv (rows), runs (csv), json, html, svg."),
     ] = "table",
+    main: Annotated[
+        bool, typer.Option("--main", help="Only the main table, as a paper prints it (md, tex).")
+    ] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="Of the main table: heads by commas, as FA,RA,AG4.")
+    ] = None,
+    names: Annotated[str | None, typer.Option(help="Of its rows, as gd=GD,gd_sine=Sine.")] = None,
+    bold: Annotated[
+        bool, typer.Option("--bold", help="The best row of each of its columns is bold.")
+    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
     ] = False,
@@ -72,7 +84,13 @@ def report(
         raise ConfigError(f"--format {format_}: choose table, {', '.join(FORMATS)}")
     if (suite is None) == (records is None):
         raise ConfigError("report: give a suite, or --records FILE")
-    if watch:
+    if main or columns or names or bold:
+        if not main or suite is None or format_ not in ("md", "tex"):
+            raise ConfigError("report: --main and its options take a suite, and --format tex or md")
+        given = _sections(selection.suite(suite, store), suite, store)
+        chosen = main_table(given, _listed(columns), _named(names), bold=bold)
+        sys.stdout.write(WRITERS[format_](chosen))
+    elif watch:
         if suite is None:
             raise ConfigError("report --watch: give a suite; a file of records does not change")
         _watch(selection.suite(suite, store), store, port)
@@ -83,6 +101,31 @@ def report(
             _report(resolved, str(suite), store, format_)
     else:
         _report(selection.suite(str(suite), store), str(suite), store, format_)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [item.strip() for item in (text or "").split(",") if item.strip()]
+
+
+def _named(text: str | None) -> dict[str, str]:
+    """Label -> name of ``gd=GD,gd_sine=Sine``."""
+    pairs = [item.partition("=") for item in _listed(text)]
+    if not all(label and name for label, _, name in pairs):
+        raise ConfigError(f"--names {text}: write LABEL=NAME, several by commas")
+    return {label.strip(): name.strip() for label, _, name in pairs}
+
+
+def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
+    """A suite's leaderboard from the store, or as it comes with the project."""
+    board = make_leaderboard(suite, StageStore(store))
+    if board.records:
+        return sections(board)
+    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    file = shipped_report(suite.name)
+    if file is None:
+        raise ConfigError(missing)
+    _say(missing, f"{file} comes with the project")
+    return read_report(file.read_text("utf-8"))
 
 
 def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:

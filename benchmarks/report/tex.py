@@ -43,6 +43,7 @@ SPECIAL = {
 }
 """Character -> what LaTeX prints as it; letters with accents are read as they stand."""
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _CODE = re.compile(r"`([^`]+)`")
 _LABEL = re.compile(r"[^a-z0-9]+")
 
@@ -64,10 +65,10 @@ def write(sections: Sequence[Section]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Plain text as LaTeX prints it; what stands in backticks is code."""
+    """Plain text as LaTeX prints it; what stands in backticks is code, in ** bold."""
     text = _MINUS.sub("−", text.replace("\n", " "))
     text = "".join(SPECIAL.get(character, character) for character in text)
-    return _CODE.sub(r"\\texttt{\1}", text)
+    return _BOLD.sub(r"\\textbf{\1}", _CODE.sub(r"\\texttt{\1}", text))
 
 
 def _comments(section: Section) -> Iterator[str]:

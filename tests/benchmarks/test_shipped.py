@@ -70,3 +70,31 @@ def test_no_table_is_cut_at_any_width(width):
             for row in piece.rows:
                 cells = [re.escape(cell) for cell in row if cell]
                 assert re.search(r"\s+".join(cells), own.file.getvalue()), (name, row)
+
+
+def test_a_papers_table_has_chosen_columns_names_and_the_best_bold(cli, tmp_path):
+    asked = ("report", "digits-class", "--store", tmp_path, "--format")
+    chosen = ("--main", "--columns", "TA,ag4 ↓", "--names", "gd=GD,gd_sine=Sine", "--bold")
+    done = cli(*asked, "tex", *chosen)
+    assert done.code == 0 and done.out.count("\\begin{table*}") == 1
+    assert "\\caption{digits-class. scikit-learn digits" in done.out
+    lines = [line for line in cli(*asked, "md", *chosen).out.splitlines() if line.startswith("| ")]
+    rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines)}
+    assert rows["method"] == ["TA →", "AG4 ↓"] and {"GD", "Sine"} < rows.keys()
+    assert "gd_sine" not in rows and "gd_tanh" in rows
+
+    def number(row):
+        return float(rows[row][1].strip("*").split("±")[0])
+
+    ranked = [row for row in rows if row not in ("method", "original") and "retrain" not in row]
+    best = {row for row in ranked if number(row) == min(map(number, ranked))}
+    assert best == {row for row in rows if rows[row][1].startswith("**")}
+    for wrong, words in [
+        (("tex", "--main", "--columns", "AG5"), "no column 'ag5'; did you mean 'ag4'?"),
+        (("tex", "--main", "--names", "gd_sin=x"), "no row 'gd_sin'; did you mean"),
+        (("tex", "--main", "--names", "gd"), "write LABEL=NAME"),
+        (("table", "--main"), "--format tex or md"),
+        (("tex", "--bold"), "--main and its options"),
+    ]:
+        refused = cli(*asked, *wrong)
+        assert refused.code == 2 and words in refused.err and not refused.out
