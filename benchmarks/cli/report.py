@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ WITHDRAWN = "its suite has changed since: it compares no methods until the suite
     "unlearn report digits-class --format tex > board.tex",
     "unlearn report digits-class --format tex --main --columns FA,RA,AG4 --names gd=GD --bold",
     "unlearn report digits-class --watch",
+    "unlearn report digits-class --board",
     "unlearn report --records their-records.jsonl",
 )
 def report(
@@ -72,8 +74,11 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve a page of the run as it goes, on this machine.")
     ] = False,
+    board: Annotated[
+        bool, typer.Option("--board", help="Open the suite's curves in TensorBoard.")
+    ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of that page; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Of these pages; 0 takes a free one.")
     ] = 8765,
 ) -> None:
     """Print a suite's leaderboard from stored records; run nothing.
@@ -90,10 +95,10 @@ def report(
         given = _sections(selection.suite(suite, store), suite, store)
         chosen = main_table(given, _listed(columns), _named(names), bold=bold)
         sys.stdout.write(WRITERS[format_](chosen))
-    elif watch:
+    elif watch or board:
         if suite is None:
-            raise ConfigError("report --watch: give a suite; a file of records does not change")
-        _watch(selection.suite(suite, store), store, port)
+            raise ConfigError("report --watch and --board: give a suite, not a file of records")
+        (_watch if watch else _board)(selection.suite(suite, store), store, port)
     elif records is not None:
         _print(board_of(read_records(records), records), format_)
     elif format_ == "table":
@@ -135,6 +140,15 @@ def _watch(suite: ResolvedSuite, store: Path, port: int) -> None:
         console.print("Ctrl-C ends the page; the run goes on.", highlight=False)
         with suppress(KeyboardInterrupt):
             server.serve_forever()
+
+
+def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
+    """Becomes TensorBoard on a suite's events."""
+    folder = store / "tensorboard" / suite.name
+    if next(folder.rglob("events.*"), None) is None:
+        raise ConfigError(f"no events of {suite.name} in {store}; run: unlearn run {suite.name}")
+    asked = ("--logdir", str(folder), "--port", str(port))
+    os.execv(sys.executable, [sys.executable, "-m", "tensorboard.main", *asked])
 
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:

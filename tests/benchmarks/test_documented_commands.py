@@ -173,6 +173,7 @@ HUB = "asks a hub: its words are parsed alone"
 EXCEPT = {
     "EleutherAI/gpt-neo-125m": HUB,
     "--watch": "serves until it is ended: its words are parsed alone; test_live asks it",
+    "--board": "serves until it is ended: its words are parsed alone; test_live asks it",
 }
 SLOW = re.compile(r"check --all|attack .*--minutes|--tasks|unlearn site --out|show suites --paper")
 """Twenty processor seconds or more; their own tests are test_checks, test_audit, test_probes,

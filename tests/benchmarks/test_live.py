@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.error
@@ -98,3 +99,26 @@ def test_a_port_that_cannot_be_is_refused_in_a_line(cli, one_line_error, tmp_pat
     assert "65535" in one_line_error(asked)
     asked = cli("report", "--records", tmp_path, "--watch")
     assert "give a suite" in one_line_error(asked)
+
+
+def test_tensorboard_needs_events(tiny_suite, tmp_path, cli, one_line_error):
+    asked = cli("report", tiny_suite(suite="mine"), "--store", tmp_path, "--board")
+    assert "no events of mine" in one_line_error(asked)
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_curves(tiny_suite, tmp_path, spawn):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "tensorboard/mine/gd")) as events:
+        events.add_scalar("loss/forget", 0.5, 1)
+    asked = ("report", tiny_suite(suite="mine"), "--store", tmp_path, "--board", "--port", 0)
+    process = spawn(*asked)
+    try:
+        lines = iter(process.stderr.readline, "")
+        address = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        with urllib.request.urlopen(f"{address}data/runs", timeout=30) as answer:
+            assert json.load(answer) == ["gd"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
