@@ -113,7 +113,17 @@ def test_a_statement_of_other_weights_is_no_lineage(request_):  # noqa: F811
 def test_card_and_page_say_the_same(request_):  # noqa: F811
     statement = apply(request_).statement
     _, front, card = (request_.out / "README.md").read_text().split("---\n", 2)
-    assert yaml.safe_load(front) == {
+    fields = yaml.safe_load(front)
+    (model,) = fields.pop("model-index")
+    assert model["name"] == request_.out.name
+    told = {
+        (result["dataset"]["name"], metric["type"]): metric["value"]
+        for result in model["results"]
+        for metric in result["metrics"]
+    }
+    exact = statement["after"]["forget"]["accuracy"]
+    assert told["forget data of the request", "accuracy"] == round(exact, 4)
+    assert fields == {
         "library_name": "timm",
         "pipeline_tag": "image-classification",
         "tags": ["machine-unlearning", "gd_sine"],

@@ -61,15 +61,15 @@ def factors_of(model):
 
 
 def test_delora_merges_what_its_formula_says(delora, monkeypatch):
-    from stable_forgetting.common.methods import delora as module
+    from stable_forgetting.common.bounded import peft as module
 
-    seen, merge = {}, module.merge_delora
+    seen, merge = {}, module.merge_peft
 
     def noting(model):
         seen.update(factors_of(model))
         return merge(model)
 
-    monkeypatch.setattr(module, "merge_delora", noting)
+    monkeypatch.setattr(module, "merge_peft", noting)
     original, model, task = delora()
     deltas = moved(original, model)
     assert deltas.keys() == seen.keys() and len(deltas) == 4
