@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +100,16 @@ def test_what_is_too_long_is_seen(head, limit, name):
     longest = f"{head}\n" + line * (limit - 1)
     assert oversized(longest) == []
     assert oversized(longest + line) == [f"{name}: {limit + 1} lines"]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_one_package_below_two_megabytes(tmp_path):
+    left_out = shutil.ignore_patterns(".*", "tests", "build", "runs", "*.egg-info", "__pycache__")
+    tree = shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=left_out)
+    how = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, tree)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *how], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 2_000_000
+    with zipfile.ZipFile(wheel) as held:
+        tops = {name.partition("/")[0] for name in held.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"stable_forgetting"}

@@ -132,6 +132,12 @@ CLAIMS: list[tuple[str, str, Callable[[], tuple]]] = [
     (FINDINGS, "it is above 10,000 nats in {} of 100 cells, bounded or not (sweep, n = 5). "
                "The other {} are sine at the highest rate",
      lambda: (diverged(), {4: "four"}[10 - diverged("gd_sine")])),
+    (FINDINGS, "the median retain accuracy is {} % at rate .01 and {} % at rate 1 with the tight "
+               "tanh, {} % and {} % with sine, {} % and {} % with its control, {} % and {} % with "
+               "LoRA.",
+     lambda: tuple(f"{cell(HEAD, 'RA where forgotten', row, rate):.1f}"
+                   for row in ("gd_tanh_tight", "gd_sine", "gd_lora_omega", "gd_lora")
+                   for rate in ("0.01", "1"))),
     (FINDINGS, "In {} of {} tables the two are equal to two decimals.",
      lambda: (readings(SINE).count("same"), len(readings(SINE)))),
     (FINDINGS, "sine is at {} and its control at {}. The largest argument is {}. "

@@ -2,12 +2,14 @@
 
 ``python -m tools.ship STORE SUITE`` copies the tables and pictures as they are.  Of
 ``leaderboard.json`` it keeps what the site and ``compare`` read: metrics of every row
-are in ``leaderboard.csv`` and ``runs.csv`` too.
+are in ``leaderboard.csv`` and ``runs.csv`` too.  Fractions of ``runs.csv`` have six digits, so that
+the wheel stays below two megabytes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +21,8 @@ BULKY = ("gaps", "dynamics", "parts")
 KEPT = ("ag", "ag4")
 MEANS = ("fa", "ra", "ta", "mia")
 """Metrics whose means ``tools.gpu`` sets beside a GPU's."""
+_FRACTION = re.compile(r"(?<![^,\n])-?\d+\.\d+(e[+-]?\d+)?(?![^,\n])")
+"""A cell of a CSV file that is a number with a fraction."""
 
 
 def thin(board: dict[str, Any]) -> dict[str, Any]:
@@ -36,12 +40,19 @@ def thin(board: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in board.items() if key != "audits"}, "rows": rows}
 
 
+def shortened(text: str) -> str:
+    """The same CSV with all fractions at six significant digits."""
+    return _FRACTION.sub(lambda found: repr(float(f"{float(found[0]):.6g}")), text)
+
+
 def ship(store: Path, suite: str) -> Path:
     """Copies a suite's report from a store; the folder among the results."""
     source, target = store / "suites" / suite, RESULTS / suite
     target.mkdir(exist_ok=True)
-    for file in [*source.glob("*.md"), *source.glob("*.csv"), *source.glob("*.svg")]:
+    for file in [*source.glob("*.md"), *source.glob("*.svg"), source / "leaderboard.csv"]:
         shutil.copy(file, target)
+    runs = shortened((source / "runs.csv").read_text("utf-8"))
+    (target / "runs.csv").write_text(runs, encoding="utf-8")
     board = thin(json.loads((source / "leaderboard.json").read_text("utf-8")))
     text = json.dumps(board, separators=(",", ":"))
     (target / "leaderboard.json").write_text(text + "\n", encoding="utf-8")

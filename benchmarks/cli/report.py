@@ -120,12 +120,16 @@ def _named(text: str | None) -> dict[str, str]:
     return {label.strip(): name.strip() for label, _, name in pairs}
 
 
+def _missing(suite: ResolvedSuite, called: str, store: Path) -> str:
+    return f"no records of {suite.name} in {store}; run: unlearn run {called}"
+
+
 def _sections(suite: ResolvedSuite, called: str, store: Path) -> list[Section]:
     """A suite's leaderboard from the store, or as it comes with the project."""
     board = make_leaderboard(suite, StageStore(store))
     if board.records:
         return sections(board)
-    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    missing = _missing(suite, called, store)
     file = shipped_report(suite.name)
     if file is None:
         raise ConfigError(missing)
@@ -153,7 +157,7 @@ def _board(suite: ResolvedSuite, store: Path, port: int) -> None:
 
 def _report(suite: ResolvedSuite, called: str, store: Path, form: str) -> None:
     board = make_leaderboard(suite, StageStore(store))
-    missing = f"no records of {suite.name} in {store}; run: unlearn run {called}"
+    missing = _missing(suite, called, store)
     if board.records:
         _print(board, form)
     elif form == "table":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report.section import Section, Table
 from stable_forgetting.benchmarks.suite.suite import REFERENCES
 from stable_forgetting.common.base.config import did_you_mean
@@ -35,10 +36,11 @@ def main_table(
         raise ConfigError("--main: the report has no table")
     given = [place for place, column in enumerate(table.columns) if column.kind != "mark"]
     places = [0, *(_place(table, column) for column in columns)] if columns else given
-    _known(names, [row[0] for row in table.rows], "row")
+    labels = {row[0]: row[0].removesuffix(READING) for row in table.rows}
+    _known(names, [*labels.values()], "row")
     best = {place: _best(table, place) for place in places[1:]} if bold else {}
     rows = [
-        (names.get(row[0], row[0]), *(_cell(row, place, best) for place in places[1:]))
+        (names.get(labels[row[0]], row[0]), *(_cell(row, place, best) for place in places[1:]))
         for row in table.rows
     ]
     heading = next((section.title for section in sections if section.title), "")

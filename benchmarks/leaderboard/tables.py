@@ -39,6 +39,8 @@ NOTES = {
     "?": "undecided",
 }
 """Mark of a verdict -> its meaning."""
+READING = " (our reading)"
+"""After the label of a row whose method is only our reading of its source."""
 
 
 def main_table(board: Leaderboard) -> Table:
@@ -85,7 +87,7 @@ def main_table(board: Leaderboard) -> Table:
 def _name(row: BoardRow) -> str:
     """The label, and whether the method is only our reading of its source."""
     info = info_of(row.method)
-    return f"{row.label} (our reading)" if info and info.reading else row.label
+    return f"{row.label}{READING}" if info and info.reading else row.label
 
 
 def _reached_cell(row: BoardRow) -> str:

@@ -14,6 +14,7 @@ from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
 from stable_forgetting.benchmarks.leaderboard.picture import Dots, draw
 from stable_forgetting.benchmarks.leaderboard.report import sections
 from stable_forgetting.benchmarks.leaderboard.settings import place_of, row_detail
+from stable_forgetting.benchmarks.leaderboard.tables import READING
 from stable_forgetting.benchmarks.report import html
 from stable_forgetting.benchmarks.report.files import write_files
 from stable_forgetting.benchmarks.report.section import (
@@ -129,7 +130,7 @@ def _linked(report: Sequence[Section], data: Mapping[str, Any]) -> list[Section]
     pieces = list(report)
     for number_, section in enumerate(pieces):
         if isinstance(section.content, Table):
-            names = {row[0]: row[0].removesuffix(" (our reading)") for row in section.content.rows}
+            names = {row[0]: row[0].removesuffix(READING) for row in section.content.rows}
             links = {n: f"#{place_of(label)}" for n, label in names.items() if label in labels}
             pieces[number_] = replace(section, content=replace(section.content, links=links))
             break
