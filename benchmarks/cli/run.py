@@ -26,6 +26,7 @@ from stable_forgetting.benchmarks.cli.rehearse import rehearse_suites
 from stable_forgetting.benchmarks.cli.session import executing, finish, watching
 from stable_forgetting.benchmarks.costs.estimate import estimate_sections, estimates
 from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
+from stable_forgetting.benchmarks.leaderboard.events import export_samples, read_runs
 from stable_forgetting.benchmarks.leaderboard.freeing import free, freeable, told
 from stable_forgetting.benchmarks.leaderboard.fresh import remove_rows
 from stable_forgetting.benchmarks.leaderboard.report import sections
@@ -45,6 +46,7 @@ from stable_forgetting.common.base import processes
 from stable_forgetting.common.base.errors import ConfigError, UserError
 from stable_forgetting.common.protocol.benchmark import Runtime
 from stable_forgetting.common.store.stages import KEY_LENGTH, StageStore
+from stable_forgetting.common.train.tracking import check_tracker, send_runs
 
 SECONDS = 0.5
 """Known time from which a plan says how long it takes."""
@@ -137,6 +139,12 @@ class Way:
         bool,
         typer.Option("--samples", help="Write a page of forgotten samples and models' answers."),
     ] = False
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Send the runs to trackers too, comma-separated: wandb, trackio, mlflow."
+        ),
+    ] = None
     rehearse: Annotated[
         bool,
         typer.Option(
@@ -166,6 +174,7 @@ class Way:
     "unlearn run digits-class --fresh gd_sine",
     "unlearn run digits-class --samples",
     "unlearn run digits-class --free-weights",
+    "unlearn run digits-class --track wandb",
     "unlearn run tofu-llama2-7b-forget10 --rehearse",
     "unlearn run full --rehearse --record rehearsals.json",
     "unlearn run digits-class --stage KEY",
@@ -191,7 +200,7 @@ def run(
     --rehearse tries every row from end to end first. --stage runs a single stage.
     """
     modes = [f"--{name}" for name in ("rehearse", "stage") if getattr(way, name)]
-    extras = ("fresh", "samples", "free_weights")
+    extras = ("fresh", "samples", "free_weights", "track")
     given = [f"--{name.replace('_', '-')}" for name in extras if getattr(way, name)] + modes
     if modes and len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} do not go together; keep one")
@@ -205,6 +214,7 @@ def run(
         _run_stage(suite, way.stage, selection, machine)
     else:
         suites, runtime = selection.suites(suite, machine.store), machine.runtime()
+        trackers = _trackers(way.track)
         if way.fresh:
             _remove_rows(suites, [label.strip() for label in way.fresh.split(",")], runtime)
         failed: dict[str, str] = {}
@@ -214,9 +224,26 @@ def run(
                 board, failed_here = execute(each, runtime, executor, watched)
                 failed |= failed_here
                 show_board(board, runtime, samples=way.samples)
+                _send(board, runtime, trackers)
         if way.free_weights and processes.is_main():
             _free_weights(suites, StageStore(runtime.store))
         finish(failed)
+
+
+def _trackers(given: str | None) -> list[str]:
+    """Names of trackers, each of which is there."""
+    names = [name.strip() for name in given.split(",")] if given else []
+    for name in names:
+        check_tracker(name)
+    return names
+
+
+def _send(board: Leaderboard, runtime: Runtime, trackers: Sequence[str]) -> None:
+    if trackers and processes.is_main():
+        runs = read_runs(board, StageStore(runtime.store))
+        for name in trackers:
+            send_runs(name, board.suite.name, runs)
+            console.print(f"[bold]Tracker[/bold]      {len(runs)} runs sent to {name}")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -260,7 +287,7 @@ def show_board(board: Leaderboard, runtime: Runtime, *, samples: bool = False) -
     """Prints a board, and where everything was written; writes the page of samples if asked."""
     show(console, sections(board))
     if samples and processes.is_main():
-        write_samples(board, runtime)
+        export_samples(board, runtime.store, write_samples(board, runtime))
     written = runtime.store / "suites" / board.suite.name
     folder = short_path(written)
     events = short_path(runtime.store / "tensorboard" / board.suite.name / "summary")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from stable_forgetting.benchmarks.leaderboard.board import Leaderboard
 from stable_forgetting.benchmarks.leaderboard.judge import Judge, finals_of
 from stable_forgetting.benchmarks.pipeline.context import SCALARS
 from stable_forgetting.benchmarks.pipeline.schedule import EVENTS, SEEDS
+from stable_forgetting.benchmarks.report.section import Sample
 from stable_forgetting.common.measure.gaps import gap
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
-from stable_forgetting.common.train.tracking import Run, export_runs, timed_rows
+from stable_forgetting.common.train.tracking import Run, events_writer, export_runs, timed_rows
 
 SUMMARY = "summary"
 """The folder of the runs with means."""
+
+SHOWN = 20
+"""Samples that TensorBoard gets; the page of samples has more."""
 
 
 def export_events(board: Leaderboard, root: Path) -> None:
@@ -30,9 +35,20 @@ def export_events(board: Leaderboard, root: Path) -> None:
     Processes that run one suite together end together, so they write one after the other.
     """
     store, folder = StageStore(root), root / EVENTS / board.suite.name
+    runs = read_runs(board, store)
+    rows: dict[str, list[Run]] = {}
+    for name, run in runs.items():
+        rows.setdefault(name.rpartition("/")[0], []).append(run)
+    means = {name: _mean(name, of_row) for name, of_row in rows.items()}
+    with store.lease(EVENTS, board.suite.name, wait=True):
+        export_runs(folder / SEEDS, runs)
+        export_runs(folder / SUMMARY, means)
+
+
+def read_runs(board: Leaderboard, store: StageStore) -> dict[str, Run]:
+    """``ROW/seed-N`` -> the finished run, with its curves and final values."""
     judge = Judge(board.suite, board.rule, finals_of(board.records))
     runs: dict[str, Run] = {}
-    rows: dict[str, list[Run]] = {}
     for label, record in board.records:
         model = board.stage(label, record).parents["model"]
         done = store.done(model.kind, model.key) or {}
@@ -40,13 +56,37 @@ def export_events(board: Leaderboard, root: Path) -> None:
         log = store.folder(model.kind, model.key) / SCALARS
         name = label if record.replicate == 0 else f"{label}-{record.replicate + 1}"
         about = {"row": label, "seed": record.seed, "method": record.method, **record.params}
-        run = Run(about, _finals(board, judge, record), timed_rows(log, seconds))
-        runs[f"{name}/seed-{record.seed}"] = run
-        rows.setdefault(name, []).append(run)
-    means = {name: _mean(name, of_row) for name, of_row in rows.items()}
-    with store.lease(EVENTS, board.suite.name, wait=True):
-        export_runs(folder / SEEDS, runs)
-        export_runs(folder / SUMMARY, means)
+        runs[f"{name}/seed-{record.seed}"] = Run(
+            about, _finals(board, judge, record), timed_rows(log, seconds)
+        )
+    return runs
+
+
+def export_samples(board: Leaderboard, root: Path, chosen: Sequence[Sample]) -> None:
+    """Writes samples beside the means: the image or the question, and what every row answers."""
+    import numpy as np
+    from PIL import Image
+
+    folder = root / EVENTS / board.suite.name / SUMMARY / "samples"
+    with StageStore(root).lease(EVENTS, board.suite.name, wait=True):
+        writer = events_writer(folder)
+        for sample in chosen[:SHOWN]:
+            tag = f"sample {sample.index}"
+            writer.add_text(tag, _card(sample))
+            if sample.picture:
+                pixels = np.asarray(Image.open(BytesIO(sample.picture)).convert("RGB"))
+                writer.add_image(tag, pixels, dataformats="HWC")
+        writer.close()
+
+
+def _card(sample: Sample) -> str:
+    """A sample in Markdown."""
+    head = [sample.question, f"True answer: {sample.truth}"]
+    lines = ["| row | answer | probability |", "|---|---|---:|"]
+    for row, answer in sample.answers.items():
+        text = answer.text.replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {row} | {text} | {answer.probability:.3f} |")
+    return "\n\n".join([*filter(None, head), "\n".join(lines)])
 
 
 def _finals(board: Leaderboard, judge: Judge, record: RunRecord) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""The one place that writes TensorBoard, and the JSON-lines log beside it.
+"""The one place that writes TensorBoard and other trackers, and the JSON-lines log beside it.
 
 The JSON-lines file in a stage folder is the source; TensorBoard event files are written under a
 readable name (suite / row / seed) and can be replayed from it at any time.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.base.files import write_text
 
 
@@ -31,7 +32,11 @@ class Tracker:
         self._log = log.open("a", encoding="utf-8")
         if torn:  # by a kill: the next row must not be lost with it
             self._log.write("\n")
-        self._board = _writer(board)
+        self._board = None
+        if board is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(board))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records named values at a step; non-finite values are logged as null."""
@@ -130,9 +135,7 @@ def export_runs(root: Path, runs: Mapping[str, Run]) -> None:
     columns = _columns(list(settings.values()))
     tags = list(dict.fromkeys(tag for run in runs.values() for tag in run.metrics))
     for name, run in runs.items():
-        for old in (root / name).glob("events.out.tfevents.*"):
-            old.unlink()
-        writer = _writer(root / name)
+        writer = events_writer(root / name)
         for row in run.curves:
             for tag, value in row.items():
                 if tag not in ("step", "time") and value is not None:
@@ -147,6 +150,49 @@ def export_runs(root: Path, runs: Mapping[str, Run]) -> None:
         writer.close()
 
 
+TRACKERS: Mapping[str, str] = {"mlflow": "run_name", "trackio": "name", "wandb": "name"}
+"""accelerate's tracker -> its argument that names a run."""
+
+
+def check_tracker(name: str) -> None:
+    """Raises :class:`ConfigError` where runs cannot be sent to a tracker."""
+    from accelerate.tracking import get_available_trackers
+
+    if name not in TRACKERS:
+        raise ConfigError(f"no tracker '{name}'; there are: {', '.join(TRACKERS)}")
+    if name not in map(str, get_available_trackers()):
+        raise ConfigError(f"{name} is not installed; run: pip install {name}")
+
+
+def send_runs(tracker: str, project: str, runs: Mapping[str, Run]) -> None:
+    """Sends finished runs to a tracker: config, curves, and the final values at the last step.
+
+    Where they go is the tracker's own setting, such as ``WANDB_MODE`` or ``MLFLOW_TRACKING_URI``.
+
+    Args:
+        tracker: One of :data:`TRACKERS`.
+        project: Its project or experiment.
+        runs: Name -> run.
+    """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    for name, run in runs.items():
+        sent = LOGGER_TYPE_TO_CLASS[tracker](project, **{TRACKERS[tracker]: name})
+        sent.start()
+        sent.store_init_configuration(flat(run.config))
+        last = 0
+        for row in run.curves:
+            last = row["step"]
+            values = {tag: value for tag, value in row.items() if tag not in ("step", "time")}
+            sent.log(_known(values), step=last)
+        sent.log(_known(run.metrics), step=last)
+        sent.finish()
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {tag: value for tag, value in values.items() if value is not None}
+
+
 def _columns(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Column -> a value of its type: the first ones, then those of which there are two values."""
     union: dict[str, Any] = {}
@@ -158,12 +204,13 @@ def _columns(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: union[name] for name in names}
 
 
-def _writer(board: Path | None) -> Any:
-    if board is None:
-        return None
+def events_writer(folder: Path) -> Any:
+    """A TensorBoard writer in the place of what the folder holds."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(board))
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    return SummaryWriter(str(folder))
 
 
 def _add_hparams(

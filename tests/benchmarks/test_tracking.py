@@ -4,17 +4,27 @@ import json
 import math
 import shutil
 import threading
+from io import BytesIO
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from stable_forgetting.benchmarks.leaderboard.derive import make_leaderboard
-from stable_forgetting.benchmarks.leaderboard.events import export_events
+from stable_forgetting.benchmarks.leaderboard.events import (
+    export_events,
+    export_samples,
+    read_runs,
+)
 from stable_forgetting.benchmarks.pipeline.planner import make_plan
+from stable_forgetting.benchmarks.report.section import Answer, Sample
 from stable_forgetting.benchmarks.suite.resolve import load_suite
+from stable_forgetting.common.base.errors import ConfigError
 from stable_forgetting.common.store.records import RunRecord
 from stable_forgetting.common.store.stages import StageStore
+from stable_forgetting.common.train.tracking import check_tracker
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +228,76 @@ def test_processes_of_one_suite_write_one_after_the_other(filled, tmp_path):
         assert other.is_alive() and set(folder.rglob("events.*")) == before
     other.join()
     assert not before & set(folder.rglob("events.*"))
+
+
+def test_trackers_get_config_curves_and_final_values(filled, monkeypatch):
+    """A stand-in for wandb, as accelerate would call it."""
+    from accelerate import tracking as accelerated
+
+    from stable_forgetting.common.train.tracking import send_runs
+
+    sent = {}
+
+    class Recorder:
+        def __init__(self, project, *, name):
+            assert project == "tiny-class"
+            self.rows, self.config = [], None
+            sent[name] = self
+
+        def start(self):
+            self.open = True
+
+        def store_init_configuration(self, values):
+            self.config = values
+
+        def log(self, values, step):
+            assert self.open and None not in values.values()
+            self.rows.append((step, values))
+
+        def finish(self):
+            self.open = False
+
+    monkeypatch.setitem(accelerated.LOGGER_TYPE_TO_CLASS, "wandb", Recorder)
+    board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    runs = read_runs(board, StageStore(filled.store))
+    send_runs("wandb", "tiny-class", runs)
+    assert set(sent) == set(runs) and not any(run.open for run in sent.values())
+    run = sent["gd_sine/seed-1"]
+    assert run.config["method"] == "gd_sine" and run.config["adapter.omega"] == 100
+    steps = [step for step, _ in run.rows]
+    assert steps == [1, 2, 4, 6, 6], "the final values stand at the last step"
+    assert run.rows[-1][1]["final/distance"] == pytest.approx(
+        runs["gd_sine/seed-1"].metrics["final/distance"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("wandbb", "wandb"), ("trackio", "pip install trackio")]
+)
+def test_a_tracker_that_is_not_there_is_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        check_tracker(name)
+
+
+def test_samples_are_images_and_texts_in_tensorboard(filled, tmp_path):
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    picture = BytesIO()
+    Image.fromarray(pixels).save(picture, format="PNG")
+    answers = {"original": Answer("cat", 0.9, 0.9), "gd": Answer("a|b", 0.5, 0.1)}
+    samples = [
+        Sample(7, "", "cat", answers, picture.getvalue()),
+        Sample(8, "Who wrote it?", "Ann", answers),
+    ]
+    board = make_leaderboard(load_suite(str(filled.paths["class"])), StageStore(filled.store))
+    export_samples(board, tmp_path, samples)
+    export_samples(board, tmp_path, samples)  # in the place of what was there
+    (events,) = loaded(tmp_path).values()
+    assert events.Tags()["images"] == ["sample 7"]
+    (image,) = events.Images("sample 7")
+    shown = Image.open(BytesIO(image.encoded_image_string))
+    assert np.array_equal(np.asarray(shown), pixels)
+    (text,) = events.Tensors("sample 8/text_summary")
+    card = text.tensor_proto.string_val[0].decode()
+    assert (
+        "Who wrote it?" in card and "True answer: Ann" in card and "| gd | a\\|b | 0.500 |" in card
+    )
