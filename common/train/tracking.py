@@ -174,8 +174,10 @@ def send_runs(tracker: str, project: str, runs: Mapping[str, Run]) -> None:
         project: Its project or experiment.
         runs: Name -> run.
     """
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    PartialState()  # their logger asks for it
     for name, run in runs.items():
         sent = LOGGER_TYPE_TO_CLASS[tracker](project, **{TRACKERS[tracker]: name})
         sent.start()

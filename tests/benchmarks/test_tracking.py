@@ -232,6 +232,7 @@ def test_processes_of_one_suite_write_one_after_the_other(filled, tmp_path):
 
 def test_trackers_get_config_curves_and_final_values(filled, monkeypatch):
     """A stand-in for wandb, as accelerate would call it."""
+    from accelerate import PartialState
     from accelerate import tracking as accelerated
 
     from stable_forgetting.common.train.tracking import send_runs
@@ -245,6 +246,7 @@ def test_trackers_get_config_curves_and_final_values(filled, monkeypatch):
             sent[name] = self
 
         def start(self):
+            assert PartialState._shared_state, "accelerate's trackers log through it"
             self.open = True
 
         def store_init_configuration(self, values):
