@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | style | bench      everything installs itself into .venv first
+# make demo | test | test-all | check | style | bench | docs      everything installs itself into .venv first
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +9,7 @@ ARGS   ?=
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check style bench theory clean
+.PHONY: help install demo test test-all check style bench theory docs clean
 
 help:
 	@echo "make demo      digits and invented authors: two leaderboards with samples (ARGS=--full: four)"
@@ -19,6 +19,7 @@ help:
 	@echo "make style     format and fix"
 	@echo "make bench     speed of our parts against naive versions and peers"
 	@echo "make theory    the paper's theory, measured (plots)"
+	@echo "make docs      the documentation as a site, in build/docs"
 
 install: $(STAMP)
 
@@ -56,6 +57,11 @@ style: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m tools.perf $(ARGS)
+
+docs: $(STAMP)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/docs
+	@echo "build/docs/index.html"
 
 theory: $(STAMP)
 	@$(BIN)/python -m tools.theory --out runs/theory $(ARGS)
