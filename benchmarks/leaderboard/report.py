@@ -19,6 +19,7 @@ from stable_forgetting.benchmarks.leaderboard.tables import (
     gap_table,
     main_table,
 )
+from stable_forgetting.benchmarks.leaderboard.target import target
 from stable_forgetting.benchmarks.leaderboard.tuning import tuning_sections
 from stable_forgetting.benchmarks.leaderboard.verdicts import verdict_sections
 from stable_forgetting.benchmarks.paper.report import published_sections
@@ -58,6 +59,7 @@ def _of_rows(board: Leaderboard) -> list[Section]:
     gaps = "Signed gaps to Retrain" if any(row.gaps for row in board.rows) else "Distance"
     return [
         Section(content=picture(board), level="full"),
+        Section(content=target(board), level="full"),
         Section(text=(f"Seeds {seeds}. {legend(board)}",), content=main_table(board), tone="muted"),
         Section(
             text=(

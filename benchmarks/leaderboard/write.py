@@ -12,6 +12,7 @@ from stable_forgetting.benchmarks.leaderboard.data import runs_csv, to_csv, to_j
 from stable_forgetting.benchmarks.leaderboard.events import export_events
 from stable_forgetting.benchmarks.leaderboard.picture import picture
 from stable_forgetting.benchmarks.leaderboard.report import sections
+from stable_forgetting.benchmarks.leaderboard.target import target
 from stable_forgetting.benchmarks.report import html, markdown, tex
 from stable_forgetting.benchmarks.report.files import json_text, write_files
 from stable_forgetting.benchmarks.report.section import Picture
@@ -49,8 +50,12 @@ def write_report(board: Leaderboard, root: Path, *, events: bool) -> None:
     if board.sweep is not None:
         files[CELLS] = cells_text(board.sweep)
     store = StageStore(root)
+    paths = trajectory.read_trajectories(board, store)
+    seen = target(board, paths)
+    if seen is not None:
+        files["target.svg"] = seen.svg
     for name, curves, to_svg in (
-        ("trajectory", trajectory.read_trajectories(board, store), trajectory.to_svg),
+        ("trajectory", paths, trajectory.to_svg),
         ("dynamics", trajectory.read_dynamics(board, store), trajectory.dynamics_svg),
     ):
         if curves:
