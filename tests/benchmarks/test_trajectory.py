@@ -33,6 +33,16 @@ def test_rows_that_evaluate_in_training_get_a_trajectory(caplog, tiny_suite, tmp
     lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
     assert len(lines) == 4, "Retrain and gd in two panels"
 
+    # Retrain in the middle: a mark and bars for each other row, and a path where it was evaluated
+    picture = ElementTree.fromstring((folder / "target.svg").read_text())
+    tags = [element.tag.rpartition("}")[2] for element in picture.iter()]
+    assert (tags.count("circle"), tags.count("polyline")) == (3, 1)
+    shown = [e for e in picture.iter() if e.get("class") == "row"]
+    (told,) = [e[0].text for e in shown if e[0].text.startswith("gd:")]
+    assert told == (
+        f"gd: forget {gd['gaps']['fa']['mean']:+.1f}, keep {gd['gaps']['ra']['mean']:+.1f} points"
+    )
+
     # a log that was damaged is named and made again, before a curve comes from it
     logs = (tmp_path / "store" / "stages").glob("unlearn-*/scalars.jsonl")
     log = next(path for path in logs if b"evaluation" in path.read_bytes())
