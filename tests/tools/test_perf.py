@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from stable_forgetting.benchmarks.report.files import write_files
 from tools.perf import __main__ as cli
-from tools.perf import engine, layers, scores, timing, tofu
+from tools.perf import attacks, layers, timing
 from tools.perf.timing import Case
 
 
@@ -108,25 +108,14 @@ def test_peak_is_the_most_that_is_held_at_once():
     assert timing.peak_mb(lambda: None) == 0
 
 
-def test_forwards_and_samples_are_counted_and_the_hook_goes():
-    layer = nn.Linear(3, 2)
-    with timing.forwards_of(layer) as sizes:
-        layer(torch.ones(4, 3))
-        layer(torch.ones(1, 3))
-    layer(torch.ones(7, 3))
-    assert sizes == [4, 1]
-
-
 # What the benchmarks count -----------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "k", "d", "tokens"),
-    [("adapter_layer", 64, 16, 40), ("bounded_quick_fc1_1576", 96, 24, 1576)],
-)
-def test_layer_counts_follow_from_the_shapes(counts, name, k, d, tokens):
-    r, found = 8, counts[name]
+def test_layer_counts_follow_from_the_shapes(counts):
+    assert "bounded_quick_fc1_8_forward" not in counts, "few tokens: no forward alone"
+    k, d, tokens, r = 96, 24, 1576, 8
+    found = counts["bounded_quick_fc1_1576"]
     unit, build = 2 * tokens * k * d / 1e6, 2 * k * d * r / 1e6
     skinny = 2 * tokens * r * (k + d) / 1e6
     products = {
@@ -155,69 +144,9 @@ def test_the_bounded_kernel_peaks_below_lora(counts):
 
 
 @pytest.mark.slow
-def test_few_tokens_have_no_forward_case(counts):
-    assert [name for name in counts if name.endswith("_forward")] == [
-        "bounded_quick_fc1_1576_forward"
-    ]
-
-
-@pytest.mark.slow
-def test_forget_and_retain_share_one_forward(counts):
-    one, two = (counts["difference_digits"][name] for name in (engine.ONE, engine.TWO))
-    assert (one["forwards"], two["forwards"]) == (1, 2)
-    assert one["MFLOP"] < two["MFLOP"]  # the bounded weights are built once
-
-
-@pytest.mark.slow
-def test_the_engine_makes_one_forward_per_step(counts):
-    found = {**counts["engine_loop"], **counts["engine_loop_sine"]}
-    assert {row["forwards/step"] for row in found.values()} == {1.0}
-
-
-@pytest.mark.slow
-def test_evaluation_runs_every_sample_once(counts):
-    found = {name: row["samples"] for name, row in counts["evaluation"].items()}
-    assert found == {scores.ONE: 1200, scores.EACH: 1200 + 2 * 200 + 90}
-
-
-@pytest.mark.slow
 def test_small_attacks_are_left_to_libsvm(counts):
     found = {name: row["samples to libsvm"] for name, row in counts["svc_mia"].items()}
-    assert found[scores.PLAIN] == 5 * 2 * 60 and 0 < found[scores.OURS] < 600  # distinct ones
-
-
-@pytest.mark.slow
-def test_answers_from_drafts_take_fewer_steps(counts):
-    drafted, plain = (counts["tofu_decoding"][name] for name in (tofu.DRAFTED, tofu.PLAIN))
-    assert drafted["decoded tokens"] < 0.5 * plain["decoded tokens"]
-
-
-@pytest.mark.slow
-def test_the_tofu_evaluation_asks_for_less_than_a_pass_per_metric(counts):
-    job, found = tofu.QUICK_COUNTED, counts["tofu_evaluation"]
-    mine, theirs = found[tofu.OURS], found[tofu.NAIVE]
-    assert (theirs["forwards"], theirs["tokeniser calls"]) == _naive(job)
-    assert theirs["decode steps"] == _answered(job) * job.new_tokens
-    answers = sum(rows for part, rows in job.parts.items() if part != "holdout")
-    assert mine["decode steps"] == -(-answers // 128) * job.new_tokens
-
-
-PASSES = {"forget": 9, "retain": 7, "test_real_authors": 4, "test_world_facts": 4, "holdout": 1}
-
-
-def _naive(job) -> tuple[int, int]:
-    """Forwards of a pass per metric, and calls of the tokenizer."""
-    batches = {part: -(-rows // tofu.BATCH) for part, rows in job.parts.items()}
-    samples = sum(rows * (PASSES[p] + (p != "holdout")) for p, rows in job.parts.items())
-    return sum(PASSES[part] * count for part, count in batches.items()), 2 * samples
-
-
-def _answered(job) -> int:
-    return sum(-(-rows // tofu.BATCH) for part, rows in job.parts.items() if part != "holdout")
-
-
-def test_counts_of_the_naive_way_at_forget10s_size_are_the_published_ones():
-    assert _naive(tofu.COUNTED) == (253, 2 * 8685) and 200 * _answered(tofu.COUNTED) == 6800
+    assert found[attacks.PLAIN] == 5 * 2 * 60 and 0 < found[attacks.OURS] < 600  # distinct ones
 
 
 # The report --------------------------------------------------------------------------------------
@@ -234,14 +163,18 @@ def test_all_variants_do_the_same_job_and_every_pair_is_in_the_report(results):
         for pair in result["pairs"]:
             assert f"| {result['name']} | {pair['ours']} / {pair['peer']} |" in text
     limits = [p["goal"] for result in results["cases"] for p in result["pairs"] if p["goal"]]
-    assert sorted(limits) == [0.1, *[0.75] * 4, *[1.05] * 3, *[1.25] * 4]
+    assert sorted(limits) == [0.1, *[0.75] * 3, *[1.05] * 3, *[1.25] * 3]
 
 
 def test_the_command_writes_what_it_measured_and_fails_where_the_jobs_differ(tmp_path, monkeypatch):
-    args = ["--quick", "--only", "svc_mia", "--only", "adapter_layer", "--out", str(tmp_path)]
+    args = ["--quick", "--only", "svc_mia", "--only", "adapter_wide", "--out", str(tmp_path)]
     assert cli.main(args) == 0
     read = json.loads((tmp_path / "perf.json").read_text(), parse_constant=lambda _: 1 / 0)
-    assert [each["name"] for each in read["cases"]] == ["svc_mia", "adapter_layer"]
+    assert [each["name"] for each in read["cases"]] == [
+        "svc_mia",
+        "wide_layer_4_r2",
+        "wide_step_4_r2",
+    ]
     assert read["environment"]["packages"]["torch"]
     wrong = case(checks={"same": (2.0, 1.0)})
     monkeypatch.setitem(cli.BENCHMARKS, "svc_mia", lambda quick: [wrong])
@@ -293,10 +226,7 @@ class MinKProbAttack:
 
 def test_open_unlearning_is_asked_by_its_folder_and_compared(tmp_path, capsys):
     """A stand-in that says 9 to everything is called another job."""
-    for name, text in STAND_IN.items():
-        path = tmp_path / "peer" / "src" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(tmp_path / "peer" / "src", STAND_IN)
     args = ["--quick", "--only", "tofu_peer", "--out", str(tmp_path / "out")]
     assert cli.main([*args, "--peer", str(tmp_path / "peer")]) == 1
     error = capsys.readouterr().err
@@ -330,10 +260,7 @@ def eval_data(data, model, tokenizer): return [{'Min-40%': 9.0} for _ in data]
 
 
 def test_muse_bench_is_asked_by_its_folder_and_compared(tmp_path, capsys):
-    for name, text in MUSE_STAND_IN.items():
-        path = tmp_path / "peer" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(tmp_path / "peer", MUSE_STAND_IN)
     args = ["--quick", "--only", "muse_peer", "--out", str(tmp_path / "out"), "--peer"]
     assert cli.main([*args, str(tmp_path / "peer")]) == 1
     error = capsys.readouterr().err

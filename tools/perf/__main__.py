@@ -19,20 +19,14 @@ from stable_forgetting.common.base.errors import UserError
 from stable_forgetting.common.base.files import write_json, write_text
 from stable_forgetting.common.base.seeding import make_deterministic
 from stable_forgetting.common.store.records import environment
-from tools.perf import engine, layers, muse, peer, scores, tofu, wide
+from tools.perf import attacks, layers, muse, peer, tofu, wide
 from tools.perf.timing import Case, measure
 
 SCHEMA = 2
 BENCHMARKS: dict[str, Callable[[bool], Iterable[Case]]] = {
-    "adapter_layer": layers.adapter_layer,
     "adapter_wide": wide.adapter_wide,
-    "adapter_step": layers.adapter_step,
-    "difference": engine.difference,
-    "engine_loop": engine.loop,
-    "augmentation": engine.augmentation,
-    "evaluation": scores.one_pass,
-    "svc_mia": scores.attacks,
-    "tofu_evaluation": tofu.evaluation,
+    "svc_mia": attacks.attacks,
+    "tofu_decoding": tofu.decoding,
     "bounded_layer": layers.bounded_layer,  # last: it changes the allocator for good
 }
 PEERS: dict[str, Callable[[bool, Path], Iterable[Case]]] = {

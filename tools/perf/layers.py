@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -29,13 +28,10 @@ from stable_forgetting.common.bounded.layer import BoundedLinear, adapted_layers
 from stable_forgetting.vision.models.family import VIT
 from tools.perf.timing import (
     CLASSES,
-    TINY,
     Case,
     Run,
-    ViTSize,
     adamw_step,
     apart,
-    make_vit,
     mflop,
     peak_mb,
     saved_mb,
@@ -173,10 +169,9 @@ def layer_runs(models: Mapping[str, nn.Module], x: Tensor, upstream: Tensor) -> 
     return {name: partial(run, model) for name, model in models.items()}
 
 
-def _layer_case(
-    name: str, models: Mapping[str, nn.Module], d: int, k: int, tokens: int, rank: int = SINE.rank
-) -> tuple[Case, Tensor]:
-    """Forward and backward of one layer ``d -> k``, unchecked, and its input."""
+def _layer_cases(name: str, d: int, k: int, tokens: int, steady: str) -> Iterator[Case]:
+    """Forward and backward of one layer ``d -> k``; with many tokens, its forward too."""
+    models = variants_of(linear(d, k), ONE)
     stream = generator(0, "perf", name)
     x = torch.randn(tokens, d, generator=stream).requires_grad_()
     upstream = torch.randn(tokens, k, generator=stream)
@@ -185,8 +180,17 @@ def _layer_case(
     for key, model in models.items():
         saved = saved_mb(partial(model, x), [x, *model.parameters()])
         counts[key] = {"saved MB": saved, "peak MB": peak_mb(runs[key]), "MFLOP": mflop(runs[key])}
-    title = f"one layer {d} -> {k}, {tokens} tokens, r = {rank}: forward and backward"
-    return Case(name, title, runs, PAIRS, {}, counts, "call"), x
+    title, checks = (
+        f"one layer {d} -> {k}, {tokens} tokens, r = {SINE.rank}",
+        _same_results(models, x),
+    )
+    both = f"{title}: forward and backward{steady}"
+    yield Case(name, both, runs, PAIRS, checks, counts, "call")
+    if tokens >= FORWARD_TOKENS:
+        forward = {key: partial(models[key], x) for key in (OURS_SINE, NAIVE, PEFT)}
+        recorded = f"{title}: forward, graph recorded{steady}"
+        goals = FORWARD_GOALS
+        yield Case(f"{name}_forward", recorded, forward, PAIRS[:2], checks, goals=goals)
 
 
 def _same_results(models: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple[float, float]]:
@@ -204,31 +208,13 @@ def _same_results(models: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple
     return {name: (value, 1e-5) for name, value in checks.items()}
 
 
-def adapter_layer(quick: bool) -> Iterator[Case]:
-    """Forward and backward of one ``mlp.fc1`` of a small ViT."""
-    size = TINY if quick else ViTSize()
-    d, k, tokens = size.dim, 4 * size.dim, size.batch * size.tokens
-    models = variants_of(linear(d, k), ONE)
-    case, x = _layer_case("adapter_layer", models, d, k, tokens)
-    yield replace(case, checks=_same_results(models, x))
-
-
 def bounded_layer(quick: bool) -> Iterator[Case]:
     """Full steps; then layers on an allocator that keeps large blocks, as a GPU's does."""
     yield from _model_steps(quick)
     steady = "" if quick or not steady_allocator() else "; steady allocator"
     for name, (k, d, many) in (QUICK_LAYERS if quick else LAYERS).items():
         for tokens in many:
-            models = variants_of(linear(d, k), ONE)
-            case, x = _layer_case(f"bounded_{name}_{tokens}", models, d, k, tokens)
-            checks = _same_results(models, x)
-            yield replace(case, checks=checks, title=case.title + steady)
-            if tokens >= FORWARD_TOKENS:
-                runs = {key: partial(models[key], x) for key in (OURS_SINE, NAIVE, PEFT)}
-                title = f"{case.title.partition(':')[0]}: forward, graph recorded{steady}"
-                yield Case(
-                    f"{case.name}_forward", title, runs, PAIRS[:2], checks, goals=FORWARD_GOALS
-                )
+            yield from _layer_cases(f"bounded_{name}_{tokens}", d, k, tokens, steady)
 
 
 def steady_allocator() -> bool:
@@ -277,30 +263,22 @@ def _step_case(
     return Case(name, title, runs, PAIRS, checks, counts, "step", goals=STEP_GOALS)
 
 
-def _image_loss(images: int, channels: int, side: int) -> Callable[[nn.Module], Tensor]:
-    stream = generator(0, "perf", "vit")
-    x = torch.randn(images, channels, side, side, generator=stream)
-    labels = torch.randint(0, CLASSES, (images,), generator=stream)
-    return lambda model: F.cross_entropy(model(x), labels)
-
-
-def adapter_step(quick: bool) -> Iterator[Case]:
-    """A step of a small ViT with adapters on all MLP layers."""
-    size = TINY if quick else ViTSize()
-    models = variants_of(make_vit(size), VIT_MLP)
-    loss = _image_loss(size.batch, size.channels, size.image)
-    title = f"training step, adapters on the MLPs: {size}"
-    yield _step_case("adapter_step", title, models, loss, "pos_embed")
-
-
 def _model_steps(quick: bool) -> Iterator[Case]:
     architecture, images = ("test_vit", 2) if quick else ("vit_small_patch16_224", 4)
     with seeded():
         vit: Any = timm.create_model(architecture, num_classes=CLASSES)
-    loss = _image_loss(images, 3, vit.patch_embed.img_size[0])
+    stream, side = generator(0, "perf", "vit"), vit.patch_embed.img_size[0]
+    x = torch.randn(images, 3, side, side, generator=stream)
+    labels = torch.randint(0, CLASSES, (images,), generator=stream)
     title = f"training step, {architecture}, {images} images, adapters on the MLPs"
     models = variants_of(vit, VIT_MLP)
-    yield _step_case("bounded_step_vit_mlp", title, models, loss, "pos_embed")
+    yield _step_case(
+        "bounded_step_vit_mlp",
+        title,
+        models,
+        lambda model: F.cross_entropy(model(x), labels),
+        "pos_embed",
+    )
     width, heads, entries, length = (24, 2, 32, 8) if quick else (768, 12, 4096, 512)
     stream = generator(0, "perf", "gpt_neo")
     words = torch.randint(0, entries, (2, length), generator=stream)
