@@ -42,7 +42,7 @@ class Killer(Finetune):
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 def test_a_short_campaign(tmp_path):
     """Every part but the orphans (tests/benchmarks/test_resume.py), with a few trials each."""
-    parts = "run,audit,sweep,apply,report,power,disk,damage,together,fuzz,hostile"
+    parts = "run,attack,sweep,apply,report,power,disk,damage,together,fuzz,hostile"
     args = ["--seed", "11", "--minutes", "10", "--scale", "0.02", "--only", parts]
     done = subprocess.run(
         [sys.executable, "-m", "tools.faults", *args, "--out", tmp_path],

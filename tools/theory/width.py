@@ -35,7 +35,7 @@ from stable_forgetting.common.base.seeding import derive, generator
 from stable_forgetting.common.bounded.layer import adapted_layers
 from stable_forgetting.vision.config import ModelConfig
 from stable_forgetting.vision.models.build import build_model
-from tools.theory.ascent import ACTIVE, trained
+from tools.theory.mlp import ACTIVE, optimizer_of, trained
 
 ADAPTERS = {"sine": 100.0, "tanh": 100.0, "control": 100.0}
 TARGETS = {"vit": ["blocks.*.mlp.fc*"], "gpt_neo": ["*.mlp.c_fc", "*.mlp.c_proj"]}
@@ -123,7 +123,8 @@ def fit_base(cell: Cell, parts: dict[str, tuple[Tensor, Tensor]]) -> nn.Module:
     batches = draws((inputs, labels), generator(cell.seed, "width", "fit"))
     losses = (loss_of(model, *batch) for batch in islice(batches, FIT_STEPS))
     average = 1.0
-    for loss in trained(model, losses, min(1e-3, 0.1 / cell.width)):
+    optimizer = optimizer_of(model, "adamw", min(1e-3, 0.1 / cell.width))
+    for loss in trained(losses, optimizer):
         average = 0.9 * average + 0.1 * float(loss.detach())
         if average < 0.05:
             break
@@ -155,7 +156,8 @@ def trace(cell: Cell) -> dict[str, Any]:
             each = {name: loss_of(model, *next(draw)) for name, draw in batches.items()}
             yield keep * each["retain"] - forget * each["forget"]
 
-    for step, _ in enumerate(trained(model, losses(), rate, cell.optimizer), 1):
+    optimizer = optimizer_of(model, cell.optimizer, rate)
+    for step, _ in enumerate(trained(losses(), optimizer), 1):
         if step % max(1, cell.steps // 50) == 0:
             logged.append((step, *arguments_of(model)))
     names = ("logged", "largest", "past_half", "past_peak")
