@@ -329,15 +329,6 @@ def test_methods_change_what_they_may_and_read_what_they_declare(trained, result
     assert not hooks, "a hook was left behind"
 
 
-@pytest.mark.parametrize("variant", ["npo", "dpo", "idk", "loku-published", "rmu"])
-def test_methods_are_deterministic(run, results, variant):
-    torch.rand(3)
-    again, other = states(run(variant)[0]), states(run(variant, seed=6)[0])
-    first = states(results[variant][0])
-    assert all(torch.equal(again[key], value) for key, value in first.items())
-    assert any(not torch.equal(other[key], value) for key, value in first.items())
-
-
 def test_directions(text, split, trained, results):
     """Forget loss rises everywhere; a retain term keeps retain better than having none."""
     before = losses(text, split, trained)

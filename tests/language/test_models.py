@@ -79,24 +79,16 @@ def test_the_seed_decides_every_bit_and_the_global_state_stays(kind):
 def test_logits_at_the_labels_are_those_of_the_whole_text(kind, source):
     model = build(kind).eval()
     batch = source.fetch(torch.tensor([0, 3, 20, 30]))
-    with torch.no_grad():
-        got, want = causal_forward(model, batch), full_logits(model, batch)
-    assert got.shape == (*batch.labels.shape, 400)
+    want, seen = full_logits(model, batch), []
+    model.lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    got = causal_forward(model, batch)
+    assert got.shape == seen[0] == (*batch.labels.shape, 400), "the head sees no other positions"
+    assert batch.labels.shape[1] < batch.inputs["input_ids"].shape[1]
+    assert not model.lm_head._forward_pre_hooks, "nothing is left behind"
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert got.abs().max() > 1e-3
-
-
-@each_kind
-def test_the_head_sees_label_positions_only(kind, source):
-    model, seen = build(kind), []
-    model.lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
-    batch = source.fetch(torch.arange(4))
-    causal_forward(model, batch).sum().backward()
-    assert seen == [(*batch.labels.shape, 400)]
-    assert batch.labels.shape[1] < batch.inputs["input_ids"].shape[1]
-    assert not model.lm_head._forward_pre_hooks  # nothing is left behind
-    grads = [p.grad for p in model.parameters()]
-    assert all(grad is not None and torch.isfinite(grad).all() for grad in grads)
+    got.sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 @each_kind
@@ -438,22 +430,11 @@ def test_an_unknown_architecture_needs_targets(tmp_path):
     assert count_targets(mamba, 2, targets=["*.out_proj"])[0] == 2 * (16 + 8)
 
 
-def test_training_a_tied_head_trains_the_embedding():
-    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
-    model = build_model(config, 40, 0)
-    family = family_of("gpt_neo")
-    generator = torch.Generator().manual_seed(0)
-    attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    assert head is embedding and embedding.requires_grad
-
-
 def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
     from stable_forgetting.common.bounded.files import load_adapter, save_adapter
 
-    config = CausalModelConfig(kind="gpt_neo", dim=16, depth=1, heads=2, context=16, tokenizer=300)
     family, ids = family_of("gpt_neo"), torch.arange(8)[None]
-    model = build_model(config, 40, 0).eval()
+    model = build(depth=1).eval()
     generator = torch.Generator().manual_seed(0)
     attach(model, family.mlp, AdapterConfig(rank=2), generator, trainable=family.head)
     with torch.no_grad():
@@ -461,7 +442,7 @@ def test_a_trained_tied_head_comes_back_with_its_adapter(tmp_path):
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     save_adapter(model, tmp_path)
-    again = build_model(config, 40, 0).eval()
+    again = build(depth=1).eval()
     before = again(input_ids=ids).logits
     load_adapter(again, tmp_path)
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
@@ -474,8 +455,7 @@ VOCABULARY = 40
 
 
 def tiny(kind):
-    config = CausalModelConfig(kind=kind, dim=16, depth=1, heads=2, context=16, tokenizer=300)
-    model = build_model(config, VOCABULARY, 0).eval()
+    model = build_model(config(kind, depth=1, context=16), VOCABULARY, 0).eval()
     stream = torch.Generator().manual_seed(0)
     with torch.no_grad():  # a head as wide as that of a trained model, and a shift that counts
         model.get_output_embeddings().weight.normal_(std=0.5, generator=stream)

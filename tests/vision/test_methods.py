@@ -300,20 +300,6 @@ def test_nt_xent_by_hand():
     assert float(nt_xent(features, tau)) == pytest.approx((2 * close + 2 * far) / 4, rel=1e-6)
 
 
-def test_coun_never_reads_forget_data(task_of):
-    """Its task neither gives out the indices, nor does its source allow a fetch of them."""
-    assert METHODS["coun"].info.access == {"retain"}
-    task = task_of("coun")
-    METHODS["coun"](METHODS["coun"].Config(**SHORT)).unlearn(task)
-    assert task.data.violations == []
-    with pytest.raises(AccessError):
-        task.indices("forget")
-    with pytest.raises(AccessError):
-        task.split.parts["forget"]
-    with pytest.raises(AccessError):
-        task.source.fetch(torch.as_tensor(task.family.split("class").parts["forget"]))
-
-
 def test_the_two_views_differ_and_resume(problem):
     """A third-party rewrite of CoUn contrasts a view with itself."""
     source = TwoViews(problem.source(), shift=1, noise=0.1)
