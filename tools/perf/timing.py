@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,22 +115,6 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
 
 
 # Counts ------------------------------------------------------------------------------------------
-
-
-def saved_mb(forward: Callable[[], object], operands: Iterable[Tensor] = ()) -> float:
-    """MB of storages that autograd keeps for the backward pass, those of ``operands`` left out."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in operands}
-    saved: dict[int, Tensor] = {}  # tensors stay alive, so that no address is given out twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()
-    sizes = [t.untyped_storage().nbytes() for at, t in saved.items() if at not in known]
-    del output
-    return sum(sizes) / 1e6
 
 
 def peak_mb(run: Run, device: str = "cpu") -> float:
