@@ -24,9 +24,10 @@ from stable_forgetting.language.data.readers import TextDataConfig, load_corpus
 from stable_forgetting.language.data.source import TextSource
 from stable_forgetting.language.data.templates import make_template
 from stable_forgetting.language.data.tokenizers import train_tokenizer
+from stable_forgetting.language.models import families
 from stable_forgetting.language.models.backbone import causal_forward, last_layers
 from stable_forgetting.language.models.build import blank_model, build_model, load_published
-from stable_forgetting.language.models.families import FAMILIES, CausalFamily, Published, family_of
+from stable_forgetting.language.models.families import FAMILIES, CausalFamily, family_of
 from stable_forgetting.language.models.sizes import completed, count_targets, linear_layers
 from stable_forgetting.language.scenarios import TextScenarioConfig, make_split
 
@@ -289,7 +290,6 @@ def test_one_row_adds_a_family(monkeypatch, source):
         linear_head=True,
         maskable=True,
         tiny=tiny,
-        published=(Published("toy", ("owner/toy",), {**tiny(16, 1, 2), "vocab_size": 400}),),
     )
     with pytest.raises(ConfigError, match=r"no tiny model; known: gpt_neo, llama, mistral, phi"):
         build("qwen3")
@@ -300,6 +300,9 @@ def test_one_row_adds_a_family(monkeypatch, source):
     packed, alone = (teacher_forced(model, pairs, share_prompts=flag) for flag in (True, False))
     torch.testing.assert_close(packed.token_loss, alone.token_loss, rtol=0, atol=1e-5)
     assert count_targets(config("qwen3"), 2)[0] == 2 * 2 * 2 * (16 + 32)
+    toy = ("qwen3", {**tiny(16, 1, 2), "vocab_size": 400})
+    monkeypatch.setitem(families.PUBLISHED, "toy", toy)
+    monkeypatch.setitem(families._SIZE_OF, "owner/toy", "toy")
     assert count_targets(CausalModelConfig(name="owner/toy"), 2)[0] == 2 * 2 * (16 + 32)
 
 
